@@ -16,7 +16,7 @@ from measured import tell
 
 from tests.simulation.farm import CountingJournal, Search
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.core.commands import RecordResult
+from tunemq_scheduler.core.commands import NotifyResult
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 
 
@@ -44,9 +44,9 @@ def turn_us(finished: int) -> float:
         run.loop.step()
     taken: list[float] = []
     while len(taken) < 500:
-        results, begin = run.records.counts[RecordResult], time.perf_counter()
+        results, begin = run.records.counts[NotifyResult], time.perf_counter()
         run.loop.step()
-        if run.records.counts[RecordResult] > results:  # else it was a tick of the clock
+        if run.records.counts[NotifyResult] > results:  # else it was a tick of the clock
             taken.append(time.perf_counter() - begin)
     return median(taken) * 1e6
 

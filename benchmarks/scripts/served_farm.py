@@ -65,12 +65,14 @@ class ServedFarm:
     def submit(self, name: str, code: r.ScriptCode, priority: int = 0) -> None:
         """Queue an experiment."""
         with FarmClient(self.url) as client:
-            client.ask(r.Submit(name=name, code=code, priority=priority), a.Submitted)
+            client.ask(
+                r.SubmitExperiment(name=name, code=code, priority=priority), a.ExperimentSubmitted
+            )
 
     def stop(self, name: str) -> None:
         """Have an experiment stop."""
         with FarmClient(self.url) as client:
-            client.ask(r.Stop(name=name), a.Done)
+            client.ask(r.StopExperiment(name=name), a.RequestDone)
 
     def said(self) -> str:
         """What all of it has said."""

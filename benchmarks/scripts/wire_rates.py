@@ -16,17 +16,17 @@ from redis import Redis
 
 from tests.simulation.large_experiment import metrics, plan_of
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
-from tunemq_scheduler.transport.redis.redis_connection import Command
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.registration import BatchHeader
-from tunemq_workers.broker.event_publisher import Pump
-from tunemq_workers.broker.publisher_messages import Append
+from tunemq_workers.broker.event_publisher import EventPublisher
+from tunemq_workers.broker.publisher_messages import AppendBatches
 
 NODES = 1_250
 KEY = redis_keys.events("e000")
@@ -99,7 +99,7 @@ def assignment() -> str:
     """What a node is told that hosts eight trials, of which one is new."""
     plan = plan_of("e000")
     orders = [
-        m.HostOrder(
+        m.TrialOrder(
             f"e000_{number:05d}",
             1,
             TO_THE_END,
@@ -109,19 +109,21 @@ def assignment() -> str:
         for number in range(8)
     ]
     told = m.Assignment(m.PROTOCOL_VERSION, "node00000.1", 1, 7, tuple(orders), ())
-    return WireSeals().mail("node00000.1", m.encode(told))
+    return SchedulerSigning().mail("node00000.1", m.encode(told))
 
 
-def reply(field: str, value: str) -> Command:
+def reply(field: str, value: str) -> RedisCommand:
     """What sets a field of the scheduler's reply to a node."""
-    (command,) = WireSeals().replies([("HSET", redis_keys.reply("node00000.1"), field, value)])
+    (command,) = SchedulerSigning().replies(
+        [("HSET", redis_keys.reply("node00000.1"), field, value)]
+    )
     return command
 
 
 def measure(redis: Redis, url: str) -> dict[str, object]:
     server = Server(redis)
     pumps = [
-        Pump(parse_address(url), f"node{n:05d}.1", lambda _fact: None, lambda: b"x" * 120)
+        EventPublisher(parse_address(url), f"node{n:05d}.1", lambda _fact: None, lambda: b"x" * 120)
         for n in range(64)
     ]
     for pump in pumps:
@@ -139,7 +141,7 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
     def append(results: int) -> Callable[[int], None]:
         def act(number: int) -> None:
             pumps[0]._looked_at = time.monotonic() + 100  # noqa: SLF001  see above
-            order = Append(KEY, b"g", (batch(number, results),))
+            order = AppendBatches(KEY, b"g", (batch(number, results),))
             pumps[0]._turn(order)  # noqa: SLF001  see above
 
         return act
@@ -167,7 +169,7 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
     keys = [redis_keys.lease(f"node{n:05d}.1") for n in range(NODES)]
     for key in keys:
         redis.set(key, "12:1:7")
-    publisher, payload = Publisher(url), assignment()
+    publisher, payload = CeleryPublisher(url), assignment()
 
     def publish(number: int) -> None:
         publisher.publish("node00000.1", f"node00000.1/{number}", payload)

@@ -17,7 +17,7 @@ from tunemq.stopper import CombinedStopper, Stopper
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.embedded import warm_farms
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.protocol.messages import BlobRef, Environment
 
 pytestmark = pytest.mark.integration
@@ -351,7 +351,7 @@ def test_a_redis_that_cannot_be_reached_says_where_and_for_how_long(url, tmp_pat
     )
     try:
         with refused(
-            url.partition("://")[2].split("/0")[0], r"Tried for \d+\.\d s", of=WireUnavailable
+            url.partition("://")[2].split("/0")[0], r"Tried for \d+\.\d s", of=RedisUnavailable
         ):
             executor.open(plan)
     finally:

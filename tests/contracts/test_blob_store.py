@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stores.object_servers import ObjectServer
 from tunemq_shared.base.errors import BlobCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, TimedOut
+from tunemq_shared.base.retrying import CancelToken, TransferTimedOut
 from tunemq_shared.code.blob_folder import BlobFolder, place_of, read_blob
 from tunemq_shared.code.blob_store import BlobStore, open_blobs, ref_of
 from tunemq_shared.objects.multipart import PART
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_answer_is_tried_until_the_time_is_over(minio, fo
         ref = store.put(b"code")
     away = address.replace(f":{minio.port}", ":1")
     troubles: list[str] = []
-    with open_blobs(away) as store, pytest.raises(TimedOut, match="Gave up after 3 s"):
-        store.fetch(ref, folder, Cancel(3), troubles.append)
+    with open_blobs(away) as store, pytest.raises(TransferTimedOut, match="Gave up after 3 s"):
+        store.fetch(ref, folder, CancelToken(3), troubles.append)
     assert troubles
     assert os.listdir(folder.root) == []

@@ -14,10 +14,10 @@ import pytest
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, Cancelled, in_parallel, retried
+from tunemq_shared.base.retrying import CancelToken, TransferCancelled, in_parallel, retried
 from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.multipart import PART
-from tunemq_shared.objects.object_store import MissingObject, WrongSize
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch
 from tunemq_shared.objects.remote_objects import RemoteObjects
 
 LARGE = 2 * PART + 12345
@@ -40,9 +40,9 @@ def make_file(path: Path, size: int) -> tuple[int, str]:
     return size, hashlib.sha256(data).hexdigest()
 
 
-def put(objects: RemoteObjects, key: str, path: Path, cancel: Cancel | None = None) -> None:
+def put(objects: RemoteObjects, key: str, path: Path, cancel: CancelToken | None = None) -> None:
     size, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
-    objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or Cancel(200))
+    objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or CancelToken(200))
 
 
 class TestObjectStore:
@@ -65,7 +65,7 @@ class TestObjectStore:
 
     def test_more_bytes_than_are_wanted_are_not_read(self, objects):
         objects.put_bytes("a", bytes(100))
-        with pytest.raises(WrongSize, match="at most 99 bytes, got 100"):
+        with pytest.raises(ObjectSizeMismatch, match="at most 99 bytes, got 100"):
             objects.get_bytes("a", limit=99)
 
     @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, LARGE])
@@ -73,7 +73,7 @@ class TestObjectStore:
         make_file(tmp_path / "file", size)
         put(objects, "t/c/file", tmp_path / "file")
         assert [found[:2] for found in objects.list("t/")] == [("t/c/file", size)]
-        objects.get_file("t/c/file", tmp_path / "copy", size=size, cancel=Cancel(200))
+        objects.get_file("t/c/file", tmp_path / "copy", size=size, cancel=CancelToken(200))
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
     @pytest.mark.parametrize("size", [1000, LARGE])
@@ -87,7 +87,7 @@ class TestObjectStore:
         ]
         for changes, message in wrong:
             with pytest.raises(CheckpointCorrupt, match=message):
-                objects.put_file("a", path, cancel=Cancel(200), **changes)
+                objects.put_file("a", path, cancel=CancelToken(200), **changes)
         assert list(objects.list()) == []
         assert objects.abort_uploads(lambda _key: True) == 0
 
@@ -97,15 +97,15 @@ class TestObjectStore:
         put(objects, "a", tmp_path / "file")
         for expected in {size + 1, max(size - 1, 0), size + 2 * PART} - {size}:
             with pytest.raises(CheckpointCorrupt, match=r"expected \d+ bytes|cut short"):
-                objects.get_file("a", tmp_path / "copy", size=expected, cancel=Cancel(200))
+                objects.get_file("a", tmp_path / "copy", size=expected, cancel=CancelToken(200))
             (tmp_path / "copy").unlink()
 
     def test_an_object_that_is_missing_is_said_to_be(self, objects, tmp_path):
-        with pytest.raises(MissingObject, match="nowhere"):
+        with pytest.raises(NoSuchObject, match="nowhere"):
             objects.get_bytes("nowhere", limit=1)
         for size in (1, LARGE):
-            with pytest.raises(MissingObject, match="nowhere"):
-                objects.get_file("nowhere", tmp_path / "copy", size=size, cancel=Cancel(200))
+            with pytest.raises(NoSuchObject, match="nowhere"):
+                objects.get_file("nowhere", tmp_path / "copy", size=size, cancel=CancelToken(200))
             (tmp_path / "copy").unlink()
 
     def test_removing_twice_is_no_error(self, objects):
@@ -130,10 +130,10 @@ class TestObjectStore:
     def test_more_objects_than_one_answer_holds_are_listed(self, objects):
         keys = [f"{n:04d}" for n in range(1100)]
 
-        def put_one(key: str, cancel: Cancel) -> None:
+        def put_one(key: str, cancel: CancelToken) -> None:
             retried(lambda: objects.put_bytes(key, b""), cancel)
 
-        in_parallel(put_one, keys, Cancel(250), at_once=4)
+        in_parallel(put_one, keys, CancelToken(250), at_once=4)
         assert [found.key for found in objects.list()] == keys
 
     @pytest.mark.parametrize("key", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "a\0b"])
@@ -144,7 +144,7 @@ class TestObjectStore:
             lambda: objects.get_bytes(key, limit=1),
             lambda: objects.delete([key]),
             lambda: put(objects, key, tmp_path / "file"),
-            lambda: objects.get_file(key, tmp_path / "copy", size=0, cancel=Cancel(5)),
+            lambda: objects.get_file(key, tmp_path / "copy", size=0, cancel=CancelToken(5)),
         ):
             with pytest.raises(StoreError, match="is not the key of an object"):
                 use()
@@ -159,11 +159,11 @@ class TestObjectStore:
     @pytest.mark.parity(151)
     def test_a_transfer_that_is_called_off_ends_and_leaves_nothing(self, objects, tmp_path):
         make_file(tmp_path / "file", LARGE)
-        cancel = Cancel()
+        cancel = CancelToken()
         cancel.cancel()
-        with pytest.raises(Cancelled):
+        with pytest.raises(TransferCancelled):
             put(objects, "a", tmp_path / "file", cancel)
-        with pytest.raises(Cancelled):
+        with pytest.raises(TransferCancelled):
             objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=cancel)
         assert list(objects.list()) == []
         assert objects.abort_uploads(lambda _key: True) == 0
@@ -200,16 +200,16 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
         monkeypatch.setattr(remote_objects, "failpoint", forget)
         put(objects, "a", tmp_path / "file")
         assert forgotten == [1]
-        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(200))
+        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=CancelToken(200))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
 def test_a_transfer_under_way_can_be_called_off(shared_minio, tmp_path, monkeypatch):
     make_file(tmp_path / "file", 4 * PART)
-    cancel = Cancel()
+    cancel = CancelToken()
     monkeypatch.setattr(remote_objects, "failpoint", lambda _name: cancel.cancel())
     with shared_minio.objects(shared_minio.create_bucket()) as objects:
-        with pytest.raises(Cancelled):
+        with pytest.raises(TransferCancelled):
             put(objects, "a", tmp_path / "file", cancel)
         assert list(objects.list()) == []
         eventually(lambda: not unfinished(objects))

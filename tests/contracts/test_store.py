@@ -1,4 +1,4 @@
-"""What every `Store` promises, run over each implementation.
+"""What every `CheckpointStore` promises, run over each implementation.
 
 An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture, and says
 how to damage what it keeps: a local folder, MinIO, and `tunemq store serve`.
@@ -22,10 +22,10 @@ from tests.support.stores.object_servers import ObjectServer
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError, StoreError
 from tunemq_shared.checkpoints import hashed_copy
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo, make_manifest
-from tunemq_shared.checkpoints.remote_store import RemoteStore
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.remote_store import RemoteCheckpointStore
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.checkpoints.store_sink import StoreSink
 from tunemq_shared.protocol.messages import CheckpointRef
 
@@ -46,7 +46,7 @@ class StoreContract(ABC):
     def with_manifest(self, store: Any, key: str, manifest: bytes) -> str:
         """Make a checkpoint out of a manifest alone; returns the manifest's hash."""
 
-    def test_what_was_put_is_what_is_opened(self, store: Store, source: Path) -> None:
+    def test_what_was_put_is_what_is_opened(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         opened = store.open_checkpoint(KEY, committed.sha256)
         assert contents(opened.path) == contents(source)
@@ -57,7 +57,9 @@ class StoreContract(ABC):
             == sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
         )
 
-    def test_the_manifest_says_what_the_checkpoint_is_of(self, store: Store, source: Path) -> None:
+    def test_the_manifest_says_what_the_checkpoint_is_of(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         state = {"iteration": 5, "time_total_s": 0.1, "big": 2**60, "list": [1, None, "x"]}
         committed = put(store, source, metrics={"loss": 0.5, "bad": math.nan}, state=state)
         manifest = store.open_checkpoint(KEY, committed.sha256).manifest
@@ -69,25 +71,25 @@ class StoreContract(ABC):
         expected = hashlib.sha256((source / "model.bin").read_bytes()).hexdigest()
         assert hashes["model.bin"] == expected
 
-    def test_the_source_may_change_afterwards(self, store: Store, source: Path) -> None:
+    def test_the_source_may_change_afterwards(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         (source / "model.bin").write_bytes(b"next")
         (source / "deep" / "er" / "state").unlink()
         assert store.open_checkpoint(KEY, committed.sha256)
 
-    def test_an_empty_folder_is_a_checkpoint(self, store: Store, tmp_path: Path) -> None:
+    def test_an_empty_folder_is_a_checkpoint(self, store: CheckpointStore, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         committed = put(store, tmp_path / "empty")
         assert contents(store.open_checkpoint(KEY, committed.sha256).path) == {}
 
-    def test_a_key_is_never_written_twice(self, store: Store, source: Path) -> None:
+    def test_a_key_is_never_written_twice(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         with pytest.raises(StoreError, match=f"{KEY} is there already"):
             put(store, source)
         assert store.open_checkpoint(KEY, committed.sha256)
 
     def test_checkpoints_are_listed_until_they_are_deleted(
-        self, store: Store, source: Path
+        self, store: CheckpointStore, source: Path
     ) -> None:
         assert store.list_checkpoints() == []
         keys = [f"{name}-000001" for name in ("a/checkpoint_1", "a/checkpoint_2", "b/checkpoint_1")]
@@ -100,14 +102,16 @@ class StoreContract(ABC):
             store.open_checkpoint(keys[1], "0" * 64)
 
     @pytest.mark.parity(111)
-    def test_deleting_what_is_not_there_is_no_error(self, store: Store, source: Path) -> None:
+    def test_deleting_what_is_not_there_is_no_error(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         store.delete_checkpoint(KEY)
         put(store, source)
         store.delete_checkpoint(KEY)
         store.delete_checkpoint(KEY)
         assert store.list_checkpoints() == []
 
-    def test_a_deleted_key_may_be_written(self, store: Store, source: Path) -> None:
+    def test_a_deleted_key_may_be_written(self, store: CheckpointStore, source: Path) -> None:
         put(store, source)
         store.delete_checkpoint(KEY)
         assert store.open_checkpoint(KEY, put(store, source).sha256)
@@ -131,7 +135,7 @@ class StoreContract(ABC):
         ],
     )
     def test_a_key_that_leads_elsewhere_is_refused(
-        self, store: Store, source: Path, key: str
+        self, store: CheckpointStore, source: Path, key: str
     ) -> None:
         for use in (
             lambda: put(store, source, key),
@@ -143,7 +147,9 @@ class StoreContract(ABC):
 
     # --- what may be saved -----------------------------------------------------------------------
 
-    def test_links_inside_become_what_they_point_to(self, store: Store, tmp_path: Path) -> None:
+    def test_links_inside_become_what_they_point_to(
+        self, store: CheckpointStore, tmp_path: Path
+    ) -> None:
         source = tmp_path / "linked"
         (source / "step_3").mkdir(parents=True)
         (source / "step_3" / "weights").write_bytes(b"w")
@@ -155,7 +161,7 @@ class StoreContract(ABC):
         assert not any(found.is_symlink() for found in path.rglob("*"))
 
     def test_a_source_that_is_itself_a_link_is_followed(
-        self, store: Store, source: Path, tmp_path: Path
+        self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "link").symlink_to(source)
         committed = put(store, tmp_path / "link")
@@ -173,7 +179,7 @@ class StoreContract(ABC):
         ],
     )
     def test_other_links_are_refused_by_name(
-        self, store: Store, source: Path, target: str, message: str
+        self, store: CheckpointStore, source: Path, target: str, message: str
     ) -> None:
         (source.parent / "outside").write_bytes(b"secret")
         (source / "bad").symlink_to(target)
@@ -181,25 +187,29 @@ class StoreContract(ABC):
             put(store, source)
         assert store.list_checkpoints() == []
 
-    def test_pipes_and_devices_are_refused_by_name(self, store: Store, source: Path) -> None:
+    def test_pipes_and_devices_are_refused_by_name(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         os.mkfifo(source / "pipe")
         with pytest.raises(
             CheckpointError, match=r"files and folders only, and '.*pipe' is neither"
         ):
             put(store, source)
 
-    def test_what_is_no_folder_is_refused(self, store: Store, source: Path) -> None:
+    def test_what_is_no_folder_is_refused(self, store: CheckpointStore, source: Path) -> None:
         for path in (source / "model.bin", source / "missing"):
             with pytest.raises(CheckpointError, match="must be a folder"):
                 put(store, path)
 
-    def test_state_that_json_cannot_hold_is_refused(self, store: Store, source: Path) -> None:
+    def test_state_that_json_cannot_hold_is_refused(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         with pytest.raises(CheckpointError, match="plain values"):
             put(store, source, state={"a": object()})
         assert store.list_checkpoints() == []
 
     def test_a_file_that_changes_meanwhile_is_found(
-        self, store: Store, source: Path, monkeypatch: pytest.MonkeyPatch
+        self, store: CheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write_all = hashed_copy.write_all
 
@@ -230,14 +240,16 @@ class StoreContract(ABC):
         ],
     )
     def test_damage_is_found_and_named(
-        self, store: Store, source: Path, name: str, content: bytes | None, message: str
+        self, store: CheckpointStore, source: Path, name: str, content: bytes | None, message: str
     ) -> None:
         committed = put(store, source)
         self.damage(store, KEY, name, content)
         with pytest.raises(CheckpointCorrupt, match=f"{KEY}: .*{message}"):
             store.open_checkpoint(KEY, committed.sha256)
 
-    def test_a_flipped_bit_in_a_large_file_is_found(self, store: Store, source: Path) -> None:
+    def test_a_flipped_bit_in_a_large_file_is_found(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         committed = put(store, source)
         spoilt = bytearray((source / "model.bin").read_bytes())
         spoilt[-1] ^= 1
@@ -245,7 +257,9 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match=r"'model.bin' is damaged: expected SHA-256"):
             store.open_checkpoint(KEY, committed.sha256)
 
-    def test_another_hash_than_the_callers_is_refused(self, store: Store, source: Path) -> None:
+    def test_another_hash_than_the_callers_is_refused(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         put(store, source)
         with pytest.raises(CheckpointCorrupt, match="expected SHA-256 " + "0" * 64):
             store.open_checkpoint(KEY, "0" * 64)
@@ -256,7 +270,7 @@ class StoreContract(ABC):
     )
     @pytest.mark.parametrize("field", ["files", "folders"])
     def test_names_that_lead_out_of_the_checkpoint_are_refused(
-        self, store: Store, name: str, field: str
+        self, store: CheckpointStore, name: str, field: str
     ) -> None:
         content = json.loads(make_manifest(info(), (), ()))
         entry = {"name": name, "size": 0, "sha256": hashlib.sha256().hexdigest()}
@@ -275,7 +289,7 @@ class StoreContract(ABC):
         ],
     )
     def test_what_is_no_manifest_is_refused(
-        self, store: Store, changes: dict[str, Any], message: str
+        self, store: CheckpointStore, changes: dict[str, Any], message: str
     ) -> None:
         content = {**json.loads(make_manifest(info(), (), ())), **changes}
         sha256 = self.with_manifest(store, KEY, json.dumps(content).encode())
@@ -283,7 +297,9 @@ class StoreContract(ABC):
             store.open_checkpoint(KEY, sha256)
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 100_000])
-    def test_a_manifest_that_is_no_json_is_refused(self, store: Store, data: bytes) -> None:
+    def test_a_manifest_that_is_no_json_is_refused(
+        self, store: CheckpointStore, data: bytes
+    ) -> None:
         sha256 = self.with_manifest(store, KEY, data)
         with pytest.raises(CheckpointCorrupt, match="is not one"):
             store.open_checkpoint(KEY, sha256)
@@ -291,7 +307,7 @@ class StoreContract(ABC):
     # --- what is taken out of it -----------------------------------------------------------------
 
     def test_the_files_of_a_checkpoint_appear_in_a_folder_of_yours(
-        self, store: Store, source: Path, tmp_path: Path
+        self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source, state={"iteration": 3})
         target = tmp_path / "mine" / "copy"
@@ -302,7 +318,7 @@ class StoreContract(ABC):
         assert [path.name for path in target.parent.iterdir()] == ["copy"]
 
     def test_a_folder_that_is_there_is_not_written_to(
-        self, store: Store, source: Path, tmp_path: Path
+        self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source)
         target = fill(tmp_path / "precious")
@@ -312,7 +328,7 @@ class StoreContract(ABC):
         assert contents(target) == before
 
     def test_nothing_appears_of_a_damaged_checkpoint(
-        self, store: Store, source: Path, tmp_path: Path
+        self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source)
         self.damage(store, KEY, "files/deep/er/state", b"stale")
@@ -321,7 +337,9 @@ class StoreContract(ABC):
             store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine" / "copy")
         assert list((tmp_path / "mine").iterdir()) == []
 
-    def test_a_manifest_is_read_without_the_files(self, store: Store, source: Path) -> None:
+    def test_a_manifest_is_read_without_the_files(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         committed = put(store, source, metrics={"loss": 0.5})
         self.damage(store, KEY, "files/model.bin", None)
         manifest = store.read_manifest(KEY, committed.sha256)
@@ -331,7 +349,7 @@ class StoreContract(ABC):
             store.read_manifest(KEY, "0" * 64)
 
     def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(
-        self, store: Store, source: Path
+        self, store: CheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)
         store.delete_checkpoint(KEY)
@@ -341,7 +359,9 @@ class StoreContract(ABC):
 
     # --- what is collected ------------------------------------------------------------------------
 
-    def test_only_what_nobody_needs_is_collected(self, store: Store, source: Path) -> None:
+    def test_only_what_nobody_needs_is_collected(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         live, busy, forgotten = (f"a/checkpoint_1-00000{n}" for n in (1, 2, 3))
         committed = {key: put(store, source, key) for key in (live, busy, forgotten)}
         collected = store.collect({live: committed[live].sha256}, lambda key: key == busy)
@@ -354,7 +374,7 @@ class StoreContract(ABC):
         assert again == (0, 0)
 
     def test_a_checkpoint_that_is_damaged_is_not_collected(
-        self, store: Store, source: Path
+        self, store: CheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)
         self.damage(store, KEY, "manifest.json", b"{}")
@@ -364,7 +384,7 @@ class StoreContract(ABC):
 
     @pytest.mark.parity(92, 136)
     def test_a_session_saves_and_restores_through_its_sink(
-        self, store: Store, source: Path
+        self, store: CheckpointStore, source: Path
     ) -> None:
         sink = StoreSink(store, "train_0")
         info = CheckpointInfo(
@@ -378,7 +398,7 @@ class StoreContract(ABC):
         assert contents(path) == contents(source)
 
     @pytest.mark.parity(38, 44)
-    def test_a_dict_checkpoint_survives_the_store(self, store: Store) -> None:
+    def test_a_dict_checkpoint_survives_the_store(self, store: CheckpointStore) -> None:
         sink = StoreSink(store, "train_0")
         with Checkpoint.from_dict({"weights": (1, 2)}).as_directory() as folder:
             info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, state={}, metrics={})
@@ -391,24 +411,28 @@ class TestLocalStore(StoreContract):
     """Checkpoints in a local folder."""
 
     @pytest.fixture(params=[True, False], ids=["durable", "quick"])
-    def store(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalStore]:
-        store = LocalStore(tmp_path / "experiment", durable=request.param)
+    def store(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> Iterator[LocalCheckpointStore]:
+        store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
         yield store
         # Whatever a test did, nothing of it is left half done.
         staging = tmp_path / "experiment" / ".staging"
         assert not staging.exists() or not list(staging.iterdir())
 
-    def damage(self, store: LocalStore, key: str, name: str, content: bytes | None) -> None:
+    def damage(
+        self, store: LocalCheckpointStore, key: str, name: str, content: bytes | None
+    ) -> None:
         file = store.root / key / name
         file.unlink() if content is None else file.write_bytes(content)
 
-    def with_manifest(self, store: LocalStore, key: str, manifest: bytes) -> str:
+    def with_manifest(self, store: LocalCheckpointStore, key: str, manifest: bytes) -> str:
         (store.root / key / "files").mkdir(parents=True)
         (store.root / key / "manifest.json").write_bytes(manifest)
         return hashlib.sha256(manifest).hexdigest()
 
     def test_metadata_may_change_after_a_checkpoint_was_saved(
-        self, store: LocalStore, source: Path
+        self, store: LocalCheckpointStore, source: Path
     ) -> None:
         Checkpoint(source).set_metadata({"note": "first"})
         committed = put(store, source)
@@ -421,7 +445,9 @@ class TestLocalStore(StoreContract):
 class RemoteStoreContract(StoreContract):
     """Checkpoints in a place on a server that has other things in it, too."""
 
-    def damage(self, store: RemoteStore, key: str, name: str, content: bytes | None) -> None:
+    def damage(
+        self, store: RemoteCheckpointStore, key: str, name: str, content: bytes | None
+    ) -> None:
         manifest = json.loads(store.objects.get_bytes(f"{key}/manifest.json", limit=2**20))
         hashes = {f"files/{file['name']}": file["sha256"] for file in manifest["files"]}
         at = manifest["objects"][hashes[name]] if name in hashes else f"{key}/{name}"
@@ -430,17 +456,19 @@ class RemoteStoreContract(StoreContract):
         else:
             store.objects.put_bytes(at, content)
 
-    def with_manifest(self, store: RemoteStore, key: str, manifest: bytes) -> str:
+    def with_manifest(self, store: RemoteCheckpointStore, key: str, manifest: bytes) -> str:
         store.objects.put_bytes(f"{key}/manifest.json", manifest)
         return hashlib.sha256(manifest).hexdigest()
 
-    def test_what_is_opened_ends_with_the_store(self, store: RemoteStore, source: Path) -> None:
+    def test_what_is_opened_ends_with_the_store(
+        self, store: RemoteCheckpointStore, source: Path
+    ) -> None:
         opened = store.open_checkpoint(KEY, put(store, source).sha256)
         store.close()
         assert not opened.path.exists()
 
     def test_a_large_file_that_nobody_finished_sending_is_collected(
-        self, store: RemoteStore, source: Path
+        self, store: RemoteCheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)
         client = store.objects._client
@@ -454,7 +482,7 @@ class TestMinio(RemoteStoreContract):
     """Checkpoints in a real MinIO."""
 
     @pytest.fixture
-    def store(self, shared_minio: ObjectServer) -> Iterator[RemoteStore]:
+    def store(self, shared_minio: ObjectServer) -> Iterator[RemoteCheckpointStore]:
         yield from _remote_store(shared_minio)
 
 
@@ -462,11 +490,11 @@ class TestServedFolder(RemoteStoreContract):
     """Checkpoints in a folder that `tunemq store serve` serves."""
 
     @pytest.fixture
-    def store(self, shared_served: ObjectServer) -> Iterator[RemoteStore]:
+    def store(self, shared_served: ObjectServer) -> Iterator[RemoteCheckpointStore]:
         yield from _remote_store(shared_served)
 
 
-def _remote_store(server: ObjectServer) -> Iterator[RemoteStore]:
-    store = RemoteStore(server.objects(server.create_bucket(), "results/experiment"))
+def _remote_store(server: ObjectServer) -> Iterator[RemoteCheckpointStore]:
+    store = RemoteCheckpointStore(server.objects(server.create_bucket(), "results/experiment"))
     yield store
     store.close()

@@ -28,7 +28,7 @@ from tests.deploy.compose_parts import (
 )
 from tests.support.farms.farm_processes import free_port
 from tunemq_scheduler.security.forged_uploads import UNSIGNED, forgeries
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -249,7 +249,7 @@ def test_objects_of_many_parts_go_through_the_proxy_whole(services: Services, tm
         "AWS_SECRET_ACCESS_KEY": secret_key,
     }
     content = bytes(range(256)) * 2**17  # 32 MiB: several parts
-    file, back, cancel = tmp_path / "file", tmp_path / "back", Cancel()
+    file, back, cancel = tmp_path / "file", tmp_path / "back", CancelToken()
     file.write_bytes(content)
     with S3Objects(parse_address("s3://tunemq/farm", environ), environ) as objects:
         sha256 = hashlib.sha256(content).hexdigest()

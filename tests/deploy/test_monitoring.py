@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_scheduler.farm.monitoring.farm_snapshot import (
     BUCKETS_S,
     DiskState,
     FarmSnapshot,
-    HeadState,
-    NodeState,
+    HeadSnapshot,
+    NodeSnapshot,
 )
 from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
-from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -57,7 +57,7 @@ EVERYTHING = FarmSnapshot(
     turns=((0,) * (len(BUCKETS_S) + 1), 0.0),
     is_redis_away=False,
     nodes=(
-        NodeState(
+        NodeSnapshot(
             NodeRow(
                 node="a",
                 incarnation="i",
@@ -65,14 +65,14 @@ EVERYTHING = FarmSnapshot(
                 total={"cpu": 1.0, "licence": 1.0},
                 gpus=(GpuRow(uuid="G", model="M", memory=1),),
             ),
-            NodeVitals("1", 0.5, 1.0, 1.0, 1, 1, 1, (GpuVitals("G", 0.5, 1),)),
+            NodeMetrics("1", 0.5, 1.0, 1.0, 1, 1, 1, (GpuMetrics("G", 0.5, 1),)),
             0.0,
         ),
     ),
     accounts=(OwnerAccount("ada", 0, "gpus", 0, 0, 0), OwnerAccount("ada", 0, "others", 0, 0, 0)),
-    refused=(RefusedRow(kind="hello", reason="unsigned", times=1),),
+    refused=(RejectionRow(kind="hello", reason="unsigned", times=1),),
     store_uses={"e": StoreUse()},
-    head=HeadState(
+    head=HeadSnapshot(
         disks={"results": DiskState(free=1.0, size=2.0, free_inodes=1.0, is_writable=True)},
         certificates={"redis": 1.0},
         backup_at=1.0,

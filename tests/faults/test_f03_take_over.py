@@ -141,7 +141,9 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage,
         config = {"lr": msgspec.msgpack.Ext(PICKLED, pickle.dumps(MakesFolder(trace)))}
         packed = msgspec.msgpack.encode(config)
         with Journal.create(farm.folder / "journal", HEADER) as journal:
-            journal.append([m.Entry(m.ConfigSuggested(0, "abc_00000", packed, "", {"cpu": 1.0}))])
+            journal.append(
+                [m.JournalRecord(m.ConfigSuggested(0, "abc_00000", packed, "", {"cpu": 1.0}))]
+            )
             assert JournalCopy(journal, objects, journal_seal()).close(60)
         start_elsewhere(farm, "--store", storage, *take_over)
         submit_again(farm, "search")

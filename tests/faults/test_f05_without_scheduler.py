@@ -129,7 +129,7 @@ def ends_well(farm: FarmService, within: float = 60.0) -> None:
     farm.wait_for("search", "FINISHED", within)
     farm.check_results("search")
     farm.check_steps("search")
-    strange = farm.events("search", m.HostDied) + farm.events("search", m.NodeLost)
+    strange = farm.events("search", m.TrialProcessDied) + farm.events("search", m.NodeLost)
     assert not strange, f"{strange}{farm}"
 
 

@@ -15,11 +15,11 @@ from tests.support.farms.farm_service import FarmService, farm_service
 from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
 from tests.support.waiting import eventually
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.security.redis_probes import refuse_dangers
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
@@ -160,9 +160,12 @@ def test_f07_scheduler_that_starts_on_a_full_redis_waits_for_room_and_comes_up(t
 
 
 def test_f07_wire_of_a_farm_opened_on_a_full_redis_is_away_until_there_is_room(server: RedisServer):
-    lease = SchedulerLease(server.url, Holder.this_process("farm"))
+    lease = SchedulerLease(server.url, LeaseHolder.this_process("farm"))
     lease.claim(1, _nobody)
-    with closing(lease), closing(NodeWire(server.url, term=lease.term, guard=lease)) as node_wire:
+    with (
+        closing(lease),
+        closing(NodeTransport(server.url, term=lease.term, guard=lease)) as node_wire,
+    ):
         server.client.config_set("maxmemory", "1mb")
         node_wire.open()
         assert any("full" in line for line in node_wire.notes())

@@ -35,8 +35,8 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     farm.proxies[node].heal()
     run.wait_for(m.NodeReturned)
     eventually(lambda: zombie not in farm.family(node), message=run.state)
-    freed = m.HostFreed(run.all_of(m.TrialStarted)[0].trial, 1)
-    eventually(lambda: freed in run.all_of(m.HostFreed), message=run.state)
+    freed = m.SlotFreed(run.all_of(m.TrialStarted)[0].trial, 1)
+    eventually(lambda: freed in run.all_of(m.SlotFreed), message=run.state)
     run.open_gate(700)
     run.ends_well()
 
@@ -50,7 +50,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     assert any("of a former incarnation" in line for line in run.told), run.told
     assert farm.nodes[node].process.poll() is None, "it goes on as a node"
     assert len(run.all_of(m.NodeJoined)) == 2, "and is no new one"
-    assert not run.all_of(m.HostDied)
+    assert not run.all_of(m.TrialProcessDied)
 
 
 def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:

@@ -71,7 +71,7 @@ def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints
         proxy.heal()
         assert search.ends(within=90) == 0, str(search)
         search.is_undisturbed()
-        assert search.all_of(m.TrialFailed) == search.all_of(m.HostDied) == []
+        assert search.all_of(m.TrialFailed) == search.all_of(m.TrialProcessDied) == []
         search.is_whole()
         search.left_nothing_in_the_store()
         search.leaves_nothing()

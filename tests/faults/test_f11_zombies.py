@@ -41,7 +41,7 @@ def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None
 
     assert len(run.all_of(m.NodeReturned)) == 1
     assert farm.nodes[node].process.poll() is None
-    assert not run.all_of(m.HostDied)
+    assert not run.all_of(m.TrialProcessDied)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def a_stopped_scheduler_wakes(tmp_path, seconds: float) -> None:
         os.kill(search.process.pid, signal.SIGCONT)
         assert search.ends(60) == 0, search
         assert not search.all_of(m.NodeLost)
-        assert not search.all_of(m.HostDied)
+        assert not search.all_of(m.TrialProcessDied)
         for done in executed(tmp_path / "executed").values():
             assert done == list(range(1, steps + 1))
 

@@ -239,7 +239,7 @@ from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, pi
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.ipc import messages as r
-from tunemq_scheduler.farm.output.event_streams import Streams
+from tunemq_scheduler.farm.output.event_streams import EventStreams
 from tunemq_shared.broker import redis_keys as wire
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_shared.base.errors import JournalFull
@@ -305,7 +305,7 @@ farm.experiments.save()
 again = DoneRequests(disk / "requests")
 assert all(again.get(f"full{n}") == b"y" * 1000 for n in range(100))
 assert all(again.get(f"before{n}") == b"x" * 10 for n in range(200))
-assert Streams(disk / "streams.json").keys == {}
+assert EventStreams(disk / "streams.json").keys == {}
 found = ExperimentQueue(disk / "experiments")
 print(json.dumps({one.name: str(one.state) for one in found.all()}))
 farm.end()

@@ -27,7 +27,7 @@ from tunemq_scheduler.api.tuner import Tuner
 from tunemq_scheduler.cli.journal_command import EXIT_DAMAGED, check_journal, salvage_journal
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.journal import FILE_NAME, journal_writer
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import SNAPSHOT_SUFFIX, TURNS_SUFFIX
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 
@@ -90,7 +90,7 @@ class Damaged(NamedTuple):
     def cut_between_turns(self) -> None:
         path = self.file(TURNS_SUFFIX)
         with contextlib.suppress(JournalError):
-            os.truncate(path, self.draw.choice([0, *(one.end for one in Frames(path))]))
+            os.truncate(path, self.draw.choice([0, *(one.end for one in JournalFrames(path))]))
 
     def _slice(self) -> tuple[Path, bytes, int, int]:
         path = self.file()
@@ -105,7 +105,7 @@ class Damaged(NamedTuple):
     def doubled_turn(self) -> None:
         path = self.file(TURNS_SUFFIX)
         with contextlib.suppress(JournalError):
-            frame, data = self.draw.choice([*Frames(path)] or [None]), path.read_bytes()
+            frame, data = self.draw.choice([*JournalFrames(path)] or [None]), path.read_bytes()
             if frame is not None:
                 path.write_bytes(data[: frame.end] + data[frame.offset :])
 

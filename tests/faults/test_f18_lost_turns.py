@@ -13,7 +13,7 @@ import tunemq as tune
 from tests.support.searches.searches import results_of, table_of, tuner
 from tunemq_scheduler.api.tuner import Tuner
 from tunemq_scheduler.journal import FILE_NAME
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import turns_file
 from tunemq_scheduler.journal.salvage import salvage
 from tunemq_shared.protocol.messages import ConfigSuggested, TrialFinished, decode_entries
@@ -62,7 +62,7 @@ def check_results(grid: tune.ResultGrid) -> None:
 def place_of(folder: Path, kind: type, number: int) -> int:
     """Where the turn begins that has the event of this kind and number."""
     path = turns_file(folder, 1)
-    for frame in list(Frames(path))[1:]:
+    for frame in list(JournalFrames(path))[1:]:
         number -= sum(isinstance(one.event, kind) for one in decode_entries(frame.payload))
         if number <= 0:
             return frame.offset

@@ -20,9 +20,9 @@ from tests.unit.scheduler.journals import TURNS, State, after, begun, state_of
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import Journal, recover
-from tunemq_scheduler.journal.journal_frames import Frame, Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrame, JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
-from tunemq_scheduler.journal.trial_history import Finished
+from tunemq_scheduler.journal.trial_history import FinishedTrial
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import encode
 
@@ -61,8 +61,8 @@ def cut(path: Path, begin: int, end: int) -> Iterator[int]:
     path.write_bytes(whole)
 
 
-def last_records(path: Path) -> list[Frame]:
-    return list(Frames(path))[-3:]
+def last_records(path: Path) -> list[JournalFrame]:
+    return list(JournalFrames(path))[-3:]
 
 
 def test_f18_a_journal_cut_at_each_byte_of_its_last_three_records_is_a_prefix(
@@ -112,7 +112,7 @@ def test_f18_a_journal_that_was_cut_goes_on_from_the_turn_before(
         shutil.rmtree(copied)
 
 
-def path_end(records: list[Frame], whole: int) -> int:
+def path_end(records: list[JournalFrame], whole: int) -> int:
     """Where a segment ends of whose last three records so many are whole."""
     return [records[0].offset, *(record.end for record in records)][whole]
 
@@ -128,7 +128,7 @@ def test_f18_damage_in_what_was_complete_before_it_counted_is_refused(
     }[name]
     size = path.stat().st_size
     # Of a segment its header, which was there before the snapshot that needs it.
-    end = next(iter(Frames(path))).end if name == "segment" else size
+    end = next(iter(JournalFrames(path))).end if name == "segment" else size
     for one in (cut(path, 0, end), damaged(path, 0, end, all_bits=False)):
         for place in one:
             with pytest.raises(JournalCorrupt, match=str(path)):
@@ -142,7 +142,7 @@ def test_f18_damage_in_what_was_complete_before_it_counted_is_refused(
 def test_f18_what_a_crash_left_behind_the_history_counts_for_nothing(written: Written) -> None:
     path = written.folder / "history"
     size = path.stat().st_size
-    more: list[Finished] = [("t9", b"never over")]
+    more: list[FinishedTrial] = [("t9", b"never over")]
     with open(path, "ab") as file:
         file.write(encode(more))
     assert state_of(recover(written.folder)) == written.states[-1]

@@ -15,7 +15,7 @@ import tunemq as tune
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_scheduler.journal.journal_frames import Frames, pack
+from tunemq_scheduler.journal.journal_frames import JournalFrames, pack
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["ended_searches"]
@@ -275,7 +275,7 @@ def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, t
     space = {"marker": str(tmp_path / "marker")}
     fit(fails_once, space, storage_path=str(tmp_path), name="old")
     (turns,) = (tmp_path / "old" / FILE_NAME).glob("*.turns")
-    turns.write_bytes(b"".join(as_it_was(frame, timestamp) for frame in Frames(turns)))
+    turns.write_bytes(b"".join(as_it_was(frame, timestamp) for frame in JournalFrames(turns)))
     for file in (tmp_path / "old").glob("*/result.json"):
         file.unlink()  # what the files lack is appended from the journal
 

@@ -23,7 +23,7 @@ from tests.support.searches.searches import fit, printed_by, results_of
 from tests.support.waiting import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
 
 __all__ = ["ended_searches", "node", "scheduler", "serve", "server"]
@@ -196,7 +196,9 @@ def reports_without_end(config):
 def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
     # Limits are those of a search: the neighbour is one of another search, which has none.
     starts = {
-        trial: scheduler.start(reports_without_end, trial_number=number, limits=TrialLimits(**most))
+        trial: scheduler.start(
+            reports_without_end, trial_number=number, limits=TrialLimitSpec(**most)
+        )
         for number, (trial, most) in enumerate({"t1": {"trial_s": 4.0}, "t2": {}}.items())
     }
     scheduler.assign(node.incarnation, *(order(trial, start) for trial, start in starts.items()))
@@ -205,13 +207,13 @@ def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
         return sum(event.trial == "t2" for event in scheduler.said(m.ResultReported))
 
     eventually(reported, within=60, message=node.log)
-    eventually(lambda: scheduler.said(m.HostFreed), within=60, message=node.log)
+    eventually(lambda: scheduler.said(m.SlotFreed), within=60, message=node.log)
     before = reported()
     eventually(lambda: reported() > before + 5, within=60, message=node.log)
     (failed,) = scheduler.said(m.TrialFailed)
     assert (failed.trial, failed.kind) == ("t1", "trial_limit")
-    assert [event.trial for event in scheduler.said(m.HostFreed)] == ["t1"]
-    assert not scheduler.said(m.HostDied)
+    assert [event.trial for event in scheduler.said(m.SlotFreed)] == ["t1"]
+    assert not scheduler.said(m.TrialProcessDied)
     assert [event.trial for event in scheduler.said(m.TrialStarted)].count("t2") == 1
 
 
@@ -226,7 +228,7 @@ def kinds_of_failures(journal: Path) -> dict[str, list[str]]:
     for entry in read_entries(journal):
         event = entry.event
         assert not isinstance(event, m.NodeLost)
-        if isinstance(event, m.TrialFailed | m.HostDied):
+        if isinstance(event, m.TrialFailed | m.TrialProcessDied):
             kind = event.kind if isinstance(event, m.TrialFailed) else "died"
             kinds.setdefault(event.trial, []).append(kind)
     return kinds
@@ -313,7 +315,7 @@ def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, bomb):
     host.gone()
     print(f"gone after {time.monotonic() - began:.2f} s")
     assert not left_of(server.root / "trial_0")
-    assert not server.said(m.HostDied, other.name)
+    assert not server.said(m.TrialProcessDied, other.name)
     assert not server.warnings()
 
 

@@ -47,7 +47,7 @@ def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not
     (lost,) = farm.events("search", m.NodeLost)
     assert lost.is_dead  # it said goodbye: nobody waited for its lease to run out
     assert len(farm.events("search", m.TrialPaused)) == 2
-    assert not farm.events("search", m.HostDied)
+    assert not farm.events("search", m.TrialProcessDied)
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
     assert max(repeated) <= 5
 

@@ -105,7 +105,7 @@ def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(sta
     (search.folder / "stop").touch()
     families.are_gone(began, within)
     assert search.ends() == 0
-    assert not search.all_of(m.TrialFailed) + search.all_of(m.HostDied)
+    assert not search.all_of(m.TrialFailed) + search.all_of(m.TrialProcessDied)
 
 
 @often_and_strictly
@@ -117,7 +117,7 @@ def test_families_end_when_the_processes_of_their_trials_are_killed(start, withi
         os.kill(pid, signal.SIGKILL)
     families.are_gone(began, within)
     assert search.ends() == 0
-    assert len(search.all_of(m.HostDied)) == len(FOUND)
+    assert len(search.all_of(m.TrialProcessDied)) == len(FOUND)
 
 
 @pytest.mark.soak

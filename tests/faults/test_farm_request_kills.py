@@ -70,7 +70,7 @@ def ask_across_a_kill(server: RedisServer, folder: Path, failpoint: str, request
     announced.folder = folder
     announced.announce(server.client)
     first = Scheduler(server.url, folder, failpoint)
-    found: list[a.Answer | BaseException] = []
+    found: list[a.FarmAnswer | BaseException] = []
 
     def ask() -> None:
         try:
@@ -93,9 +93,9 @@ def ask_across_a_kill(server: RedisServer, folder: Path, failpoint: str, request
 
 @pytest.mark.parametrize("failpoint", OF_SUBMISSIONS)
 def test_a_submission_is_queued_once_whenever_the_scheduler_dies(server, tmp_path, failpoint):
-    request = r.Submit(name="exp", code=CODE, is_made_up=True)
+    request = r.SubmitExperiment(name="exp", code=CODE, is_made_up=True)
 
-    outcome = ask_across_a_kill(server, tmp_path, failpoint, request, a.Submitted)
+    outcome = ask_across_a_kill(server, tmp_path, failpoint, request, a.ExperimentSubmitted)
 
     assert outcome.name == "exp"
     queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
@@ -110,8 +110,10 @@ def test_an_experiment_is_removed_whenever_the_scheduler_dies(server, tmp_path, 
     queue.add("exp", owner="ann", code=CODE)
     queue.move("exp", a.ExperimentState.STOPPED)
 
-    outcome = ask_across_a_kill(server, tmp_path, failpoint, r.Remove(name="exp"), a.Done)
+    outcome = ask_across_a_kill(
+        server, tmp_path, failpoint, r.RemoveExperiment(name="exp"), a.RequestDone
+    )
 
     # Where it was removed already nobody knows that it was this request that did it.
-    assert isinstance(outcome, a.Done) or "there is no experiment 'exp'" in str(outcome)
+    assert isinstance(outcome, a.RequestDone) or "there is no experiment 'exp'" in str(outcome)
     assert ExperimentQueue(tmp_path / ".farm" / "experiments").all() == []

@@ -21,15 +21,15 @@ from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialProcessDied,
     TrialStarted,
 )
 from tunemq_workers.forkservers.forkserver_client import ForkserverLost
-from tunemq_workers.processes.forkserver_messages import Pong
+from tunemq_workers.processes.forkserver_messages import ForkserverPong
 
 __all__ = ["node", "scheduler", "serve", "server"]
 
@@ -109,13 +109,13 @@ def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, 
     forkserver, family = forkserver_and_family(node, scheduler, 2)
     ear = node.ear()
     os.kill(forkserver, signal.SIGKILL)
-    eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=SOON, message=node.log)
+    eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=SOON, message=node.log)
 
     assert not any(map(is_alive, family))
     lost = scheduler.said(TrialFailed)
     assert [event.kind for event in lost] == [FORKSERVER_LOST] * 2
     assert all(f"the forkserver {forkserver} was killed by SIGKILL" in e.error for e in lost)
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
     assert node.ear() == ear
     assert children_of(node.process.pid) == [node.ears()], "no zombie is left either"
 
@@ -127,12 +127,12 @@ def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
     eventually(lambda: scheduler.said(TrialFailed), within=SOON, message=node.log)
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
-    assert scheduler.said(HostFreed)[0].epoch == 1
+    assert scheduler.said(SlotFreed)[0].epoch == 1
 
 
 def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     (forkserver,) = set(children_of(node.process.pid)) - {node.ears()}
     os.kill(forkserver, signal.SIGKILL)
     eventually(lambda: "forkserver.lost" in node.log())
@@ -152,7 +152,7 @@ def test_node_kills_trial_whose_forkserver_is_stopped_within_a_bound(node, sched
 
     scheduler.assign(node.incarnation, guilty)
     eventually(lambda: not is_alive(hosts["t2"]), within=5.0, message=node.log)
-    eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=SOON, message=node.log)
+    eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=SOON, message=node.log)
 
     assert not any(map(is_alive, [*hosts.values(), daemon]))
     (lost,) = scheduler.said(TrialFailed)
@@ -182,7 +182,7 @@ def test_forkserver_that_answers_late_is_not_killed(serve):
     for _ in range(3):
         for _ in range(12):  # as when the node is busy for a minute
             server.client.look()
-        eventually(lambda: server.listen() or server.said(Pong))
+        eventually(lambda: server.listen() or server.said(ForkserverPong))
         server.reports.clear()
 
 

@@ -16,7 +16,7 @@ PUT = """
 import json, os, sys
 from pathlib import Path
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 
 def put(n):
@@ -27,7 +27,7 @@ def put(n):
         return str(error)
 
 disk, source = Path(sys.argv[1]), Path(sys.argv[2])
-store = LocalStore(disk / "experiment", durable=sys.argv[3] == "durable")
+store = LocalCheckpointStore(disk / "experiment", durable=sys.argv[3] == "durable")
 """
 
 FULL = """

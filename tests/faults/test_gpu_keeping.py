@@ -15,11 +15,11 @@ from tests.integration.node_fixtures import scheduler, server
 from tests.support.fake_gpus import FakeGpus, gpu
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     NodeWarned,
     ResultReported,
+    SlotFreed,
     TrialPaused,
+    TrialProcessDied,
     TrialStarted,
     TrialWaits,
 )
@@ -118,8 +118,8 @@ def test_no_host_is_forked_before_the_memory_of_a_killed_one_is_back(gpus):
     pid = gpus.runs("killed")["pid"]
     gpus.fake.change(gpus.a, keeps_memory=True)
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: gpus.said(HostFreed, "killed"), within=30)
-    assert gpus.said(HostDied, "killed")[0].signal == signal.SIGKILL
+    eventually(lambda: gpus.said(SlotFreed, "killed"), within=30)
+    assert gpus.said(TrialProcessDied, "killed")[0].signal == signal.SIGKILL
     gpus.forget("killed")
     gpus.begin("next", gpus.a)
     gpus.begin("beside", gpus.b)
@@ -140,14 +140,14 @@ def test_halves_of_a_gpu_are_given_out_again_when_the_dead_ones_family_is_gone(g
     gpus.begin("killed", gpus.a, 0.5, loads=True)
     killed, stays = gpus.runs("killed"), gpus.runs("stays")
     os.kill(killed["pid"], signal.SIGKILL)
-    eventually(lambda: gpus.said(HostFreed, "killed"), within=30)
+    eventually(lambda: gpus.said(SlotFreed, "killed"), within=30)
     assert not is_alive(killed["loader"])
     gpus.forget("killed")
     gpus.begin("next", gpus.a, 0.5)
     gpus.runs("next")
     assert is_alive(stays["pid"])
     gpus.gate.touch()
-    eventually(lambda: gpus.said(HostFreed, "next") and gpus.said(HostFreed, "stays"), within=30)
+    eventually(lambda: gpus.said(SlotFreed, "next") and gpus.said(SlotFreed, "stays"), within=30)
     assert gpus.withheld() == {}
 
 
@@ -169,7 +169,7 @@ def test_somebody_else_on_a_gpu_is_named_and_who_takes_much_of_it_has_it_withhel
     assert f"not of this farm: process {me} (" in gpus.withheld()[gpus.a]
     gpus.fake.release(gpus.a, me)
     eventually(lambda: gpus.withheld() == {}, within=30)
-    assert not gpus.said(HostFreed, "trial")
+    assert not gpus.said(SlotFreed, "trial")
 
 
 def test_what_breaks_is_withheld_for_good_and_what_a_trial_breaks_is_not(gpus):
@@ -185,8 +185,8 @@ def test_what_breaks_is_withheld_for_good_and_what_a_trial_breaks_is_not(gpus):
     assert "ECC" in gpus.withheld()[gpus.a]
     gpus.fake.change(gpus.a, ecc_uncorrected=0)
     gpus.begin("late", gpus.b)  # the scheduler has not heard yet
-    eventually(lambda: gpus.said(HostFreed, "late"), within=30)
+    eventually(lambda: gpus.said(SlotFreed, "late"), within=30)
     assert gpus.said(TrialPaused, "late")
     assert not gpus.said(TrialStarted, "late")
     assert set(gpus.withheld()) == {gpus.a, gpus.b}
-    assert not gpus.said(HostFreed, "guilty")
+    assert not gpus.said(SlotFreed, "guilty")

@@ -15,7 +15,7 @@ from tests.support.forkserver_driver import alive, serve
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import TrialFailed, TrialFinished, TrialStarted
 from tunemq_workers.forkservers.forkserver_client import ForkserverLost
-from tunemq_workers.processes.forkserver_messages import FamilyGone, HostExited
+from tunemq_workers.processes.forkserver_messages import ProcessExited, ProcessTreeGone
 
 __all__ = ["serve"]
 
@@ -72,7 +72,7 @@ def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serv
 
     assert not any(map(alive, family))
     assert all(map(alive, others))
-    assert not server.said(HostExited, other.name)
+    assert not server.said(ProcessExited, other.name)
 
 
 def hold_shared_memory(config):
@@ -238,7 +238,9 @@ def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
         eventually(server.listen, within=SOON)
 
     assert not any(map(alive, pids))
-    assert not [one for one in lost.value.reports if isinstance(one, HostExited | FamilyGone)]
+    assert not [
+        one for one in lost.value.reports if isinstance(one, ProcessExited | ProcessTreeGone)
+    ]
     assert lost.value.unended == lost.value.hosts == ["h0", "h1"]
     assert not lost.value.is_unusable
 
@@ -288,7 +290,7 @@ def test_a_step_that_holds_the_gil_and_ignores_the_signal_is_killed(serve):
     # shows.
     server.client.kill(other.name)
     other.gone(within=SOON)
-    assert not server.said(HostExited, host.name)
+    assert not server.said(ProcessExited, host.name)
     server.client.kill(host.name)
 
     host.gone(within=SOON)

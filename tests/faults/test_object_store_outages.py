@@ -14,7 +14,12 @@ import pytest
 
 from tests.support.stores.object_servers import ObjectServer, running_minio
 from tests.support.waiting import eventually
-from tunemq_shared.base.retrying import Cancel, Cancelled, StoreUnavailable, TimedOut
+from tunemq_shared.base.retrying import (
+    CancelToken,
+    StoreUnavailable,
+    TransferCancelled,
+    TransferTimedOut,
+)
 from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.s3_objects import S3Objects
@@ -50,7 +55,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def put(objects: S3Objects, file: Path, cancel: Cancel, on_trouble=remote_objects.ignore) -> None:
+def put(
+    objects: S3Objects, file: Path, cancel: CancelToken, on_trouble=remote_objects.ignore
+) -> None:
     data = file.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     objects.put_file("a", file, size=len(data), sha256=sha256, cancel=cancel, on_trouble=on_trouble)
@@ -92,18 +99,18 @@ def test_f21_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
 
     when_half_is_sent(monkeypatch, kill)
     restart = Once(start)
-    put(objects, file, Cancel(150), restart)
+    put(objects, file, CancelToken(150), restart)
     assert "the server cannot be reached" in restart.told[0]
-    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(150))
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=CancelToken(150))
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
     assert list(objects._client.unfinished()) == []
 
 
 def test_f21_a_server_that_was_away_when_a_file_is_read(server, objects, file, tmp_path):
-    put(objects, file, Cancel(150))
+    put(objects, file, CancelToken(150))
     server.kill()
     restart = Once(server.start)
-    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(150), on_trouble=restart)
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=CancelToken(150), on_trouble=restart)
     assert restart.told
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
@@ -113,21 +120,21 @@ def test_a_server_that_stops_answering_in_the_middle_of_a_file(
 ):
     when_half_is_sent(monkeypatch, server.freeze)
     thaw = Once(server.thaw)
-    put(objects, file, Cancel(150), thaw)
+    put(objects, file, CancelToken(150), thaw)
     assert "timed out" in thaw.told[0]
     server.freeze()
     thaw = Once(server.thaw)
-    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(150), on_trouble=thaw)
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=CancelToken(150), on_trouble=thaw)
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
 
 def test_when_its_time_is_over_a_transfer_says_what_kept_it(server, objects, file, tmp_path):
     server.kill()
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # its time begins only then
-    with pytest.raises(TimedOut, match=r"Connection refused.*Gave up after 3 s"):
-        objects.put_file("a", file, size=SIZE, sha256=sha256, cancel=Cancel(3))
-    with pytest.raises(TimedOut, match=r"Connection refused.*Gave up after 3 s"):
-        objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(3))
+    with pytest.raises(TransferTimedOut, match=r"Connection refused.*Gave up after 3 s"):
+        objects.put_file("a", file, size=SIZE, sha256=sha256, cancel=CancelToken(3))
+    with pytest.raises(TransferTimedOut, match=r"Connection refused.*Gave up after 3 s"):
+        objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=CancelToken(3))
 
 
 @pytest.mark.parity(151)
@@ -135,8 +142,8 @@ def test_a_transfer_that_waits_for_the_server_can_be_called_off(
     impatient, server, objects, file, monkeypatch
 ):
     when_half_is_sent(monkeypatch, server.freeze)
-    cancel = Cancel()
-    with pytest.raises(Cancelled):
+    cancel = CancelToken()
+    with pytest.raises(TransferCancelled):
         put(objects, file, cancel, Once(cancel.cancel))
     server.thaw()
     assert list(objects.list()) == []
@@ -161,7 +168,7 @@ def test_small_things_say_at_once_that_the_server_is_away(server, objects):
 MEASURE = """
 import hashlib, os, resource, sys
 from pathlib import Path
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.checkpoints.open_store import open_objects
 
 def peak():
@@ -173,8 +180,8 @@ with file.open("rb") as opened:
 with open_objects(sys.argv[1]) as objects:
     objects.probe()
     before = peak()
-    objects.put_file("a", file, size=size, sha256=sha256, cancel=Cancel(300))
-    objects.get_file("a", file.with_name("copy"), size=size, cancel=Cancel(300))
+    objects.put_file("a", file, size=size, sha256=sha256, cancel=CancelToken(300))
+    objects.get_file("a", file.with_name("copy"), size=size, cancel=CancelToken(300))
 print(peak() - before)
 """
 

@@ -128,7 +128,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: 
     search = run(**options, gate=24)
     search.wait_for(m.ResultReported, step=20)
     os.kill(search.process.pid, signal.SIGINT)
-    search.wait_for(m.Interrupted)
+    search.wait_for(m.RunInterrupted)
     search.open_gate(60)
     assert search.ends() != 0
     search.leaves_nothing()

@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_stops_at_once(start, kind):
     search = start(at_terminal=True, shell=shell, cpus=2, **how)
     pids = begun(search)
     search.type(CTRL_C)
-    search.wait_for(m.Interrupted)
+    search.wait_for(m.RunInterrupted)
     asked = time.monotonic()
     search.type(CTRL_C)
     search.ends()
@@ -170,7 +170,7 @@ def test_a_script_that_catches_ctrl_c_can_search_again(start, times):
     for n in range(times):
         search.type(CTRL_C)
         if n == 0 and times == 2:
-            search.wait_for(m.Interrupted)
+            search.wait_for(m.RunInterrupted)
 
     assert search.ends() == 0, str(search)
     assert search.said.decode().count("2 TERMINATED") == 1, str(search)

@@ -59,7 +59,7 @@ def test_f02_a_trial_that_always_dies_ends_by_its_budget_with_each_death_named(s
         assert f"(death of its process: failure {number} of at most 3" in written
     assert written.count("it is tried again") == 2
     assert "failure 3 of at most 3" in results[1][1]
-    assert len(search.all_of(m.HostDied)) == 3
+    assert len(search.all_of(m.TrialProcessDied)) == 3
     went_on(search, 0)
 
 
@@ -76,7 +76,7 @@ def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_f
     results = results_of(search)
 
     assert [status for status, _ in results] == ["TERMINATED", *["ERROR"] * 6, "TERMINATED"]
-    facts = [*search.all_of(m.TrialFailed), *search.all_of(m.HostDied)]
+    facts = [*search.all_of(m.TrialFailed), *search.all_of(m.TrialProcessDied)]
     for number, (kind, words) in enumerate(named.values(), 1):
         assert words in results[number][1]
         kinds = [

@@ -32,7 +32,7 @@ def seconds_to_stop(search: RunningSearch, number: int, pid: int) -> float:
     """Stop a trial; returns after how many seconds its process was gone and its slot free."""
     asked = time.monotonic()
     search.stop(number)
-    freed = search.wait_for(m.HostFreed, trial=search.trial(number))
+    freed = search.wait_for(m.SlotFreed, trial=search.trial(number))
     assert not is_alive(pid)
     return freed.at - asked
 
@@ -57,7 +57,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
     search.stop(2)
 
     assert search.ends() == 0, str(search)
-    assert not [*search.all_of(m.NodeLost), *search.all_of(m.HostDied)]
+    assert not [*search.all_of(m.NodeLost), *search.all_of(m.TrialProcessDied)]
     assert [step for step, _ in search.recorded(0)] == [1, 2]
     search.journal_gives_the_state()
     search.leaves_nothing()

@@ -53,7 +53,7 @@ def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notice
     assert steps[:8] == once_each(8)
     assert again == list(range(7, 13)), "from the checkpoint of step 6"
     assert gone_after < FAMILY_GONE_WITHIN_S
-    (died,) = search.all_of(m.HostDied)
+    (died,) = search.all_of(m.TrialProcessDied)
     assert (died.pid, died.signal, died.trial) == (killed, signal.SIGKILL, search.trial(1))
     for number in (0, 2):
         assert [step for step, _ in search.steps(number)] == once_each(12)
@@ -105,7 +105,7 @@ def test_trial_whose_forkserver_is_killed_goes_on_although_no_failure_is_allowed
         assert f"the forkserver {forkserver} was killed by SIGKILL" in told
         assert "not counted, for other trials were there" in told
     assert "2 TERMINATED" in search.said.decode()
-    assert not search.all_of(m.HostDied)
+    assert not search.all_of(m.TrialProcessDied)
     search.journal_gives_the_state()
     search.leaves_nothing()
 
@@ -121,7 +121,7 @@ def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property)
         before = len(search.journal.seen)
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        died = search.wait_for(m.HostDied, after=before, trial=trial, epoch=epoch)
+        died = search.wait_for(m.TrialProcessDied, after=before, trial=trial, epoch=epoch)
         known.append(died.at - killed_at)
         result = search.wait_for(m.ResultReported, after=before, trial=trial, epoch=epoch + 1)
         back.append(result.at - killed_at)

@@ -71,7 +71,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
         steps = [step for step, _ in search.steps(number)]
         assert len(steps) - 15 <= 3, steps
     assert [step for step, _ in search.steps(2)] == list(range(1, 16))
-    assert not search.all_of(m.HostDied)
+    assert not search.all_of(m.TrialProcessDied)
     search.leaves_nothing()
 
 
@@ -98,7 +98,7 @@ def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soo
     assert statistics.median(heard_after) < HEARS_AGAIN_WITHIN_S, sorted(heard_after)
     for number in range(2):
         assert [step for step, _ in search.steps(number)] == list(range(1, 61))
-    assert not [*search.all_of(m.HostDied), *search.all_of(m.TrialFailed)]
+    assert not [*search.all_of(m.TrialProcessDied), *search.all_of(m.TrialFailed)]
     all_is_recorded(search, trials=2, steps=60)
     search.leaves_nothing()
 
@@ -115,7 +115,7 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
 
     for number in range(3):
         assert [step for step, _ in search.steps(number)] == list(range(1, 31)), "nobody noticed"
-    assert not [*search.all_of(m.HostDied), *search.all_of(m.NodeLost)]
+    assert not [*search.all_of(m.TrialProcessDied), *search.all_of(m.NodeLost)]
     all_is_recorded(search, trials=3, steps=30)
     search.leaves_nothing()
 

@@ -119,6 +119,6 @@ def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
     assert search.ends() == 0, str(search)
 
     assert search.all_of(m.CheckpointDamaged) == []
-    assert len(search.all_of(m.HostDied)) == 1
+    assert len(search.all_of(m.TrialProcessDied)) == 1
     assert max(search.repeats(), default=0) <= search.save_every, search.repeats()
     search.is_undisturbed()

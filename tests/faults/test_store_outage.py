@@ -44,7 +44,7 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
             "in order, none left out"
         )
         assert {event.epoch for event in committed} == {1}, "no trial had to begin again"
-    assert search.all_of(m.TrialFailed) == search.all_of(m.HostDied) == []
+    assert search.all_of(m.TrialFailed) == search.all_of(m.TrialProcessDied) == []
     search.journal_gives_the_state()
     search.is_whole()
     search.leaves_nothing()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.stores.object_servers import ServedFolder, serving
 from tunemq_scheduler.cli.store_command import BUCKET, INCOMPLETE
-from tunemq_shared.base.retrying import Cancel, TimedOut, in_parallel, retried
+from tunemq_shared.base.retrying import CancelToken, TransferTimedOut, in_parallel, retried
 from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.s3_objects import S3Objects
@@ -55,7 +55,7 @@ def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, obj
     is_over = threading.Event()
     acknowledged: list[int] = []
 
-    def put_all(n: int, cancel: Cancel) -> None:
+    def put_all(n: int, cancel: CancelToken) -> None:
         if n == 0:
             objects.put_file("large", tmp_path / "file", size=LARGE, sha256=sha256, cancel=cancel)
             return
@@ -64,7 +64,7 @@ def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, obj
             acknowledged.append(m)
 
     def put() -> None:
-        in_parallel(put_all, [0, 1, 21, 41], Cancel(240), at_once=4)
+        in_parallel(put_all, [0, 1, 21, 41], CancelToken(240), at_once=4)
         is_over.set()
 
     writer = threading.Thread(target=put)
@@ -86,7 +86,7 @@ def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, obj
         writer.join()
     assert is_over.is_set()
     assert len(list(objects.list("t/"))) == 60
-    objects.get_file("large", tmp_path / "copy", size=LARGE, cancel=Cancel(150))
+    objects.get_file("large", tmp_path / "copy", size=LARGE, cancel=CancelToken(150))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
@@ -117,11 +117,11 @@ def test_f21_a_server_that_is_away_for_a_while_gets_the_rest_of_a_file_later(
         tmp_path / "file",
         size=LARGE,
         sha256=sha256,
-        cancel=Cancel(150),
+        cancel=CancelToken(150),
         on_trouble=start_again,
     )
     assert "the server cannot be reached" in troubles[0]
-    objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(150))
+    objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=CancelToken(150))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
     assert server.incomplete() == []
 
@@ -132,15 +132,17 @@ def test_f10_a_silent_server_is_told_and_what_it_does_later_is_used(server, tmp_
     sha256 = make_file(tmp_path / "file", LARGE)
     with server.objects(BUCKET) as objects:
         server.freeze()
-        with pytest.raises(TimedOut, match=r"timed out.*Gave up after 2 s"):
-            objects.put_file("a", tmp_path / "file", size=LARGE, sha256=sha256, cancel=Cancel(2))
+        with pytest.raises(TransferTimedOut, match=r"timed out.*Gave up after 2 s"):
+            objects.put_file(
+                "a", tmp_path / "file", size=LARGE, sha256=sha256, cancel=CancelToken(2)
+            )
         objects.put_file(
             "a",
             tmp_path / "file",
             size=LARGE,
             sha256=sha256,
-            cancel=Cancel(150),
+            cancel=CancelToken(150),
             on_trouble=lambda _trouble: server.thaw(),
         )
-        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(150))
+        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=CancelToken(150))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()

@@ -17,7 +17,7 @@ EXCUSED: Final = {
     "tunemq_scheduler.output.loggers.json_logger:_write_params": "its own JSON",
     "tunemq_scheduler.search.optuna.optuna_trials:dump_trial": "its own JSON",
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
-    "tunemq_scheduler.transport.desired_state_orders:MailedOrders._host_start": "its own order",
+    "tunemq_scheduler.transport.desired_state_orders:DesiredStateExecutor._host_start": "its own",
     "tunemq_shared.code.bundles:_write": "it writes",
     "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
     # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.
@@ -26,7 +26,7 @@ EXCUSED: Final = {
     # Read by who has just asked for it, of a process of one's own or of a library's reader.
     "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",
     "tunemq_shared.objects.s3_client:S3Client._strange": "the minio client has read it before",
-    "tunemq_scheduler.farm.ipc.experiment_connection:ExperimentLink._answer": "its caller checks",
+    "tunemq_scheduler.farm.ipc.experiment_connection:ExperimentConnection._answer": "checked",
 }
 
 

@@ -27,7 +27,7 @@ from tunemq_shared.base.errors import (
     SearchSpaceError,
     StoreError,
     TrainableError,
-    WireError,
+    TransportError,
 )
 from tunemq_shared.checkpoints import manifest
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
@@ -181,7 +181,7 @@ def of_code(desk: Desk) -> list[Decoder]:
         Decoder(
             "configuration",
             config_packing.peek_config,
-            (WireError,),
+            (TransportError,),
             (
                 config_packing.pack_config({"lr": 0.1, "layers": [1, {"a": None}]}),
                 config_packing.pack_config({"pair": (1, 2), "kind": int}),
@@ -202,7 +202,7 @@ def of_code(desk: Desk) -> list[Decoder]:
                 trainable_blobs.blobs_of(blob(data)),
             ),
             (StoreError, TrainableError),
-            samples_of(trainable_blobs._Shipment),
+            samples_of(trainable_blobs._CodeBlob),
             ("tunemq_shared.trainable.trainable_blobs:_decode",),
         ),
         Decoder(

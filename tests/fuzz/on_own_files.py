@@ -16,14 +16,14 @@ from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.farm.common import run_record
-from tunemq_scheduler.farm.common.run_details import Details
+from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.farm_settings import read_settings
-from tunemq_scheduler.farm.output.event_streams import Streams
-from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
+from tunemq_scheduler.farm.output.event_streams import EventStreams
+from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
 from tunemq_scheduler.farm.service import farm_nodes
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.journal import journal_contents, journal_reader, trial_history
 from tunemq_scheduler.output.callback_states import STATES_FILE, CallbackStates
 from tunemq_scheduler.results.callback import Callback
@@ -66,7 +66,7 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             runner_state.TrialSummary,
         ),
         of_type("tunemq_shared.protocol.messages:decode_entries", messages.decode_entries,
-                list[messages.Entry]),
+                list[messages.JournalRecord]),
         Decoder(
             "done requests",
             lambda data: DoneRequests(desk.written("done", data)),
@@ -76,20 +76,20 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "known output",
-            lambda data: OutputFiles(
+            lambda data: TrialOutputFiles(
                 desk.written("output/.output-known", data).parent, "events", lambda *_: None
             ),
             (),
             (b'[["t",1,"stdout"],[1,5]]\n',),
-            ("tunemq_scheduler.farm.output.trial_output_files:OutputFiles._kept_known",),
+            ("tunemq_scheduler.farm.output.trial_output_files:TrialOutputFiles._kept_known",),
         ),
         Decoder(
             "details",
-            lambda data: (desk.written("details/one", data), Details(desk.folder / "details"))[1]
+            lambda data: (desk.written("details/one", data), RunDetails(desk.folder / "details"))[1]
             .read("one"),
             (),
             samples_of(ExperimentDetail),
-            ("tunemq_scheduler.farm.common.run_details:Details.read",),
+            ("tunemq_scheduler.farm.common.run_details:RunDetails.read",),
         ),
         Decoder(
             "nodes' states",
@@ -102,7 +102,7 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             "queue",
             lambda data: _read_queue(queue, data),
             (JournalError,),
-            samples_of(Entry, as_json=True),
+            samples_of(QueueEntry, as_json=True),
             ("tunemq_scheduler.farm.service.experiment_queue:ExperimentQueue._read",),
         ),
         Decoder(
@@ -121,10 +121,10 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "streams",
-            lambda data: Streams(desk.written("streams", data)),
+            lambda data: EventStreams(desk.written("streams", data)),
             (JournalError,),
             (b'{"search": "tunemq:events:1"}',),
-            ("tunemq_scheduler.farm.output.event_streams:Streams.__init__",),
+            ("tunemq_scheduler.farm.output.event_streams:EventStreams.__init__",),
         ),
         Decoder(
             "callbacks' states",
@@ -167,14 +167,14 @@ def _of_journal(desk: Desk) -> Iterator[Decoder]:
         "payload of a snapshot",
         lambda data: journal_contents.readable(data, journal_reader._decode_snapshot, whole),
         (JournalError,),
-        samples_of(journal_contents.Snapshot),
+        samples_of(journal_contents.JournalSnapshot),
         ("tunemq_scheduler.journal.journal_reader:_decode_snapshot",),
     )
     yield Decoder(
         "payload of a history",
         lambda data: journal_contents.readable(data, trial_history._decode, whole),
         (JournalError,),
-        samples_of(list[trial_history.Finished]),
+        samples_of(list[trial_history.FinishedTrial]),
         ("tunemq_scheduler.journal.trial_history:_decode",),
     )
     for kind in (

@@ -10,12 +10,12 @@ import msgspec
 
 from tests.fuzz.decoder import Decoder, Desk
 from tests.support.keys import key_folder, of_scheduler
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_workers.broker.consumer_messages import NoMail, check_task
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task
+from tunemq_workers.broker.node_signing import NodeSigning
 
 _NODE = "0123456789abcdef"
 _KEY = "tunemq:events:1"
@@ -32,11 +32,11 @@ def of_seals(desk: Desk) -> list[Decoder]:
                 _mail(keys),
                 (),
                 (base64.b64encode(keys.orders.close(b"\x80", b"mail", _NODE.encode())),),
-                ("tunemq_workers.broker.node_signing:NodeSeals.mail",),
+                ("tunemq_workers.broker.node_signing:NodeSigning.mail",),
             ),
             Decoder(
                 f"{how} reply",
-                _of_table(lambda fields, keys=keys: NodeSeals(_NODE, keys).replies(  # type: ignore[misc]
+                _of_table(lambda fields, keys=keys: NodeSigning(_NODE, keys).replies(  # type: ignore[misc]
                     {name.decode(errors="replace"): value for name, value in fields.items()}
                 )),
                 (),
@@ -45,14 +45,14 @@ def of_seals(desk: Desk) -> list[Decoder]:
             ),
             Decoder(
                 f"{how} challenge",
-                lambda data, keys=keys: NodeSeals(_NODE, keys).hear_challenge(data),  # type: ignore[misc]
+                lambda data, keys=keys: NodeSigning(_NODE, keys).hear_challenge(data),  # type: ignore[misc]
                 (),
                 (keys.orders.close(b"0123456789abcdef", b"challenge"),),
                 (),
             ),
             Decoder(
                 f"{how} introduction",
-                _of_table(WireSeals(keys).introduction),
+                _of_table(SchedulerSigning(keys).introduction),
                 (),
                 (
                     _table(**{redis_keys.HELLO.decode(): keys.events.close(b"h", b"hello")}),
@@ -62,7 +62,7 @@ def of_seals(desk: Desk) -> list[Decoder]:
             ),
             Decoder(
                 f"{how} batch",
-                _of_table(lambda fields, keys=keys: WireSeals(keys).batch(_KEY, fields)),  # type: ignore[misc]
+                _of_table(lambda fields, keys=keys: SchedulerSigning(keys).batch(_KEY, fields)),  # type: ignore[misc]
                 (),
                 (
                     _table(
@@ -88,7 +88,7 @@ def of_seals(desk: Desk) -> list[Decoder]:
         Decoder(
             "task of Celery",
             check_task,
-            (NoMail,),
+            (InvalidCeleryMessage,),
             (_task(),),
             (
                 "tunemq_workers.broker.consumer_messages:_task",
@@ -102,9 +102,9 @@ def of_seals(desk: Desk) -> list[Decoder]:
 
 def _mail(keys: LiveKeys) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
-        opened = NodeSeals(_NODE, keys).mail(data)
+        opened = NodeSigning(_NODE, keys).mail(data)
         sealed = base64.b64encode(keys.orders.close(data, b"mail", _NODE.encode()))
-        return opened, NodeSeals(_NODE, keys).mail(sealed)
+        return opened, NodeSigning(_NODE, keys).mail(sealed)
 
     return read
 
@@ -126,7 +126,7 @@ def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes],
 
 def _beside_leases(keys: LiveKeys) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
-        sealer = WireSeals(keys)
+        sealer = SchedulerSigning(keys)
         return (
             sealer.leases({_NODE: data}),
             sealer.leases({_NODE: keys.events.close(data, b"lease", _NODE.encode())}),

@@ -18,16 +18,16 @@ from tunemq_scheduler.farm.common import scheduler_lease
 from tunemq_scheduler.farm.ipc import fork_messages
 from tunemq_scheduler.farm.ipc import ipc_messages as relay
 from tunemq_scheduler.farm.ipc import nonblocking_frames as relay_frames
-from tunemq_scheduler.farm.service.request_entry import KINDS, Unanswerable, decode_entry
+from tunemq_scheduler.farm.service.request_entry import KINDS, InvalidRequest, decode_entry
 from tunemq_scheduler.transport.nodes.registration_checks import read_hello
-from tunemq_shared.base.errors import MetricError, RequestRefused, WireError
+from tunemq_shared.base.errors import MetricError, RequestRejected, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.executables.report_line import Reported
+from tunemq_shared.executables.report_line import ReportCall
 from tunemq_shared.health import node_metrics
 from tunemq_shared.protocol import messages, output_pieces, registration
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_workers.broker import event_validation, redis_client
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.logs import log_messages
@@ -39,7 +39,15 @@ from tunemq_workers.trials import command_queue
 
 _OWN = "0123456789abcdef"
 _ANSWERS = [
-    *(a.Submitted, a.ExperimentList, a.ExperimentDetail, a.LogPage, a.Done, a.Why, a.NodeList),
+    *(
+        a.ExperimentSubmitted,
+        a.ExperimentList,
+        a.ExperimentDetail,
+        a.LogPage,
+        a.RequestDone,
+        a.Explanation,
+        a.NodeList,
+    ),
     a.FarmDescription,
 ]
 
@@ -51,8 +59,8 @@ def of_redis() -> list[Decoder]:
         Decoder(
             "hello",
             read_hello,
-            (WireError,),
-            (hello, *samples_of(registration.NodeHello)),
+            (TransportError,),
+            (hello, *samples_of(registration.NodeRegistration)),
             ("tunemq_shared.protocol.registration:decode_hello",
              "tunemq_scheduler.transport.nodes.registration_checks:_why_unreadable"),
         ),
@@ -66,15 +74,15 @@ def of_redis() -> list[Decoder]:
             node_metrics.decode_vitals,
             UNDECODABLE,
             (
-                *samples_of(node_metrics.NodeVitals),
-                msgspec.msgpack.encode(node_metrics.NodeVitals(load=1.0)),
+                *samples_of(node_metrics.NodeMetrics),
+                msgspec.msgpack.encode(node_metrics.NodeMetrics(load=1.0)),
             ),
             ("tunemq_shared.health.node_metrics:decode_vitals",),
         ),
         of_type(
             "tunemq_shared.protocol.output_pieces:decode",
             output_pieces.decode,
-            output_pieces.OutputPiece,
+            output_pieces.OutputChunk,
         ),
         of_type(
             "tunemq_shared.protocol.messages:decode_node_event",
@@ -94,7 +102,7 @@ def of_redis() -> list[Decoder]:
         Decoder(
             "request entry",
             _entry,
-            (Unanswerable,),
+            (InvalidRequest,),
             _entries(),
             ("tunemq_scheduler.farm.service.request_entry:decode_entry",),
         ),
@@ -102,16 +110,16 @@ def of_redis() -> list[Decoder]:
             Decoder(
                 f"answer {kind.__name__}",
                 lambda data, kind=kind: client._decoded(data, kind),  # type: ignore[misc]
-                (RequestRefused,),
+                (RequestRejected,),
                 samples_of(kind),
                 ("tunemq_scheduler.api.farm_client:_decoded",),
             )
-            for kind in (a.Reply, *_ANSWERS)
+            for kind in (a.FarmReply, *_ANSWERS)
         ),
         Decoder(
             "announcement",
             lambda data: client._decoded(data, a.FarmAnnouncement, is_json=True),
-            (RequestRefused,),
+            (RequestRejected,),
             samples_of(a.FarmAnnouncement, as_json=True),
             ("tunemq_scheduler.api.farm_client:_decoded",),
         ),
@@ -126,7 +134,7 @@ def of_redis() -> list[Decoder]:
             "holder of the scheduler's lease",
             scheduler_lease._holder,
             (),
-            tuple(b"3:a:b:" + one for one in samples_of(scheduler_lease.Holder, as_json=True)),
+            tuple(b"3:a:b:" + one for one in samples_of(scheduler_lease.LeaseHolder, as_json=True)),
             ("tunemq_scheduler.farm.common.scheduler_lease:_holder",),
         ),
         Decoder(
@@ -145,7 +153,7 @@ def of_processes() -> list[Decoder]:
         of_type(
             "tunemq_workers.checkpoints.checkpoint_messages:decode_room",
             checkpoint_messages.decode_room,
-            checkpoint_messages.RoomAnswer,
+            checkpoint_messages.SaveAnswer,
         ),
         of_type(
             "tunemq_workers.checkpoints.checkpoint_messages:decode_fetch",
@@ -173,63 +181,63 @@ def of_processes() -> list[Decoder]:
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_command",
             forkserver_messages.decode_command,
-            forkserver_messages.Command,
+            forkserver_messages.ForkserverCommand,
         ),
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_report",
             forkserver_messages.decode_report,
-            forkserver_messages.Report,
+            forkserver_messages.ForkserverReport,
         ),
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_host_spec",
             forkserver_messages.decode_host_spec,
-            forkserver_messages.HostSpec,
+            forkserver_messages.TrialProcessSpec,
         ),
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_boot",
             forkserver_messages.decode_boot,
-            forkserver_messages.Boot,
+            forkserver_messages.ForkserverOptions,
             as_json=True,
         ),
         of_type(
             "tunemq_workers.trial_process.node_channel:_decode_order",
             node_channel._decode_order,
-            messages.HostOrder,
+            messages.TrialOrder,
         ),
         of_type(
             "tunemq_workers.trials.command_queue:_decode_letter",
             command_queue._decode_letter,
-            command_queue._Letter,
+            command_queue._AssignmentEnvelope,
         ),
         of_type(
             "tunemq_workers.trials.command_queue:_decode_order",
             command_queue._decode_order,
-            messages.HostOrder,
+            messages.TrialOrder,
         ),
         of_type(
             "tunemq_workers.trials.command_queue:_decode_beginning",
             command_queue._decode_beginning,
-            command_queue._OrderBegins,
+            command_queue._OrderPrefix,
         ),
         of_type(
             "tunemq_workers.logs.log_messages:decode_order",
             log_messages.decode_order,
-            log_messages.Order,
+            log_messages.LogOrder,
         ),
         of_type(
             "tunemq_workers.logs.log_messages:decode_answer",
             log_messages.decode_answer,
-            log_messages.Answer,
+            log_messages.LogAnswer,
         ),
         of_type(
             "tunemq_workers.runtime.transfer_messages:decode_order",
             transfers.decode_order,
-            transfers.Order,
+            transfers.TransferOrder,
         ),
         of_type(
             "tunemq_workers.runtime.transfer_messages:decode_answer",
             transfers.decode_answer,
-            transfers.Answer,
+            transfers.TransferAnswer,
         ),
         Decoder(
             "frames of a host",
@@ -237,16 +245,16 @@ def of_processes() -> list[Decoder]:
                 frames.FrameDecoder().feed(data),
                 _in_pieces(frames.FrameDecoder(), data),
             ],
-            (WireError,),
+            (TransportError,),
             (frames.frame(frames.EVENT, b"abc") * 3, frames.frame(frames.IDLE)),
             ("tunemq_workers.runtime.frames:_unpack_header",),
         ),
         Decoder(
             "frames of an experiment",
-            lambda data: _in_pieces(relay_frames.FrameDecoder(), data),
-            (WireError,),
+            lambda data: _in_pieces(relay_frames.IpcFrameDecoder(), data),
+            (TransportError,),
             (b"\0\0\0\3abc" * 3,),
-            ("tunemq_scheduler.farm.ipc.nonblocking_frames:FrameDecoder.feed",),
+            ("tunemq_scheduler.farm.ipc.nonblocking_frames:IpcFrameDecoder.feed",),
         ),
         of_type(
             "tunemq_scheduler.farm.ipc.ipc_messages:decode_for_experiment",
@@ -261,7 +269,7 @@ def of_processes() -> list[Decoder]:
         of_type(
             "tunemq_scheduler.farm.ipc.fork_messages:decode",
             fork_messages.decode,
-            fork_messages.Answer,
+            fork_messages.ForkAnswer,
             refuses=(*UNDECODABLE, OverflowError),
         ),
         Decoder(
@@ -269,7 +277,7 @@ def of_processes() -> list[Decoder]:
             _report,
             (MetricError,),
             (b'{"metrics": {"loss": 1}, "checkpoint": ""}\n',),
-            ("tunemq_shared.executables.report_line:Reported.read",),
+            ("tunemq_shared.executables.report_line:ReportCall.read",),
         ),
     ]
 
@@ -277,7 +285,7 @@ def of_processes() -> list[Decoder]:
 # --- Redis ----------------------------------------------------------------------------------------
 
 
-def _hello() -> registration.NodeHello:
+def _hello() -> registration.NodeRegistration:
     fields: dict[str, Any] = {
         "protocol": messages.PROTOCOL_VERSION,
         "incarnation": _OWN,
@@ -288,7 +296,7 @@ def _hello() -> registration.NodeHello:
         "gpus": (messages.Gpu("GPU-a0", "H200", 1e11),),
         "began": 1e9,
     }
-    return msgspec.structs.replace(Samples(1).of(registration.NodeHello), **fields)
+    return msgspec.structs.replace(Samples(1).of(registration.NodeRegistration), **fields)
 
 
 def _entry(data: bytes) -> object:
@@ -304,7 +312,7 @@ def _entry(data: bytes) -> object:
         try:
             decode_entry(_fields(kind, data), LiveKeys.none(), "0.1", 1e9)
             read += 1
-        except Unanswerable as error:
+        except InvalidRequest as error:
             refused = error
     if not read and refused is not None:
         raise refused
@@ -319,7 +327,7 @@ def _fields(kind: str, body: bytes) -> dict[bytes, bytes]:
         b"owner": b"ada",
         b"kind": kind.encode(),
         b"sent": b"1000000000000",
-        b"body": Seal("").close(body),
+        b"body": MessageSigner("").close(body),
     }
 
 
@@ -351,4 +359,4 @@ def _report(data: bytes) -> object:
     with ours, theirs:
         theirs.sendall(data[:100_000])
         theirs.shutdown(socket.SHUT_WR)
-        return Reported.read(ours)
+        return ReportCall.read(ours)

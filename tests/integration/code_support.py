@@ -14,7 +14,7 @@ from tunemq_scheduler.experiment.code_upload import search_path
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
-from tunemq_shared.protocol.messages import BlobRef, Environment, HostStart
+from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
 from tunemq_shared.trainable.trainable_blobs import blobs_of, ship
 
 #: The node's interpreter and variables, and nothing else.
@@ -38,7 +38,7 @@ def put_bundle(store: str, folder: Path, files: dict[str, str]) -> BlobRef:
 
 
 def put_code(store: str, folder: Path, trainable: Any) -> dict[str, Any]:
-    """A trainable in the store, and nowhere else: the fields of a `HostStart`."""
+    """A trainable in the store, and nowhere else: the fields of a `TrialSpec`."""
     code = ship(trainable, BlobFolder(folder))
     needed = blobs_of(code)
     with open_blobs(store) as blobs:
@@ -61,7 +61,7 @@ def start_apart(
     environment: Environment = BARE,
     config: dict[str, Any] | None = None,
     **how: Any,
-) -> HostStart:
+) -> TrialSpec:
     """How to host a trial on a node that reads nothing but the store."""
     path = search_path("train.py") if bundle is not None else ()
     given = Environment(

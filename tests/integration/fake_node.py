@@ -11,9 +11,9 @@ import redis
 
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.registration import BatchHeader, NodeHello
+from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.node_signing import NodeSigning
 
 
 class FakeNode:
@@ -30,7 +30,7 @@ class FakeNode:
         self.taken = (0, 0)
         self.last = 0
         self._renewals = 0
-        self._seals = NodeSeals(incarnation, self.keys)
+        self._seals = NodeSigning(incarnation, self.keys)
 
     def close(self) -> None:
         self.redis.close()
@@ -45,7 +45,7 @@ class FakeNode:
 
     def say_hello(self, began: float = 0.0) -> None:
         self.renew()
-        hello = NodeHello(
+        hello = NodeRegistration(
             m.PROTOCOL_VERSION,
             self.name,
             self.incarnation,

@@ -30,13 +30,13 @@ from tunemq_shared.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Environment,
-    HostOrder,
-    HostStart,
     NodeEvent,
+    TrialOrder,
+    TrialSpec,
     decode_node_events,
     encode,
 )
-from tunemq_shared.protocol.registration import NodeHello, decode_header, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_header, decode_hello
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.trainable.trainable_blobs import ship
 
@@ -139,7 +139,7 @@ class Scheduler:
         self.client.xgroup_destroy(self.key, "made")
         self.client.set(redis_keys.GENERATION, f"generation {self._generations}")
 
-    def hellos(self) -> list[NodeHello]:
+    def hellos(self) -> list[NodeRegistration]:
         """Who has introduced itself in this generation."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
@@ -159,7 +159,7 @@ class Scheduler:
             if redis_keys.BYE in fields
         ]
 
-    def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> HostStart:
+    def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> TrialSpec:
         """How to host a trial of ``trainable``."""
         number = how.pop("trial_number", 0)
         environment = Environment(sys.executable, (), _VARIABLES, ())
@@ -175,9 +175,9 @@ class Scheduler:
             "environment": environment,
             "store": str(self._folder / "store"),
         }
-        return HostStart(**{**values, **how})
+        return TrialSpec(**{**values, **how})
 
-    def assign(self, incarnation: str, *orders: HostOrder, version: int | None = None) -> int:
+    def assign(self, incarnation: str, *orders: TrialOrder, version: int | None = None) -> int:
         """Publish an assignment; its version, the next one if it is not given."""
         if version is None:
             version = self._versions[incarnation] = self._versions.get(incarnation, 0) + 1
@@ -280,7 +280,7 @@ class Node:
         self.process = subprocess.Popen([
             *command, "--name", "node", "--workdir", str(folder), "--cpus", "2", *more,
         ])  # fmt: skip
-        mine: list[NodeHello] = []
+        mine: list[NodeRegistration] = []
 
         def is_introduced() -> bool:
             mine[:] = [hello for hello in scheduler.hellos() if hello.pid == self.process.pid]
@@ -331,16 +331,16 @@ class Node:
 
 def order(
     trial: str,
-    start: HostStart | None,
+    start: TrialSpec | None,
     *,
     epoch: int = 1,
     run_until: Horizon = TO_THE_END,
     stop: bool = False,
     pause: bool = False,
     kill: bool = False,
-) -> HostOrder:
+) -> TrialOrder:
     """An order for a trial."""
-    return HostOrder(trial, epoch, run_until, stop, start, pause, kill)
+    return TrialOrder(trial, epoch, run_until, stop, start, pause, kill)
 
 
 def children_of(pid: int) -> list[int]:

@@ -14,7 +14,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.protocol import messages as m
@@ -38,7 +38,7 @@ def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.Checkpoi
     (source / "file").write_text(content, encoding="ascii")
     epoch, n = (int(part) for part in key.rpartition("checkpoint_")[2].split("-"))
     info = CheckpointInfo(trial="t_00000", epoch=epoch, n=n, step=step, metrics={}, state={})
-    put = LocalStore(plan.cache).put_checkpoint(key, source, info)
+    put = LocalCheckpointStore(plan.cache).put_checkpoint(key, source, info)
     return m.CheckpointWritten("t_00000", epoch, n, step, key, put.sha256, put.size)
 
 
@@ -106,7 +106,7 @@ def test_what_a_trial_wrote_last_is_committed_when_the_run_died_behind_its_end(
 ) -> None:
     first, last = write(plan, KEY, 4, "4"), write(plan, KEY.replace("-000002", "-000003"), 5, "5")
     runner = left_by_a_run(first)
-    for event in (last, m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)):
+    for event in (last, m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)):
         runner.handle(event)
 
     for fact in adopt_written(runner, plan, lambda _text: None):

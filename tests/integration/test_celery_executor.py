@@ -24,7 +24,7 @@ from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
 from tunemq_scheduler.transport import node_transport
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.transport.nodes import lease_watch
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END, next_result
@@ -140,8 +140,8 @@ def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed
     poll_until(executor, m.BatchRead)
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1)), StopTrial("t2", 1, "inc1")])
     assert joined.read_mail().orders == (
-        m.HostOrder("t1", 1, next_result(1)),
-        m.HostOrder("t2", 1, TO_THE_END, stop=True),
+        m.TrialOrder("t1", 1, next_result(1)),
+        m.TrialOrder("t2", 1, TO_THE_END, stop=True),
     )
 
 
@@ -425,7 +425,7 @@ def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, 
 def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
     executor = CeleryTrialExecutor("redis://:secret@127.0.0.1:1/0", term=1, connect_within=0.3)
 
-    with pytest.raises(WireUnavailable, match=r"127\.0\.0\.1:1.*for (0\.[3-9]|[1-9])") as raised:
+    with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1:1.*for (0\.[3-9]|[1-9])") as raised:
         executor.open(PLAN)
     assert "secret" not in str(raised.value)
     executor.close()
@@ -447,7 +447,7 @@ def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
 def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
     farm.stop()
 
-    with pytest.raises(WireUnavailable, match="keeper process ended"):
+    with pytest.raises(RedisUnavailable, match="keeper process ended"):
         turn_until(executor, lambda: False)
 
 

@@ -17,10 +17,10 @@ from tests.integration.node_fixtures import scheduler, server
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, fork_ear, start_forkserver
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.frames import FrameDecoder
-from tunemq_workers.trials.command_queue import Mailbox
+from tunemq_workers.trials.command_queue import CommandQueue
 
 __all__ = ["scheduler", "server"]
 
@@ -75,7 +75,7 @@ def ear(server: RedisServer, tmp_path: Path) -> Iterator[Ear]:
 
 def test_an_ear_hands_on_mail_unread_and_in_order(ear, scheduler):
     versions = [scheduler.assign("inc") for _ in range(20)]
-    box = Mailbox("inc", NodeSeals("inc"))
+    box = CommandQueue("inc", NodeSigning("inc"))
     for version in versions:
         kind, mail = ear.next()
         assert kind == MAIL

@@ -20,7 +20,7 @@ from tunemq_scheduler.embedded.command_lines import default_cpus, environment
 from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
 from tunemq_scheduler.embedded.redis_server import find_redis_server
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
-from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.base.errors import ConfigError, RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
 
 pytestmark = pytest.mark.integration
@@ -190,7 +190,7 @@ def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
 
     eventually(lambda: not any(process.is_running() for process in services))
     assert "keeper process ended (-9)" in farm.trouble()
-    with pytest.raises(WireUnavailable, match="keeper process ended"):
+    with pytest.raises(RedisUnavailable, match="keeper process ended"):
         farm.wait_until_ready()
     farm.stop()
 

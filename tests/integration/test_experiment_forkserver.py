@@ -27,7 +27,7 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
 from tunemq_scheduler.farm.ipc import experiment_forkservers as forkservers_module
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import watched_process as process_module
-from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,9 @@ def tell(**what):
 class Experiment:
     """One whose script has this body, and what became of it."""
 
-    def __init__(self, forkservers: Forkservers, folder: Path, body: str, **options: Any) -> None:
+    def __init__(
+        self, forkservers: ExperimentForkservers, folder: Path, body: str, **options: Any
+    ) -> None:
         self.folder = folder
         folder.mkdir()
         script = folder / "own.py"
@@ -55,7 +57,9 @@ class Experiment:
         ours, theirs = socket.socketpair()
         self.frames = FrameSocket(ours)
         self.process = forkservers.start(folder, theirs, **options)
-        job = r.Job(name=folder.name, results=str(folder), code=str(script), term=1, prefix="x")
+        job = r.ExperimentJob(
+            name=folder.name, results=str(folder), code=str(script), term=1, prefix="x"
+        )
         self.frames.put(r.encode(job))
         self.frames.flush()
 
@@ -88,7 +92,7 @@ class Experiment:
 
 class Begin(Protocol):
     def __call__(
-        self, forkservers: Forkservers, name: str, body: str, **options: Any
+        self, forkservers: ExperimentForkservers, name: str, body: str, **options: Any
     ) -> Experiment: ...
 
 
@@ -97,7 +101,9 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     """Starts experiments, which end with the test."""
     with ExitStack() as begun:
 
-        def begin(forkservers: Forkservers, name: str, body: str, **options: Any) -> Experiment:
+        def begin(
+            forkservers: ExperimentForkservers, name: str, body: str, **options: Any
+        ) -> Experiment:
             experiment = Experiment(forkservers, tmp_path / name, body, **options)
             begun.callback(experiment.close)
             return experiment
@@ -106,17 +112,17 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 @pytest.fixture(scope="module")
-def usual() -> Iterator[Forkservers]:
-    made = Forkservers("")
+def usual() -> Iterator[ExperimentForkservers]:
+    made = ExperimentForkservers("")
     made.prepare()
     yield made
     made.close()
 
 
 @pytest.fixture
-def forkservers() -> Iterator[Forkservers]:
+def forkservers() -> Iterator[ExperimentForkservers]:
     """For those who kill theirs."""
-    made = Forkservers("")
+    made = ExperimentForkservers("")
     yield made
     made.close()
 
@@ -429,9 +435,9 @@ _SUPERVISOR = """
 import socket, sys, time
 from pathlib import Path
 from tests.integration.test_experiment_forkserver import _SLEEPS, Experiment
-from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
 
-experiment = Experiment(Forkservers(""), Path(sys.argv[1], "search"), _SLEEPS)
+experiment = Experiment(ExperimentForkservers(""), Path(sys.argv[1], "search"), _SLEEPS)
 experiment.told()
 print("it runs", flush=True)
 time.sleep(999)

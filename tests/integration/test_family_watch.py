@@ -1,4 +1,4 @@
-"""`FamilyWatch` on real processes, without control groups: what it says of their memory."""
+"""`TreeWatch` on real processes, without control groups: what it says of their memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tunemq_shared.protocol.trial_limits import TrialLimits
-from tunemq_workers.processes.tree_watch import FamilyWatch
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
+from tunemq_workers.processes.tree_watch import TreeWatch
 
 pytestmark = pytest.mark.integration
 
@@ -30,12 +30,12 @@ os.wait()
 def test_process_tree_above_its_memory_limit_is_reported() -> None:
     calls: queue.Queue = queue.Queue()
     said: list[tuple[str, str, str]] = []
-    watch = FamilyWatch(calls.put)
+    watch = TreeWatch(calls.put)
     watch.on_exceeded = lambda *what: said.append(what)
     python = [sys.executable, "-c", HOLDS]
     with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"holds\n"
-        watch.watch("h1", process.pid, TrialLimits(memory=70 * MIB))
+        watch.watch("h1", process.pid, TrialLimitSpec(memory=70 * MIB))
         try:
             calls.get(timeout=10)()
         except queue.Empty:

@@ -70,7 +70,7 @@ def test_f23_who_needs_a_device_that_others_use_waits_is_told_so_and_runs_when_t
     words = f"GPU {bad} of node one is set aside: "
 
     def why() -> tuple[str, ...]:
-        found = farm._ask(r.AskWhy(name="exp"), a.Why, "why exp")
+        found = farm._ask(r.ExplainState(name="exp"), a.Explanation, "why exp")
         return found.lines if found is not None else ()
 
     def is_told() -> bool:

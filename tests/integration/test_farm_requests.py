@@ -24,13 +24,13 @@ from tunemq_scheduler.farm.monitoring.farm_status import announcing
 from tunemq_shared.base.errors import (
     ConfigError,
     NoScheduler,
-    RequestRefused,
+    RedisUnavailable,
+    RequestRejected,
     SchedulerSuperseded,
-    WireUnavailable,
 )
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 __all__ = ["server"]
 
@@ -56,7 +56,7 @@ def client(server: RedisServer) -> Iterator[FarmClient]:
 
 
 def submit(name="exp", **fields):
-    return r.Submit(name=name, code=CODE, **fields)
+    return r.SubmitExperiment(name=name, code=CODE, **fields)
 
 
 def send(server: RedisServer, request_id: str = "0" * 32, **changes):
@@ -68,15 +68,17 @@ def send(server: RedisServer, request_id: str = "0" * 32, **changes):
         "body": msgspec.msgpack.encode(r.ListExperiments()),
         **changes,
     }
-    fields["body"] = Seal("").close(fields["body"])
+    fields["body"] = MessageSigner("").close(fields["body"])
     server.client.xadd(redis_keys.REQUESTS, fields)
     found = []
     eventually(lambda: found.append(server.client.get(redis_keys.answer(request_id))) or found[-1])
-    return msgspec.msgpack.decode(open_answer(Seal(""), found[-1], request_id), type=a.Reply)
+    return msgspec.msgpack.decode(
+        open_answer(MessageSigner(""), found[-1], request_id), type=a.FarmReply
+    )
 
 
 def test_an_experiment_is_queued_and_listed(desk, client):
-    submitted = client.ask(submit(priority=3), a.Submitted)
+    submitted = client.ask(submit(priority=3), a.ExperimentSubmitted)
     (row,) = client.ask(r.ListExperiments(), a.ExperimentList).experiments
 
     assert (submitted.name, submitted.ahead) == ("exp", 0)
@@ -85,7 +87,7 @@ def test_an_experiment_is_queued_and_listed(desk, client):
 
 
 def test_nothing_is_left_in_redis(desk, client, server):
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     client.ask(r.ListExperiments(), a.ExperimentList)
 
     eventually(lambda: not server.client.keys("tunemq:answer:*"))
@@ -124,7 +126,7 @@ def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tm
 
 
 def test_an_answer_that_comes_later_is_waited_for(desk, client):
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     desk.run("exp")
     desk.experiments.answers_later = True
     found = []
@@ -145,54 +147,54 @@ def test_an_answer_that_comes_later_is_waited_for(desk, client):
 
 def test_an_experiment_that_does_not_answer_is_told(desk, client, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._PATIENCE_S", 0.05)
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     desk.run("exp")
     desk.experiments.answers_later = True
-    with pytest.raises(RequestRefused, match="does not answer"):
+    with pytest.raises(RequestRejected, match="does not answer"):
         client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail)
 
 
 def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(desk, client):
-    client.ask(submit("digits"), a.Submitted)
+    client.ask(submit("digits"), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is no experiment 'digit'; did you mean digits"):
         client.ask(r.ShowExperiment(name="digit"), a.ExperimentDetail)
     with pytest.raises(ConfigError, match="there is no node 'gamma'; there are: alpha, beta"):
-        client.ask(r.Drain(node="gamma"), a.Done)
+        client.ask(r.DrainNode(node="gamma"), a.RequestDone)
 
 
 def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(desk, client):
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is an experiment exp, which is QUEUED"):
-        client.ask(submit(), a.Submitted)
-    assert client.ask(submit(is_made_up=True), a.Submitted).name == "exp_2"
+        client.ask(submit(), a.ExperimentSubmitted)
+    assert client.ask(submit(is_made_up=True), a.ExperimentSubmitted).name == "exp_2"
     (desk.folder / "old").mkdir()
     with pytest.raises(ConfigError, match="this farm does not know"):
-        client.ask(submit("old"), a.Submitted)
+        client.ask(submit("old"), a.ExperimentSubmitted)
 
 
 def test_an_experiment_goes_through_its_life_by_requests(desk, client):
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
 
     def ask(request):
-        return client.ask(request, a.Done)
+        return client.ask(request, a.RequestDone)
 
-    assert ask(r.Pause(name="exp")).state is State.PAUSED
-    assert ask(r.Resume(name="exp")).state is State.QUEUED
+    assert ask(r.PauseExperiment(name="exp")).state is State.PAUSED
+    assert ask(r.ResumeExperiment(name="exp")).state is State.QUEUED
     desk.run("exp")
-    assert ask(r.Pause(name="exp")).state is State.PAUSED
-    assert ask(r.Resume(name="exp")).state is State.RUNNING
-    assert ask(r.Stop(name="exp", trial="aaaaa_00001")).state is None
-    with pytest.raises(RequestRefused, match="stop it first"):
-        ask(r.Remove(name="exp"))
-    assert ask(r.Stop(name="exp")).state is State.STOPPING
-    assert "already" in ask(r.Stop(name="exp")).text
-    with pytest.raises(RequestRefused, match="is STOPPING and cannot be paused"):
-        ask(r.Pause(name="exp"))
+    assert ask(r.PauseExperiment(name="exp")).state is State.PAUSED
+    assert ask(r.ResumeExperiment(name="exp")).state is State.RUNNING
+    assert ask(r.StopExperiment(name="exp", trial="aaaaa_00001")).state is None
+    with pytest.raises(RequestRejected, match="stop it first"):
+        ask(r.RemoveExperiment(name="exp"))
+    assert ask(r.StopExperiment(name="exp")).state is State.STOPPING
+    assert "already" in ask(r.StopExperiment(name="exp")).text
+    with pytest.raises(RequestRejected, match="is STOPPING and cannot be paused"):
+        ask(r.PauseExperiment(name="exp"))
     desk.end("exp", State.STOPPED, "stopped by ann")
-    assert ask(r.Retry(name="exp")).state is State.QUEUED
+    assert ask(r.RetryTrials(name="exp")).state is State.QUEUED
     assert desk.queue.get("exp").retry == "*"
-    assert ask(r.Stop(name="exp")).state is State.STOPPED
-    ask(r.Remove(name="exp", with_files=True))
+    assert ask(r.StopExperiment(name="exp")).state is State.STOPPED
+    ask(r.RemoveExperiment(name="exp", with_files=True))
 
     assert desk.queue.all() == []
     assert [told[0] for told in desk.experiments.told] == [
@@ -222,7 +224,7 @@ def test_another_version_of_requests_is_told_in_what_all_versions_read(desk, ser
         redis_keys.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"}
     )
     eventually(lambda: server.client.get(redis_keys.answer("3" * 32)))
-    reply = msgspec.msgpack.decode(server.client.get(redis_keys.answer("3" * 32)), type=a.Reply)
+    reply = msgspec.msgpack.decode(server.client.get(redis_keys.answer("3" * 32)), type=a.FarmReply)
     assert reply.version == r.REQUESTS_VERSION
     assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.refusal.text
 
@@ -230,30 +232,30 @@ def test_another_version_of_requests_is_told_in_what_all_versions_read(desk, ser
 def test_rubbish_in_the_stream_is_thrown_away(desk, client, server):
     server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
     server.client.xadd(redis_keys.REQUESTS, {"id": "../../x"})
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(desk, client, capfd):
     desk.nodes.rows = lambda: 1 / 0
-    with pytest.raises(RequestRefused, match="ZeroDivisionError"):
+    with pytest.raises(RequestRejected, match="ZeroDivisionError"):
         client.ask(r.ListNodes(), a.NodeList)
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(desk, client, capfd):
     (row, *_others) = desk.nodes.rows()
     desk.nodes.rows = lambda: (msgspec.structs.replace(row, refused=2**70),)
-    with pytest.raises(RequestRefused, match="OverflowError"):
+    with pytest.raises(RequestRejected, match="OverflowError"):
         client.ask(r.ListNodes(), a.NodeList)
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     assert "Traceback" in capfd.readouterr().err
 
 
 def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client):
     with pytest.raises(NoScheduler, match="tunemq scheduler --redis"):
-        client.ask(submit(), a.Submitted)
+        client.ask(submit(), a.ExperimentSubmitted)
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
@@ -271,14 +273,14 @@ def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
         FarmClient(server.url, owner="ann", timeout_s=0.2) as client,
         pytest.raises(NoScheduler, match="withdrawn, nothing was done"),
     ):
-        client.ask(submit(), a.Submitted)
+        client.ask(submit(), a.ExperimentSubmitted)
 
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_a_request_that_is_old_is_not_done(server, tmp_path):
     seconds, _ = server.client.time()
-    body = Seal("").close(msgspec.msgpack.encode(submit()))
+    body = MessageSigner("").close(msgspec.msgpack.encode(submit()))
     fields = {
         "v": str(r.REQUESTS_VERSION),
         "id": "2" * 32,
@@ -314,9 +316,9 @@ def test_an_older_scheduler_takes_nothing(server, tmp_path):
 def test_a_client_waits_for_a_redis_that_was_killed_and_a_scheduler_that_reconnects(
     desk, client, server, monkeypatch
 ):
-    client.ask(submit(), a.Submitted)
+    client.ask(submit(), a.ExperimentSubmitted)
     server.kill()
-    with pytest.raises(WireUnavailable):
+    with pytest.raises(RedisUnavailable):
         client.ask(r.ListExperiments(), a.ExperimentList)
     server.start()
     desk.announce(server.client)
@@ -347,7 +349,7 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
         eventually(is_read)  # it was sent, and may not have come yet
         server.client.client_unblock(reading[0], error=True)
 
-        assert client.ask(submit(), a.Submitted).name == "exp"
+        assert client.ask(submit(), a.ExperimentSubmitted).name == "exp"
     assert said.count("no permission") == 1
 
 
@@ -359,7 +361,7 @@ def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypat
 
     def ask():
         with FarmClient(server.url, owner="ann") as client:
-            found.append(client.ask(submit(), a.Submitted))
+            found.append(client.ask(submit(), a.ExperimentSubmitted))
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -377,7 +379,7 @@ def test_another_version_of_the_scheduler_is_named(desk, client, server):
     server.client.set(
         redis_keys.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"})
     )
-    with pytest.raises(RequestRefused, match=r"TuneMQ 9\.9\) speaks version 5"):
+    with pytest.raises(RequestRejected, match=r"TuneMQ 9\.9\) speaks version 5"):
         client.farm()
 
 
@@ -391,7 +393,8 @@ def test_a_hundred_requests_at_once_are_all_answered(desk, server):
     def ask(number):
         with FarmClient(server.url, owner=f"user{number}") as client:
             found.extend(
-                client.ask(submit(f"e{number}-{index}"), a.Submitted) for index in range(10)
+                client.ask(submit(f"e{number}-{index}"), a.ExperimentSubmitted)
+                for index in range(10)
             )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(10)]
@@ -418,7 +421,7 @@ def refusing(server: RedisServer, request: pytest.FixtureRequest) -> str:
 def test_client_of_a_redis_that_refuses_writes_is_told_so_and_not_that_no_scheduler_runs(
     client, server, refusing
 ):
-    with pytest.raises(WireUnavailable, match=refusing):  # no lease can be renewed there
+    with pytest.raises(RedisUnavailable, match=refusing):  # no lease can be renewed there
         client.farm()
     assert not server.client.exists(redis_keys.REQUESTS)
 
@@ -427,7 +430,7 @@ def test_client_is_told_at_once_that_redis_refuses_writes_while_a_lease_is_there
     desk, client, server, refusing
 ):
     began = time.monotonic()
-    with pytest.raises(WireUnavailable, match=refusing):
-        client.ask(submit(), a.Submitted)
+    with pytest.raises(RedisUnavailable, match=refusing):
+        client.ask(submit(), a.ExperimentSubmitted)
     assert time.monotonic() < began + 20
     assert desk.queue.all() == []

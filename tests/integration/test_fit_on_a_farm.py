@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.journal import FILE_NAME, read_header
-from tunemq_shared.base.errors import ConfigError, TrainableError, TuneError, WireUnavailable
+from tunemq_shared.base.errors import ConfigError, RedisUnavailable, TrainableError, TuneError
 from tunemq_shared.protocol.farm_requests import PickledCode
 
 __all__ = ["server"]
@@ -122,7 +122,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_queued(desk, server):
         tuner().fit(address=server.url, debug=True)
     with pytest.raises(ConfigError, match="give its address"):
         tuner().fit(detached=True)
-    with pytest.raises(WireUnavailable):
+    with pytest.raises(RedisUnavailable):
         tuner().fit(address="redis://localhost:1")
     assert desk.queue.all() == []
 

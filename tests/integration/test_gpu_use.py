@@ -13,7 +13,7 @@ from tests.integration.farm_support import Node, order
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.fake_gpus import FakeGpus, gpu
 from tests.support.waiting import eventually
-from tunemq_shared.protocol.messages import DevicesUsed, HostFreed, ResultReported
+from tunemq_shared.protocol.messages import DevicesUsed, ResultReported, SlotFreed
 from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
@@ -72,14 +72,14 @@ def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
         # Of a look that has begun, of one more, and of a third: then the second is handed over.
         eventually(lambda: fake.energy_questions() >= before + 3, within=60)
         gate.touch()
-        eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=60)
+        eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=60)
     finally:
         node.end()
 
     events = scheduler.events()
     for trial, memory in takes.items():
         used = [one for one in events if isinstance(one, DevicesUsed) and one.trial == trial]
-        freed = [one for one in events if isinstance(one, HostFreed) and one.trial == trial]
+        freed = [one for one in events if isinstance(one, SlotFreed) and one.trial == trial]
         assert events.index(used[0]) < events.index(freed[0])
         ((use,),) = (one.devices for one in used)
         assert (use.uuid, use.model, use.share) == (uuid, "NVIDIA H100 80GB HBM3", 0.5)

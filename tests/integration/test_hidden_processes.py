@@ -128,21 +128,21 @@ def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_t
 _HIDES = """
 import sys
 import msgspec
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_shared.system.process_control import keep_memory_private
 keep_memory_private()
-print(msgspec.json.encode(Holder.this_process()).decode(), flush=True)
+print(msgspec.json.encode(LeaseHolder.this_process()).decode(), flush=True)
 input()
 """
 _LOOKS = """
 import json, os, signal, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_shared.system.claimed_process import exists, is_hidden, open_claimed
-from tunemq_shared.system.stopped_process import StopDetector
+from tunemq_shared.system.stopped_process import StoppedProcessDetector
 from tunemq_shared.system.processes import children_of
-from tunemq_workers.processes.memory_groups import MemoryGroups
+from tunemq_workers.processes.memory_groups import MemoryCgroups
 
 def loses_its_memory_group():
     with tempfile.TemporaryDirectory() as root:
@@ -151,7 +151,7 @@ def loses_its_memory_group():
         (own / "cgroup.procs").write_text(str(os.getpid()))
         (own / "memory.use_hierarchy").write_text("1")
         (about := Path(root, "about")).write_text("2:memory:/own\\n")
-        MemoryGroups("1", root, str(about)).begin("h1", 10**9)
+        MemoryCgroups("1", root, str(about)).begin("h1", 10**9)
         return not left.exists()
 
 def how_it_opens():
@@ -172,8 +172,8 @@ def told():
     }
 
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1)
-holder = msgspec.json.decode(child.stdout.readline(), type=Holder)
-pid, stops = child.pid, StopDetector()
+holder = msgspec.json.decode(child.stdout.readline(), type=LeaseHolder)
+pid, stops = child.pid, StoppedProcessDetector()
 found = {"runs": told(), "stops": [stops.look(pid), stops.look(pid)]}
 child.send_signal(signal.SIGSTOP)
 os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)

@@ -17,7 +17,7 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import Journal, read_turns, recover
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_shared.checkpoints.open_store import join
 from tunemq_shared.protocol import messages as m
@@ -87,7 +87,7 @@ def test_a_whole_journal_is_found_whole(experiment: Path, tunemq: Run) -> None:
 def test_a_torn_end_is_told_and_is_no_damage(experiment: Path, tunemq: Run) -> None:
     path = turns_file(experiment / "journal", 1)
     os.truncate(path, path.stat().st_size - 5)
-    torn = path.stat().st_size - list(Frames(path))[-1].end
+    torn = path.stat().st_size - list(JournalFrames(path))[-1].end
     assert f"{torn} bytes at the end" in tunemq("check", experiment).stdout
 
 
@@ -95,7 +95,7 @@ def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: R
     folder = experiment / "journal"
     path = turns_file(folder, 1)
     turns = list(read_turns(folder))
-    frames = list(Frames(path))
+    frames = list(JournalFrames(path))
     place = len(frames) // 2
     data = bytearray(path.read_bytes())
     data[frames[place].offset + 40] ^= 1

@@ -25,7 +25,7 @@ from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_shared.base.errors import BugError, JournalError
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.key_files import journal_seal
 
@@ -205,7 +205,7 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
 
 
 def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
-    big = [m.Entry(m.NodeWarned("n" * 300_000))]
+    big = [m.JournalRecord(m.NodeWarned("n" * 300_000))]
     with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
         for _ in range(40):
             journal.append(big)
@@ -325,7 +325,7 @@ def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_f
 def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
-    with pytest.raises(MissingObject, match="there is no copy of a journal"):
+    with pytest.raises(NoSuchObject, match="there is no copy of a journal"):
         fetch_journal(objects, tmp_path / "none", SEAL)
     folder = tmp_path / "journal"
     begun(folder, TURNS)

@@ -16,7 +16,7 @@ from tests.support.searches.searches import fit
 from tunemq.schedulers import ASHAScheduler
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
-from tunemq_scheduler.experiment.open_experiment import Opened
+from tunemq_scheduler.experiment.open_experiment import OpenExperiment
 from tunemq_scheduler.journal import FILE_NAME, journal_layout, journal_writer, recover
 from tunemq_scheduler.output import unsynced_files
 
@@ -34,13 +34,13 @@ def test_the_journal_gives_the_state_whatever_it_was_shortened_to(
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", segment_bytes)
     runners: list[TrialRunner] = []
-    take = Opened.take_snapshot
+    take = OpenExperiment.take_snapshot
 
-    def noted(self: Opened) -> None:
+    def noted(self: OpenExperiment) -> None:
         runners.append(self.runner)
         take(self)
 
-    monkeypatch.setattr(Opened, "take_snapshot", noted)
+    monkeypatch.setattr(OpenExperiment, "take_snapshot", noted)
     grid = fit(
         climbs,
         {"slope": tune.uniform(0.0, 1.0)},

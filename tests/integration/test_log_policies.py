@@ -113,7 +113,7 @@ def test_f23_what_trials_print_decides_what_follows_from_their_failures(farm: An
     # Not tried again, of which the pattern that takes too long says nothing.
     assert summary_of(results, 1).epoch == 1
     assert "not tried again, for it printed 'CUDA error: device-side assert" in str(asserts.error)
-    for failure in [e for e in events if isinstance(e, m.HostDied | m.TrialFailed)]:
+    for failure in [e for e in events if isinstance(e, m.TrialProcessDied | m.TrialFailed)]:
         before = events[: events.index(failure)]
         assert any(isinstance(e, m.LogMatched) and e.trial == failure.trial for e in before)
     assert any(f"The log policy {CATASTROPHIC!r} is not applied" in text for text in told)
@@ -138,7 +138,7 @@ def test_f23_a_gpus_memory_that_ran_out_in_a_child_is_known_and_tried_once_with_
 
     (result,) = results
     assert result.status == "TERMINATED"
-    (died,) = [e for e in events_of(results) if isinstance(e, m.HostDied)]
+    (died,) = [e for e in events_of(results) if isinstance(e, m.TrialProcessDied)]
     assert died.cause == "cuda_memory"
     assert summary_of(results, 0).resources == {"cpu": 1.0, "gpu": 1.0}
     written = Path(result.path, "error.txt").read_text()

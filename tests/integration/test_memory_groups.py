@@ -14,21 +14,21 @@ from tests.integration.node_fixtures import scheduler, server
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialProcessDied,
     TrialStarted,
 )
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 __all__ = ["open_folder", "scheduler", "server"]
 
 pytestmark = pytest.mark.integration
 
 MIB = 2**20
-LIMIT = TrialLimits(memory=300 * MIB)
+LIMIT = TrialLimitSpec(memory=300 * MIB)
 #: Pages that the kernel had promised to processors already when the limit was reached.
 SMALL = 2 * MIB
 
@@ -111,10 +111,10 @@ def run(node: GroupedNode, scheduler: Scheduler, trainable, trial="t1", **how):
                 peaks.append(peak_of(group))
             except OSError:
                 continue  # it has just been removed
-        return scheduler.said(HostFreed)
+        return scheduler.said(SlotFreed)
 
     eventually(is_over, within=60, every=0.001, message=node.log)
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
     failed = scheduler.said(TrialFailed)
     return (failed[0] if failed else None), max(peaks)
 
@@ -160,7 +160,7 @@ def test_neighbours_of_a_trial_that_exceeds_its_memory_run_on(node, scheduler):
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     greedy = order("t1", scheduler.start(takes_two_gib, limits=LIMIT))
     scheduler.assign(node.incarnation, neighbour, greedy)
-    eventually(lambda: scheduler.said(HostFreed), within=60, message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=60, message=node.log)
 
     (failed,) = scheduler.said(TrialFailed)
     assert (failed.trial, failed.kind) == ("t1", "memory")
@@ -217,7 +217,7 @@ def where_am_i(config):
 
 
 def test_a_trial_without_a_memory_limit_gets_no_group(node, scheduler):
-    failed, _ = run(node, scheduler, where_am_i, limits=TrialLimits(trial_s=500))
+    failed, _ = run(node, scheduler, where_am_i, limits=TrialLimitSpec(trial_s=500))
     assert failed is None
     assert "/h1" not in scheduler.said(ResultReported)[0].metrics["groups"]
     assert "memory." not in node.log()
@@ -341,7 +341,7 @@ def test_a_trial_of_another_user_cannot_raise_its_limit(guarded, server, open_fo
     for path in (code, code.parent, folder):
         os.chown(path, NOBODY, NOBODY)
     scheduler.assign(guarded.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), within=60, message=guarded.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=60, message=guarded.log)
 
     assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
     refused = scheduler.said(ResultReported)[0].metrics["refused"]

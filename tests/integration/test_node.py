@@ -25,15 +25,15 @@ from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
-    HostDied,
-    HostFreed,
     NodeWarned,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialProcessDied,
     TrialStarted,
 )
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -84,9 +84,9 @@ def test_a_node_says_what_it_offers_once_its_ear_hears(node, scheduler):
 
 def test_a_trial_tells_its_story_in_order(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     kinds = [type(event) for event in scheduler.events()]
-    assert kinds == [TrialStarted, *[ResultReported] * 3, TrialFinished, HostFreed]
+    assert kinds == [TrialStarted, *[ResultReported] * 3, TrialFinished, SlotFreed]
     assert [event.step for event in scheduler.said(ResultReported)] == [1, 2, 3]
 
 
@@ -106,14 +106,14 @@ def test_an_assignment_that_comes_twice_or_late_changes_nothing(node, scheduler)
     eventually(lambda: scheduler.taken(node.incarnation) == (1, 3))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     assert len(scheduler.said(TrialStarted)) == 1
-    assert not scheduler.said(HostFreed)
+    assert not scheduler.said(SlotFreed)
 
 
 @pytest.mark.parity(34)
 def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node, scheduler):
     start = scheduler.start(three_results)
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     version = scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.taken(node.incarnation)[1:] == (version,))
     assert len(scheduler.said(TrialStarted)) == 1
@@ -135,8 +135,8 @@ def test_a_stopped_trial_leaves_by_itself_and_frees_its_slot(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     scheduler.assign(node.incarnation, order("t1", None, stop=True))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
-    assert not scheduler.said(HostDied)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
+    assert not scheduler.said(TrialProcessDied)
     assert not scheduler.said(TrialFailed)
 
 
@@ -153,15 +153,15 @@ def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     scheduler.assign(node.incarnation, order("t1", None, stop=True))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
-    assert not scheduler.said(HostDied)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
+    assert not scheduler.said(TrialProcessDied)
 
 
 def test_a_trial_that_is_not_listed_any_more_is_killed(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     scheduler.assign(node.incarnation)
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert not is_alive(scheduler.said(TrialStarted)[0].pid)
 
 
@@ -170,17 +170,17 @@ def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler)
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     died, freed = scheduler.events()[-2:]
     assert (died.trial, died.pid, died.signal, died.exit_code) == ("t1", pid, 9, None)
-    assert isinstance(freed, HostFreed)
+    assert isinstance(freed, SlotFreed)
 
 
 def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, scheduler):
     environment = Environment("/no/such/python", (), {}, ())
     start = scheduler.start(three_results, environment=environment)
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     failed = scheduler.said(TrialFailed)[0]
     assert failed.kind == "start"
     assert "/no/such/python" in failed.error
@@ -189,10 +189,10 @@ def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, schedu
 def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, scheduler):
     first = scheduler.start(three_results, reuse=True)
     scheduler.assign(node.incarnation, order("t1", first))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     second = scheduler.start(three_results, reuse=True, trial_number=1)
     scheduler.assign(node.incarnation, order("t2", second))
-    eventually(lambda: len(scheduler.said(HostFreed)) == 2, message=node.log)
+    eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
     one, two = scheduler.said(TrialStarted)
     assert (one.trial, two.trial) == ("t1", "t2")
     assert one.pid == two.pid
@@ -201,7 +201,7 @@ def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, schedule
 
 def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results, reuse=True)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     scheduler.assign(
         node.incarnation, order("t2", scheduler.start(without_end, reuse=True, trial_number=1))
     )
@@ -220,7 +220,7 @@ def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
     version = scheduler.assign(node.incarnation, grown)
     eventually(lambda: node.ear() not in {None, ear})
     is_sent_until_taken(node, scheduler, version, grown)
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
 
 
 def test_no_trial_notices_that_what_ears_are_forked_from_was_killed(node, scheduler):
@@ -231,14 +231,14 @@ def test_no_trial_notices_that_what_ears_are_forked_from_was_killed(node, schedu
     eventually(lambda: not is_alive(ear) and not is_alive(ears))
     is_sent_until_taken(node, scheduler, 2, order("t1", None, run_until=next_result(10**6)))
     eventually(lambda: {ear, ears}.isdisjoint(children_of(node.process.pid)))
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
 
 
 def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, scheduler):
     wrong = msgspec.structs.replace(scheduler.start(three_results), trial_number="five")
     fine = order("fine", scheduler.start(three_results, trial_number=1))
     scheduler.assign(node.incarnation, order("wrong", wrong), fine)
-    eventually(lambda: len(scheduler.said(HostFreed)) == 2, message=node.log)
+    eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
     (failed,) = scheduler.said(TrialFailed)
     assert (failed.trial, failed.kind) == ("wrong", "start")
     assert "its node cannot read the order for it: Expected `int`, got `str`" in failed.error
@@ -274,7 +274,7 @@ def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
 @pytest.mark.faults
 def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     before = scheduler.events()
     scheduler.client.flushall()
     scheduler.introduce_wire()
@@ -287,7 +287,7 @@ def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, sche
 @pytest.mark.faults
 def test_what_is_journalled_is_not_sent_again(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     scheduler.journal(node.incarnation, len(scheduler.events()))
     renewals = scheduler.renewals(node.incarnation)
     eventually(lambda: scheduler.renewals(node.incarnation) > renewals + 1)
@@ -305,7 +305,7 @@ def test_events_wait_while_the_stream_is_missing(node, scheduler):
     eventually(lambda: "wire.not_appended" in node.log(), message=node.log)
     assert not scheduler.client.exists(scheduler.key)
     scheduler.introduce_wire()
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
 
 
 def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp_path):
@@ -336,7 +336,7 @@ def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, schedu
     family = family_of(node.process.pid)
     node.process.terminate()
     assert node.process.wait(60) == 0
-    assert not scheduler.said(HostFreed)  # nor that a trial ended: its goodbye says it of all
+    assert not scheduler.said(SlotFreed)  # nor that a trial ended: its goodbye says it of all
     assert scheduler.goodbyes() == [node.incarnation]
     assert scheduler.lease(node.incarnation) == []
     eventually(lambda: not any(map(is_alive, family)))
@@ -359,7 +359,7 @@ def test_a_forkserver_that_dies_takes_its_hosts_and_is_replaced(node, scheduler)
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     host = scheduler.said(TrialStarted)[0].pid
     os.kill(node.forkserver_of(host), signal.SIGKILL)
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert [failed.kind for failed in scheduler.said(TrialFailed)] == [FORKSERVER_LOST]
     assert not is_alive(host)
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
@@ -372,7 +372,7 @@ def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, s
     environment = Environment(sys.executable, ("deadly_module",), {}, (str(tmp_path),))
     start = scheduler.start(three_results, environment=environment)
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     failed = scheduler.said(TrialFailed)[0]
     assert failed.kind == "start"
     assert "deadly_module" in failed.error
@@ -384,13 +384,13 @@ def test_preload_that_hangs_is_told_and_fails_its_trial_with_the_modules_name(
 ):
     (tmp_path / "hanging_module.py").write_text("import time; time.sleep(1000)")
     environment = Environment(sys.executable, ("hanging_module",), {}, (str(tmp_path),))
-    limits = TrialLimits(stall_s=8)
+    limits = TrialLimitSpec(stall_s=8)
     start = scheduler.start(three_results, environment=environment, limits=limits)
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(NodeWarned), within=120, message=node.log)
     assert "the import of hanging_module" in scheduler.said(NodeWarned)[0].text
     assert not scheduler.said(TrialFailed)
-    eventually(lambda: scheduler.said(HostFreed), within=120, message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=120, message=node.log)
     (failed,) = scheduler.said(TrialFailed)
     assert failed.kind == "start"
     assert "was not ready after" in failed.error

@@ -13,10 +13,10 @@ from tests.integration.node_fixtures import scheduler, server
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialPaused,
+    TrialProcessDied,
     TrialStarted,
 )
 
@@ -65,9 +65,9 @@ def test_f08_trials_of_a_node_that_hears_nobody_for_too_long_save_and_end(
     assert "node.given_up" in node.log()
     server.start()
     scheduler.introduce_wire()
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialPaused)
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
     steps = [event.step for event in scheduler.said(ResultReported)]
     assert steps == list(range(1, len(steps) + 1)), "what it reported meanwhile is not lost"
 
@@ -94,7 +94,7 @@ def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, 
     assert is_alive(host)
     scheduler.client.delete(redis_keys.SCHEDULER)
     eventually(lambda: not is_alive(host), message=node.log)
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialPaused)
 
     scheduler.client.set(redis_keys.SCHEDULER, "2:host:another")
@@ -108,7 +108,7 @@ def test_an_order_to_kill_frees_the_slot_of_a_trial_that_never_was_there(node, s
         order(trial, scheduler.start(without_end), kill=True) for trial in ("t1", "never there")
     ]
     scheduler.assign(node.incarnation, *kill)
-    eventually(lambda: len(scheduler.said(HostFreed)) == 2, message=node.log)
-    assert {one.trial for one in scheduler.said(HostFreed)} == {"t1", "never there"}
+    eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
+    assert {one.trial for one in scheduler.said(SlotFreed)} == {"t1", "never there"}
     assert not is_alive(host)
     assert len(scheduler.said(TrialStarted)) == 1

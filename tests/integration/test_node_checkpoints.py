@@ -25,19 +25,19 @@ from tests.support.stores.object_servers import ObjectServer, running_minio
 from tests.support.waiting import eventually
 from tunemq_shared.base.failpoints import VARIABLE as FAILPOINTS
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointLost,
     CheckpointRef,
     CheckpointWritten,
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialProcessDied,
     TrialWaits,
 )
 
@@ -130,7 +130,7 @@ def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_not
     assert stored_bytes(minio, bucket) < 1.1 * SIZE
     shared = [event.shared for event in scheduler.said(CheckpointCommitted)]
     assert [len(each) for each in shared] == [0, 1, 1]
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialFinished)
 
 
@@ -219,7 +219,7 @@ def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
     try:
         begin = start(scheduler, store, steps=9, size=10, sync_timeout_s=5)
         scheduler.assign(node.incarnation, order("t", begin))
-        eventually(lambda: scheduler.said(HostFreed), within=60, message=node.log)
+        eventually(lambda: scheduler.said(SlotFreed), within=60, message=node.log)
         # Each upload has as long as the trial that waits for them, and is given up before or after.
         written = keys(scheduler, CheckpointWritten)
         eventually(lambda: keys(scheduler, CheckpointLost) == written, message=node.log)
@@ -228,7 +228,7 @@ def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
     (failed,) = scheduler.said(TrialFailed)
     assert failed.kind == "storage"
     assert "127.0.0.1:1" in failed.error
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
 
 
 def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_pa
         scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=9, size=10)))
         eventually(lambda: scheduler.said(TrialWaits), message=node.log)
         scheduler.assign(node.incarnation, order("t", None, pause=True))
-        eventually(lambda: scheduler.said(HostFreed), message=node.log)
+        eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     finally:
         node.end()
     assert scheduler.said(TrialPaused)
@@ -278,7 +278,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     # One that has not finished yet would be killed for its successor.
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     ref = committed(scheduler)
     (weights,) = (tmp_path / "node" / "cache").glob(f"*/{ref.key}/files/weights")
     weights.chmod(0o644)
@@ -304,7 +304,7 @@ def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store
 
 def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, store):
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     scheduler.assign(node.incarnation)
     assert list((node.folder / "cache").iterdir())
@@ -315,8 +315,8 @@ def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, sto
 def test_with_a_local_store_hosts_write_by_themselves(node, scheduler, tmp_path):
     store = str(tmp_path / "local")
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2, size=10)))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
-    assert keys(scheduler, CheckpointCommitted) == LocalStore(store).list_checkpoints()
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
+    assert keys(scheduler, CheckpointCommitted) == LocalCheckpointStore(store).list_checkpoints()
     assert not scheduler.said(CheckpointWritten)
     assert not (node.folder / "cache").exists()
     assert not (node.folder / "transfers.log").exists()
@@ -330,12 +330,14 @@ def test_a_trial_is_killed_at_a_failpoint_and_leaves_nothing_behind(
     try:
         begin = start(scheduler, store, steps=3)
         scheduler.assign(node.incarnation, order("t", begin))
-        eventually(lambda: scheduler.said(HostFreed), message=node.log)
-        (died,) = scheduler.said(HostDied)
+        eventually(lambda: scheduler.said(SlotFreed), message=node.log)
+        (died,) = scheduler.said(TrialProcessDied)
         assert died.signal == signal.SIGKILL
         (written,) = keys(scheduler, CheckpointWritten)
         (root,) = (tmp_path / "node" / "cache").iterdir()
-        eventually(lambda: LocalStore(root).list_checkpoints() == [written], message=node.log)
+        eventually(
+            lambda: LocalCheckpointStore(root).list_checkpoints() == [written], message=node.log
+        )
     finally:
         node.end()
 

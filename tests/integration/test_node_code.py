@@ -21,11 +21,11 @@ from tests.support.searches.plans import PLAN
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.experiment.code_upload import Carriage, carry
+from tunemq_scheduler.experiment.code_upload import CodePackage, carry
 from tunemq_scheduler.experiment.start_checks import prepare
-from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.bundles import remove
@@ -33,11 +33,11 @@ from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.messages import (
     Environment,
-    HostFreed,
-    HostStart,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialSpec,
 )
 from tunemq_shared.trainable.parameters import with_parameters
 
@@ -120,7 +120,7 @@ def results(scheduler: Scheduler, count: int) -> dict[str, dict[str, object]]:
 
 
 def failure(scheduler: Scheduler) -> TrialFailed:
-    eventually(lambda: scheduler.said(HostFreed), within=60)
+    eventually(lambda: scheduler.said(SlotFreed), within=60)
     (failed,) = scheduler.said(TrialFailed)
     return failed
 
@@ -155,7 +155,7 @@ def test_modules_of_a_bundle_are_imported_at_any_time(node, scheduler, store, tm
 def test_experiments_with_modules_of_the_same_name_have_each_their_own(
     node, scheduler, store, tmp_path
 ):
-    starts: list[HostStart] = []
+    starts: list[TrialSpec] = []
     for number, (value, size) in enumerate([(1, 10), (2, 20)]):
         bundle = put_bundle(store, tmp_path / f"project{number}", project(value, size))
         starts.append(
@@ -254,7 +254,7 @@ def test_what_a_scheduler_carries_is_what_a_node_fetches(node, scheduler, store,
         tune.TuneConfig(metric="sum", mode="max"),
         tune.RunConfig(env_vars={"MINE": "yes"}),
     )
-    carriage = Carriage(
+    carriage = CodePackage(
         blobs=BlobFolder(tmp_path / "here"), store=store, bundle=bundle, script="train.py"
     )
     outline = msgspec.structs.replace(PLAN, events_key=scheduler.key, store=store)
@@ -294,8 +294,8 @@ def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
     config = {"until": str(until)}
     start = start_apart(scheduler, store, tmp_path / "a", print_and_draw, config=config)
     scheduler.assign(node.incarnation, order("t", start))
-    files = OutputFiles(tmp_path, scheduler.key, WireSeals().output)
-    line = RedisLine(server.url)
+    files = TrialOutputFiles(tmp_path, scheduler.key, SchedulerSigning().output)
+    line = RedisConnection(server.url)
     line.connect()
     shown = tmp_path / "trial_0/stdout"
 

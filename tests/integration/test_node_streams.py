@@ -15,9 +15,9 @@ from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import (
     Environment,
-    HostFreed,
     NodeWarned,
     ResultReported,
+    SlotFreed,
     TrialFinished,
     TrialStarted,
 )
@@ -67,7 +67,7 @@ def without_end(config):
         time.sleep(0.01)
 
 
-STORY = [TrialStarted, *[ResultReported] * 3, TrialFinished, HostFreed]
+STORY = [TrialStarted, *[ResultReported] * 3, TrialFinished, SlotFreed]
 
 
 def story_of(scheduler: Scheduler) -> list[type]:
@@ -160,7 +160,7 @@ def test_a_module_that_cannot_be_preloaded_is_told_to_each_experiment_once(node,
         for number, (trial, scheduler) in enumerate([("a", one), ("c", one), ("b", two)])
     }
     one.assign(node.incarnation, *(order(trial, start) for trial, start in starts.items()))
-    eventually(lambda: len(one.said(HostFreed)) == 2 and two.said(HostFreed), message=node.log)
+    eventually(lambda: len(one.said(SlotFreed)) == 2 and two.said(SlotFreed), message=node.log)
     for scheduler in (one, two):
         (warning,) = scheduler.said(NodeWarned)
         assert "no_such_module could not be preloaded" in warning.text

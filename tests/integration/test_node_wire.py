@@ -17,9 +17,9 @@ from tests.integration.test_node_streams import without_end
 from tests.support.waiting import eventually
 from tunemq_scheduler.transport import node_transport
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.nodes import lease_watch
-from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol import messages as m
@@ -33,15 +33,15 @@ pytestmark = pytest.mark.integration
 class Experiment:
     """A client, and what it was told; it has one trial."""
 
-    def __init__(self, wire: NodeWire, name: str, scheduler: Scheduler) -> None:
+    def __init__(self, wire: NodeTransport, name: str, scheduler: Scheduler) -> None:
         self.name, self.key = name, scheduler.key
         self.how = scheduler.start(without_end)
         self.facts: list[m.Event] = []
         self.accepted: dict[str, int] = {}
         self.begin_on(wire)
 
-    def begin_on(self, wire: NodeWire) -> None:
-        self.client: WireClient = wire.add(self.key)
+    def begin_on(self, wire: NodeTransport) -> None:
+        self.client: TransportClient = wire.add(self.key)
 
     def turn(self) -> None:
         for fact in events_of(self.client.take()):
@@ -71,11 +71,11 @@ class Experiment:
 
     def start(self, incarnation: str) -> None:
         """Have its trial hosted there, if it is not."""
-        order = m.HostOrder(self.name, 1, TO_THE_END, start=self.how)
+        order = m.TrialOrder(self.name, 1, TO_THE_END, start=self.how)
         self.client.orders(incarnation).put(order)
 
 
-def turn(wire: NodeWire, *experiments: Experiment) -> None:
+def turn(wire: NodeTransport, *experiments: Experiment) -> None:
     wire.poll(0.02)
     for one in experiments:
         one.turn()
@@ -83,12 +83,15 @@ def turn(wire: NodeWire, *experiments: Experiment) -> None:
 
 
 def turn_until(
-    condition: Callable[[], object], wire: NodeWire, *experiments: Experiment, message: object = ""
+    condition: Callable[[], object],
+    wire: NodeTransport,
+    *experiments: Experiment,
+    message: object = "",
 ) -> None:
     eventually(lambda: (turn(wire, *experiments), condition())[1], message=message)
 
 
-def goes_on(one: Experiment, wire: NodeWire, *others: Experiment) -> None:
+def goes_on(one: Experiment, wire: NodeTransport, *others: Experiment) -> None:
     """It reports, in the process in which it began."""
     before, changes, (pid,) = one.results, one.changes, set(one.pids)
     turn_until(lambda: one.results > before + 10, wire, one, *others)
@@ -118,14 +121,14 @@ def node(server: RedisServer, schedulers: list[Scheduler], tmp_path: Path) -> It
 
 
 @pytest.fixture
-def wire(server: RedisServer) -> Iterator[NodeWire]:
-    with closing(NodeWire(server.url, term=1)) as wire:
+def wire(server: RedisServer) -> Iterator[NodeTransport]:
+    with closing(NodeTransport(server.url, term=1)) as wire:
         wire.open()
         yield wire
 
 
 @pytest.fixture
-def both(wire: NodeWire, node: Node, schedulers: list[Scheduler]) -> list[Experiment]:
+def both(wire: NodeTransport, node: Node, schedulers: list[Scheduler]) -> list[Experiment]:
     """Two experiments whose trials run on the node."""
     both = [
         Experiment(wire, name, scheduler)
@@ -191,8 +194,8 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
 def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, wire, node):
     one, two = both
     one.client.leave()
-    two.client.orders(node.incarnation).put(m.HostOrder("two", 1, TO_THE_END, stop=True))
-    turn_until(lambda: two.told(m.HostFreed), wire, two)
+    two.client.orders(node.incarnation).put(m.TrialOrder("two", 1, TO_THE_END, stop=True))
+    turn_until(lambda: two.told(m.SlotFreed), wire, two)
     assert is_alive(one.pids[0])
 
     one.begin_on(wire)
@@ -210,7 +213,7 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
     for each in both:
         each.client.leave()
     wire.close()
-    with closing(NodeWire(server.url, term=2, absent=[one.key, two.key])) as successor:
+    with closing(NodeTransport(server.url, term=2, absent=[one.key, two.key])) as successor:
         successor.open()
         two.begin_on(successor)
         two.client.reattach(two.told(m.NodeJoined), [], two.accepted)
@@ -239,7 +242,7 @@ def test_a_node_that_is_to_retire_takes_its_leave(both, wire, node):
 
 def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(server):
     with closing(FakeNode(server.url, "inc1")) as node:
-        with closing(NodeWire(server.url, term=1)) as wire:
+        with closing(NodeTransport(server.url, term=1)) as wire:
             client = wire.add("one")
             wire.open()
             node.say_hello()
@@ -249,7 +252,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(se
         node.send("one", m.TrialFinished("t", 1))
         server.client.delete(names.lease("inc1"))
         node.say_goodbye()
-        with closing(NodeWire(server.url, term=2, absent=["one"])) as wire:
+        with closing(NodeTransport(server.url, term=2, absent=["one"])) as wire:
             wire.open()
             eventually(lambda: (wire.poll(0.02), server.client.xlen(names.NODES) == 1)[1])
             client = wire.add("one")
@@ -298,7 +301,7 @@ def test_a_goodbye_while_redis_is_away_is_said_when_it_is_back(both, wire, node,
 
 
 def test_an_experiment_is_on_a_wire_once(server):
-    with closing(NodeWire(server.url, term=1)) as wire:
+    with closing(NodeTransport(server.url, term=1)) as wire:
         client = wire.add("one")
         with pytest.raises(BugError, match="one is on the wire already"):
             wire.add("one")

@@ -8,10 +8,10 @@ from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.output.output_reader import OutputReader
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputPiece, encode
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.rejections import RejectionCounter
 
 __all__ = ["server"]
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.integration
 def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_path):
     (tmp_path / "file").write_text("no folder")
     news = []
-    refused = Refusals()
+    refused = RejectionCounter()
     (tmp_path / "good" / "train_a").mkdir(parents=True)
-    reader = OutputReader(server.url, news.append, WireSeals().output, refused.add)
+    reader = OutputReader(server.url, news.append, SchedulerSigning().output, refused.add)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
-    piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    piece = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
     server.client.xadd(redis_keys.output("file"), {"o": piece})
     server.client.set(redis_keys.output("stream"), "no stream")
     server.client.xadd(redis_keys.output("good"), {"o": piece})
@@ -37,7 +37,7 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
         server.client.xadd(redis_keys.output("file"), {"o": piece})
         server.client.xadd(
             redis_keys.output("good"),
-            {"o": b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 4, b"two"))},
+            {"o": b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 4, b"two"))},
         )
         eventually(lambda: path.read_bytes() == b"one\ntwo")
     finally:
@@ -49,11 +49,11 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
 def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
     server: RedisServer, tmp_path
 ):
-    reader = OutputReader(server.url, print, WireSeals().output, Refusals().add)
+    reader = OutputReader(server.url, print, SchedulerSigning().output, RejectionCounter().add)
     (tmp_path / "quick" / "train_a").mkdir(parents=True)
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
-    piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    piece = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
     server.client.xadd(redis_keys.output("quick"), {"o": piece})
     reader.start()
     try:

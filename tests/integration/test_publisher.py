@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
@@ -30,9 +30,9 @@ OF_THE_SCRIPT = {
 
 PUBLISH = """
 import os, sys
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
 before = dict(os.environ)
-publisher = Publisher(sys.argv[1])
+publisher = CeleryPublisher(sys.argv[1])
 publisher.publish("inc1", "inc1/1:1", "payload")
 publisher.close()
 assert dict(os.environ) == before
@@ -57,11 +57,11 @@ def test_variables_and_settings_of_the_scripts_own_celery_change_nothing(farm):
 
 
 def test_a_publisher_that_lost_its_redis_says_so(farm):
-    publisher = Publisher(farm.url)
+    publisher = CeleryPublisher(farm.url)
     publisher.publish("inc1", "inc1/1:1", "payload")
     farm.stop()
     started = time.monotonic()
-    with pytest.raises(WireUnavailable, match="could not be queued"):
+    with pytest.raises(RedisUnavailable, match="could not be queued"):
         publisher.publish("inc1", "inc1/1:2", "payload")
     assert time.monotonic() - started < 30.0, "nobody waits here for Redis to come back"
     publisher.close()

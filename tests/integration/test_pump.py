@@ -8,12 +8,17 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_workers.broker import event_publisher as pump_module
-from tunemq_workers.broker.event_publisher import Pump
-from tunemq_workers.broker.publisher_messages import Append, Appended, LookNow, NotAppended
+from tunemq_workers.broker.event_publisher import EventPublisher
+from tunemq_workers.broker.publisher_messages import (
+    AppendBatches,
+    AppendFailed,
+    BatchesAppended,
+    RenewLeaseNow,
+)
 
 __all__ = ["server"]
 
@@ -31,13 +36,13 @@ class Pumping:
         self.client.set(redis_keys.GENERATION, "g1")
         self.client.xadd(KEY, {"h": "", "e": ""})
         self.facts = []
-        self.pump = Pump(parse_address(url), "inc1", self.facts.append)
+        self.pump = EventPublisher(parse_address(url), "inc1", self.facts.append)
         self.pump.is_hurried = False
 
     def append(self, generation=b"g1", key=KEY, batches=BATCHES):
         """What the pump says of an order to append; looks are not answered here."""
-        self.pump._turn(Append(key, generation, batches))
-        told = [fact for fact in self.facts if isinstance(fact, Appended | NotAppended)]
+        self.pump._turn(AppendBatches(key, generation, batches))
+        told = [fact for fact in self.facts if isinstance(fact, BatchesAppended | AppendFailed)]
         self.facts.clear()
         return told
 
@@ -59,33 +64,33 @@ def pumping(server):
 
 def test_pump_appends_all_batches_in_their_order(pumping):
     for _ in range(3):
-        assert pumping.append() == [Appended(KEY)]
+        assert pumping.append() == [BatchesAppended(KEY)]
     entries = [fields for _, fields in pumping.client.xrange(KEY)]
     assert [entry[b"e"] for entry in entries] == [b"", *[b"1", b"2"] * 3]
 
 
 def test_pump_asked_for_another_generation_appends_nothing(pumping):
-    assert pumping.append(b"g0") == [NotAppended(KEY, "the wire was reset")]
-    assert pumping.append() == [Appended(KEY)]
+    assert pumping.append(b"g0") == [AppendFailed(KEY, "the wire was reset")]
+    assert pumping.append() == [BatchesAppended(KEY)]
     assert pumping.length == len(BATCHES)
 
 
 @pytest.mark.parametrize("value", ["g2", "g1", None])
 def test_generation_written_since_the_last_append_stops_the_next_one(pumping, value):
-    assert pumping.append() == [Appended(KEY)]
+    assert pumping.append() == [BatchesAppended(KEY)]
     pumping.client.delete(redis_keys.GENERATION)
     if value is not None:
         pumping.client.set(redis_keys.GENERATION, value)
-    assert pumping.append() == [NotAppended(KEY, "the wire was reset")]
+    assert pumping.append() == [AppendFailed(KEY, "the wire was reset")]
     assert pumping.length == len(BATCHES)
     pumping.client.set(redis_keys.GENERATION, "g3")
     pumping.append(b"g3")
-    assert pumping.append(b"g3") == [Appended(KEY)]
+    assert pumping.append(b"g3") == [BatchesAppended(KEY)]
 
 
 def test_pump_appends_nothing_to_a_missing_stream(pumping):
     pumping.client.delete(KEY)
-    assert pumping.append() == [NotAppended(KEY, "the stream is missing")]
+    assert pumping.append() == [AppendFailed(KEY, "the stream is missing")]
     assert not pumping.client.exists(KEY)
 
 
@@ -93,11 +98,11 @@ def test_pump_appends_nothing_where_redis_is_full(pumping):
     pumping.append()
     pumping.client.config_set("maxmemory", 1)
     (told,) = pumping.append()
-    assert isinstance(told, NotAppended)
+    assert isinstance(told, AppendFailed)
     assert "OOM" in told.reason or "EXECABORT" in told.reason
     pumping.client.config_set("maxmemory", 0)
     assert pumping.length == len(BATCHES)
-    assert pumping.append() == [Appended(KEY)]
+    assert pumping.append() == [BatchesAppended(KEY)]
 
 
 @pytest.mark.parametrize("missing", ["-multi", "-exec", "-watch"])
@@ -106,7 +111,7 @@ def test_pump_without_the_right_to_transactions_appends_nothing_and_says_so(serv
         *("ACL", "SETUSER", "old", "on", ">secret", "~tunemq*", "+@all", missing)
     )
     old = Pumping(server, server.url.replace("unix://", "unix://old:secret@"))
-    with pytest.raises(WireUnavailable, match=r"refuses events: .*NOPERM"):
+    with pytest.raises(RedisUnavailable, match=r"refuses events: .*NOPERM"):
         old.append()
     old.close()
     assert old.length == 0
@@ -125,5 +130,5 @@ def test_pump_whose_loop_takes_no_facts_for_long_lets_the_lease_expire(pumping, 
     assert not pumping.client.exists(lease)
 
     pumping.pump.facts_taken()
-    pumping.pump._turn(LookNow())
+    pumping.pump._turn(RenewLeaseNow())
     assert pumping.client.exists(lease)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 __all__ = ["server"]
 
@@ -19,28 +19,28 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def line(server: RedisServer) -> Iterator[RedisLine]:
-    with closing(RedisLine(server.url)) as line:
+def line(server: RedisServer) -> Iterator[RedisConnection]:
+    with closing(RedisConnection(server.url)) as line:
         line.connect()
         yield line
 
 
-def test_closed_line_sends_nothing_and_reads_no_old_reply_after_it_is_opened(line: RedisLine):
+def test_closed_line_sends_nothing_and_reads_no_old_reply_after_it_is_opened(line: RedisConnection):
     line.close()
-    with pytest.raises(WireUnavailable, match="closed"):
+    with pytest.raises(RedisUnavailable, match="closed"):
         line.post([("INCR", "key")])
     line.connect()
     assert line.ask([("ECHO", "own")]) == [b"own"]
 
 
-def test_line_closed_with_a_reply_due_has_no_reply_to_receive(line: RedisLine):
+def test_line_closed_with_a_reply_due_has_no_reply_to_receive(line: RedisConnection):
     line.post([("BLPOP", "nothing", "10")])
     line.close()
-    with pytest.raises(WireUnavailable, match="closed"):
+    with pytest.raises(RedisUnavailable, match="closed"):
         line.receive()
 
 
-def test_line_whose_reading_was_interrupted_is_closed(line: RedisLine):
+def test_line_whose_reading_was_interrupted_is_closed(line: RedisConnection):
     class Interrupted(Exception):
         pass
 
@@ -59,8 +59,8 @@ def test_line_whose_reading_was_interrupted_is_closed(line: RedisLine):
     assert line.ask([("ECHO", "own")]) == [b"own"]
 
 
-def test_line_with_a_refused_command_among_others_stays_in_step(line: RedisLine):
+def test_line_with_a_refused_command_among_others_stays_in_step(line: RedisConnection):
     line.post([("SET", "text", "x"), ("LPUSH", "text", "x"), ("ECHO", "late")])
-    with pytest.raises(WireError, match="WRONGTYPE"):
+    with pytest.raises(TransportError, match="WRONGTYPE"):
         line.ask([("ECHO", "own")])
     assert line.ask([("ECHO", "own")]) == [b"own"]

@@ -20,9 +20,9 @@ from tests.integration.farm_support import is_alive
 from tests.support.farms.farm_processes import SCRIPT, Farm, farms, m
 from tests.support.farms.relay_supervisor import RelaySupervisor
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, Refusal
+from tunemq_scheduler.api.farm_answers import ExperimentDetail, RequestDone, RequestRejection
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import Outcome
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentOutcome
 from tunemq_scheduler.farm.ipc.watched_process import ERRORS, OUTPUT
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
@@ -46,7 +46,7 @@ def supervisor(farm) -> Iterator[RelaySupervisor]:
     supervisor.close()
 
 
-def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.Job:
+def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.ExperimentJob:
     """The search of ``farm_search.py``, with such options."""
     (farm.folder / "executed").mkdir(exist_ok=True)
     if "gate" in options:
@@ -58,7 +58,7 @@ def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.Job:
     farm.results.mkdir(exist_ok=True)
     with open_blobs(str(farm.results)) as blobs:
         packed = ScriptCode(bundle=bundle(Path(code), blobs), script=Path(code).name)
-    return r.Job(
+    return r.ExperimentJob(
         name="search",
         results=str(farm.results),
         code=packed,
@@ -98,7 +98,7 @@ def test_a_search_runs_to_its_end_in_its_own_process(farm, supervisor):
     farm.worker("a")
     link = supervisor.start(job(farm, trials=4, steps=5), farm.results / "search")
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.FINISHED, ending
+    assert ending.outcome is ExperimentOutcome.FINISHED, ending
     farm.nothing_is_missing_or_doubled(4, 5)
     assert link.status is not None
     assert link.status.counts["TERMINATED"] == 4
@@ -121,12 +121,12 @@ def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given
     supervisor.is_stingy = True
     farm.open_gate(19)  # they go on, and none of them ends before it has to give back what it has
     supervisor.until(lambda: not link.usage.held)
-    waits = supervisor.answer(r.WhyTrial("ab12c_00001"))
-    assert isinstance(waits, r.Reasons)
+    waits = supervisor.answer(r.ExplainTrial("ab12c_00001"))
+    assert isinstance(waits, r.TrialExplanation)
     assert waits.request == {"cpu": 1.0}
     farm.open_gate(20)
     supervisor.is_stingy = False
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 20)
 
 
@@ -139,7 +139,7 @@ def test_a_callback_that_segfaults_ends_its_process_and_is_told_as_such(farm, su
     path = script(farm, f"{sleeps}; ctypes.string_at(0)")
     supervisor.start(job(farm, path), farm.results / "search")
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.DIED
+    assert ending.outcome is ExperimentOutcome.DIED
     assert "SIGSEGV" in ending.text
     assert "on_trial_result" in ending.text  # where it was
     eventually(lambda: not is_alive(int(left.read_text())))  # nothing of it is left
@@ -153,7 +153,7 @@ def test_a_callback_finds_no_key_of_the_farm_and_no_descriptor_but_its_own(
     seen = farm.folder / "seen"
     body = f"open({str(seen)!r}, 'w').write(repr((dict(os.environ), os.listdir('/proc/self/fd'))))"
     supervisor.start(job(farm, script(farm, body)), farm.results / "search")
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert "secret" not in seen.read_text()
     assert "HOME" in seen.read_text()
 
@@ -163,7 +163,7 @@ def test_a_process_that_raises_says_why_and_the_search_is_not_started_again(farm
     path = script(farm, "raise RuntimeError('no such day')")
     supervisor.start(job(farm, path), farm.results / "search")
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "no such day" in ending.text
 
 
@@ -174,14 +174,14 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
     os.kill(link.pid, signal.SIGKILL)
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.DIED
+    assert ending.outcome is ExperimentOutcome.DIED
     assert "SIGKILL" in ending.text
     farm.open_gate(12)  # trials go on
     supervisor.until(lambda: sum(len(done) >= 12 for done in farm.steps().values()) == 2)
     again = msgspec.structs.replace(wanted, events_key=link.events_key)
     supervisor.start(again, farm.results / "search")
     farm.open_gate(30)
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 30)
     assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
 
@@ -195,12 +195,12 @@ def test_a_search_goes_on_when_what_it_was_forked_from_is_killed(farm, superviso
     assert forkserver != os.getpid()
     os.kill(forkserver, signal.SIGKILL)
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.LEFT  # nothing is wrong with the search
+    assert ending.outcome is ExperimentOutcome.LEFT  # nothing is wrong with the search
     assert "SIGKILL" in ending.text
     farm.open_gate(20)
     again = msgspec.structs.replace(wanted, events_key=link.events_key)
     supervisor.start(again, farm.results / "search")
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 20)
     assert all(steps == list(range(1, 21)) for steps in farm.steps().values())
 
@@ -234,16 +234,16 @@ def test_requests_are_answered_while_it_runs(farm, supervisor):
     assert isinstance(detail, ExperimentDetail)
     assert [row.status for row in detail.trials] == ["RUNNING"]
     assert detail.hidden == 1
-    runs = supervisor.answer(r.WhyTrial("ab12c_00001"))
-    assert isinstance(runs, r.Reasons)
+    runs = supervisor.answer(r.ExplainTrial("ab12c_00001"))
+    assert isinstance(runs, r.TrialExplanation)
     assert not runs.request
-    assert isinstance(supervisor.answer(r.StopTrial("ab12c_00000", "enough")), Done)
-    assert isinstance(supervisor.answer(r.WhyTrial("nobody")), Refusal)
-    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00001")), Refusal)
+    assert isinstance(supervisor.answer(r.StopOneTrial("ab12c_00000", "enough")), RequestDone)
+    assert isinstance(supervisor.answer(r.ExplainTrial("nobody")), RequestRejection)
+    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00001")), RequestRejection)
     answer = supervisor.answer(r.StopSearch("a person wants it to"))
-    assert isinstance(answer, Done), f"{answer} {supervisor.told()}"
+    assert isinstance(answer, RequestDone), f"{answer} {supervisor.told()}"
     farm.open_gate(20)
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert "a person wants it to" in link.ending.text
 
 
@@ -252,11 +252,11 @@ def test_an_interrupted_search_is_resumed_by_its_next_process(farm, supervisor):
     wanted = job(farm, trials=2, steps=10, save_every=1, gate=4)
     link = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 4 for done in farm.steps().values()) == 2)
-    link.stop(r.Interrupt("pause"), grace_s=100.0)
-    assert supervisor.ends(within=90.0).outcome is Outcome.INTERRUPTED
+    link.stop(r.InterruptSearch("pause"), grace_s=100.0)
+    assert supervisor.ends(within=90.0).outcome is ExperimentOutcome.INTERRUPTED
     farm.open_gate(10)
     supervisor.start(wanted, farm.results / "search")
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 10)
 
 
@@ -265,7 +265,7 @@ def test_what_an_unusable_script_raises_is_told(farm, supervisor):
     path.write_text("import no_such_module_of_mine\n")
     supervisor.start(job(farm, str(path)), farm.results / "search")
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "no_such_module_of_mine" in ending.text
     assert "no_such_module_of_mine" in (farm.results / "search" / ERRORS).read_text()
 
@@ -291,8 +291,8 @@ tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
     link = supervisor.start(job(farm, str(path)), farm.results / "search")
     supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
     (farm.folder / "mended").touch()
-    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00000")), Done)
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00000")), RequestDone)
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert link.status is not None
     assert link.status.counts["TERMINATED"] == 2
     # And one of a search that is over, with its next process; once, however often that starts.
@@ -301,11 +301,11 @@ tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
     link = supervisor.start(again, farm.results / "other")
     supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
     (farm.folder / "mended").touch()
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     retried = msgspec.structs.replace(again, retry="cd34e_00000")
     for _ in range(2):
         supervisor.start(retried, farm.results / "other")
-        assert supervisor.ends().outcome is Outcome.FINISHED
+        assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     results = sorted((farm.results / "other").glob("*/result.json"))
     assert [len(result.read_text().splitlines()) for result in results] == [1, 1]
 
@@ -338,7 +338,7 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     os.kill(link.pid, signal.SIGCONT)
     supervisor.until(lambda: client.taken >= 40)
     farm.open_gate(40)
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 40)
     assert sum(line == warned.text for line in link.take_news()) == 40
 
@@ -348,13 +348,13 @@ def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice
     body = "[os.write(n, b'x' * 99) for n in range(3, 4096) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
     link = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "cannot be read" in ending.text
     supervisor.wire.add(link.events_key).close()  # it is not started again
     (farm.results / "search").rename(farm.results / "before")
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
     supervisor.start(other, farm.results / "search")
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
 
 
 def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, supervisor):
@@ -368,12 +368,12 @@ def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, s
     assert forger.send(link.events_key, ["result", "t", "one"], first=next_event)
     forger.close()
     ending = supervisor.ends()
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert f"of node {node} cannot be read" in ending.text
     supervisor.wire.add(link.events_key).close()  # it is not started again
     (farm.results / "search").rename(farm.results / "before")
     farm.open_gate(30)
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
     supervisor.start(other, farm.results / "search")
-    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert list(supervisor.nodes) == [node], "the node went on"

@@ -17,10 +17,10 @@ import pytest
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.common import scheduler_lease as lease_module
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
-from tunemq_shared.base.errors import SchedulerSuperseded, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_shared.base.errors import RedisUnavailable, SchedulerSuperseded
 from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
@@ -44,8 +44,8 @@ def claim(redis, monkeypatch):
     monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
     leases = []
 
-    def claim(at_least: int = 1, holder: Holder | None = None) -> SchedulerLease:
-        lease = SchedulerLease(redis.url, holder or Holder.this_process())
+    def claim(at_least: int = 1, holder: LeaseHolder | None = None) -> SchedulerLease:
+        lease = SchedulerLease(redis.url, holder or LeaseHolder.this_process())
         leases.append(lease)
         lease.claim(at_least, lambda _text: None)
         return lease
@@ -55,7 +55,7 @@ def claim(redis, monkeypatch):
         lease.close()
 
 
-def elsewhere(holder: Holder, host: str = "elsewhere") -> Holder:
+def elsewhere(holder: LeaseHolder, host: str = "elsewhere") -> LeaseHolder:
     return msgspec.structs.replace(holder, host=host, place="another kernel")
 
 
@@ -64,7 +64,7 @@ def freeze(lease: SchedulerLease, monkeypatch) -> None:
     is_frozen = threading.Event()
     monkeypatch.setattr(lease, "_look", is_frozen.set)
     assert is_frozen.wait(60), "its last look is over"
-    line = RedisLine(lease._url)
+    line = RedisConnection(lease._url)
     line.connect()
     line.ask([("PEXPIRE", redis_keys.SCHEDULER, "100")])
     line.close()
@@ -93,7 +93,7 @@ def test_a_wiped_redis_makes_no_term_go_back(claim, redis):
 
 
 def test_a_living_holder_is_named_to_whoever_wants_its_place(claim):
-    claim(holder=elsewhere(Holder.this_process()))
+    claim(holder=elsewhere(LeaseHolder.this_process()))
     with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere"):
         claim()
 
@@ -101,7 +101,7 @@ def test_a_living_holder_is_named_to_whoever_wants_its_place(claim):
 def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redis):
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     born = int(Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    holder = msgspec.structs.replace(Holder.this_process(), pid=dead.pid, born=born)
+    holder = msgspec.structs.replace(LeaseHolder.this_process(), pid=dead.pid, born=born)
     lease = SchedulerLease(redis.url, holder)
     lease.claim(1, lambda _text: None)
     assert not holder.is_gone
@@ -120,7 +120,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
 def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(
     claim, redis, monkeypatch
 ):
-    silent = claim(holder=elsewhere(Holder.this_process()))
+    silent = claim(holder=elsewhere(LeaseHolder.this_process()))
     assert 0 < redis.client.pttl(redis_keys.SCHEDULER) <= 1000 * LONG_S
     freeze(silent, monkeypatch)
     successor = claim()
@@ -128,10 +128,10 @@ def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(
 
 
 def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
+    zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)
-    successor = claim(holder=elsewhere(Holder.this_process(), "successor"))
+    successor = claim(holder=elsewhere(LeaseHolder.this_process(), "successor"))
     zombie.check_known()
     proven_at = zombie.proven_at
     look()
@@ -143,8 +143,8 @@ def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
 
 
 def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
-    line = RedisLine(redis.url)
+    zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
+    line = RedisConnection(redis.url)
     line.connect()
     commands = [("HSET", "reply", "f", 1), ("EXPIRE", b"reply", "60")]
     assert line.ask([zombie.guarded(commands)]) == [1]
@@ -160,7 +160,7 @@ def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypat
 
 
 def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(claim, redis):
-    line = RedisLine(redis.url)
+    line = RedisConnection(redis.url)
     line.connect()
     first = claim()
     for key in ("one", "another"):
@@ -181,7 +181,7 @@ def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(cl
 
 
 def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(claim, redis):
-    line = RedisLine(redis.url)
+    line = RedisConnection(redis.url)
     line.connect()
     lease = claim()
     for key in ("one", "another", "third"):
@@ -196,10 +196,10 @@ def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(cla
 
 
 def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
+    zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)
-    successor = claim(holder=elsewhere(Holder.this_process(), "successor"))
+    successor = claim(holder=elsewhere(LeaseHolder.this_process(), "successor"))
     redis.client.flushall()
     monkeypatch.setattr(zombie, "_look", look)
     eventually(lambda: redis.client.get(redis_keys.TERM) == str(successor.term).encode())
@@ -220,14 +220,14 @@ def test_a_redis_that_is_away_stops_nobody(claim, redis):
 
 def test_without_redis_there_is_no_lease(redis):
     redis.end()
-    lease = SchedulerLease(redis.url, Holder.this_process())
-    with pytest.raises(WireUnavailable):
+    lease = SchedulerLease(redis.url, LeaseHolder.this_process())
+    with pytest.raises(RedisUnavailable):
         lease.claim(1, lambda _text: None)
     lease.close()
 
 
 def test_a_lease_that_was_given_back_is_free_at_once(claim, redis):
-    lease = claim(holder=elsewhere(Holder.this_process()))
+    lease = claim(holder=elsewhere(LeaseHolder.this_process()))
     lease.close()
     assert redis.client.get(redis_keys.SCHEDULER) is None
     started = time.monotonic()

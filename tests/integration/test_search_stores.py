@@ -15,7 +15,7 @@ from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
 from tests.support.waiting import eventually, free_port
 from tunemq_scheduler.journal import FILE_NAME, read_header
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.base.errors import ConfigError, StoreError
@@ -399,7 +399,7 @@ def test_search_at_an_address_with_a_profile_uses_its_keys_alone(
     assert step_in(again.checkpoint) == 6
 
     found = try_store(address, [StoreKeys(StoreRole.SCHEDULER, os.environ)])
-    assert {one.level for one in found} == {Level.OK}
+    assert {one.level for one in found} == {FindingLevel.OK}
     assert not tune.Tuner.can_restore(kept.replace("profile=ada", "profile=ben"))
     with pytest.raises(StoreError, match="for the profile 'ben'; add them there"):
         fit(train, name="other", storage_path=address.replace("profile=ada", "profile=ben"))

@@ -20,7 +20,7 @@ from tests.support.waiting import descendants, eventually, need
 from tunemq_scheduler.cli import store_command
 from tunemq_scheduler.cli.store_command import BUCKET, find_rclone
 from tunemq_shared.base.errors import ConfigError, StoreError
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, in_parallel, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, in_parallel, retried
 from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects
@@ -78,7 +78,7 @@ def test_many_write_and_remove_in_the_same_folders_at_once(shared_served):
     bucket = shared_served.create_bucket()
     with shared_served.objects(bucket, "a/b") as objects:
 
-        def work(n: int, cancel: Cancel) -> None:
+        def work(n: int, cancel: CancelToken) -> None:
             data = str(n).encode() * 100
             key = f"same/folder/{n}"
             for left in reversed(range(8)):
@@ -87,7 +87,7 @@ def test_many_write_and_remove_in_the_same_folders_at_once(shared_served):
                 if left:
                     retried(lambda: objects.delete([key]), cancel)
 
-        in_parallel(work, range(8), Cancel(200), at_once=8)
+        in_parallel(work, range(8), CancelToken(200), at_once=8)
         assert len(list(objects.list("same/folder/"))) == 8
         objects.delete([found.key for found in objects.list()])
         assert list(objects.list()) == []
@@ -101,13 +101,13 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
 import subprocess, sys
 from pathlib import Path
 from tests.support.stores.object_servers import serving
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, TimedOut, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferTimedOut, retried
 disk = Path(sys.argv[1])
 with serving(disk / "server") as server, server.objects("tunemq") as objects:
     objects.put_bytes("kept", b"kept")
     try:
-        retried(lambda: objects.put_bytes("large", bytes(9 * 2**20)), Cancel(3))
-    except TimedOut as error:
+        retried(lambda: objects.put_bytes("large", bytes(9 * 2**20)), CancelToken(3))
+    except TransferTimedOut as error:
         print(error)
     print([found.key for found in objects.list()], server.incomplete())
 """

@@ -24,11 +24,15 @@ from tests.support.stores.object_servers import running_minio
 from tests.support.transfers import Waiting, run_until
 from tests.support.waiting import eventually
 from tunemq_shared.base.failpoints import VARIABLE as FAILPOINTS
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_workers.processes.child_process import start_child
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.transfer_messages import Download, SendFiles, Upload
-from tunemq_workers.transfers.transfer_client import Transfers
+from tunemq_workers.runtime.transfer_messages import (
+    DownloadCheckpoint,
+    UploadCheckpoint,
+    UploadTrialFiles,
+)
+from tunemq_workers.transfers.transfer_client import TransferClient
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +53,7 @@ class Node:
         self.children: set[int] = set()
         #: What each process started from now on, in turn, is to fail at; the last goes for all.
         self.failpoints = [""]
-        self.transfers = Transfers(self.reactor, start=self.start, children=self.children)
+        self.transfers = TransferClient(self.reactor, start=self.start, children=self.children)
 
     def start(self):
         failpoints = self.failpoints.pop(0) if len(self.failpoints) > 1 else self.failpoints[0]
@@ -59,7 +63,7 @@ class Node:
 
     def write(self, source: Path, key: str = KEY) -> Path:
         """Have a checkpoint written as a host does it; its folder."""
-        put(LocalStore(self.cache, durable=False), source, key)
+        put(LocalCheckpointStore(self.cache, durable=False), source, key)
         return self.cache / key
 
     def upload(
@@ -67,7 +71,7 @@ class Node:
     ) -> Waiting:
         it = Waiting()
         folder, committed = str(self.cache / key), self.cache / base / "committed.json"
-        order = Upload(self.store, key, folder, "", timeout_s)
+        order = UploadCheckpoint(self.store, key, folder, "", timeout_s)
         if base:
             sha256 = hashlib.sha256(committed.read_bytes()).hexdigest()
             order = msgspec.structs.replace(
@@ -79,7 +83,7 @@ class Node:
     def download(self, sha256: str, folder: Path, key: str = KEY, **changes) -> Waiting:
         it = Waiting()
         timeout_s = changes.get("timeout_s", 200)
-        order = Download(self.store, key, sha256, str(folder), timeout_s)
+        order = DownloadCheckpoint(self.store, key, sha256, str(folder), timeout_s)
         it.number = self.transfers.start(order, *it.callbacks)
         return it
 
@@ -145,14 +149,14 @@ def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
     for name in (b"\xff\xfe\n\x1b[31m0", b"sub-\xff"):
         Path(os.fsdecode(bytes(folder) + b"/" + name)).write_text("x")
     sent, refused = Waiting(), Waiting()
-    order = SendFiles(node.store, "trial", str(folder), 1, 60)
+    order = UploadTrialFiles(node.store, "trial", str(folder), 1, 60)
     node.transfers.start(order, *sent.callbacks)
     reason, _ = node.fail(sent)
     assert "2 files were not sent, such as \\udcff\\udcfe" in reason
     assert {name.rpartition("/")[2] for name in objects(minio, bucket)} == {"plain", "zzz"}
     (tmp_path / "other" / "journal").mkdir(parents=True)
     Path(os.fsdecode(bytes(tmp_path) + b"/other/journal/\xff")).write_text("x")
-    order = SendFiles(node.store, "other", str(tmp_path / "other"), 1, 20)
+    order = UploadTrialFiles(node.store, "other", str(tmp_path / "other"), 1, 20)
     node.transfers.start(order, *refused.callbacks)
     reason, _ = node.fail(refused)
     assert "such as journal/\\udcff" in reason

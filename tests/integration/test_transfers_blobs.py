@@ -12,8 +12,14 @@ from tests.support.waiting import eventually
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol.messages import BlobRef
-from tunemq_workers.runtime.transfer_messages import Answer, Begin, Done, Failed, FetchBlob
-from tunemq_workers.transfers.transfer_performer import Performer
+from tunemq_workers.runtime.transfer_messages import (
+    BeginTransfer,
+    FetchBlob,
+    TransferAnswer,
+    TransferDone,
+    TransferFailed,
+)
+from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 pytestmark = pytest.mark.integration
 
@@ -26,13 +32,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.address(server.create_bucket(), "farm")
 
 
-def perform(fetch: FetchBlob) -> Done | Failed:
-    answers: list[Answer] = []
-    performer = Performer(answers.append)
-    performer.obey(Begin(1, fetch))
+def perform(fetch: FetchBlob) -> TransferDone | TransferFailed:
+    answers: list[TransferAnswer] = []
+    performer = TransferPerformer(answers.append)
+    performer.obey(BeginTransfer(1, fetch))
 
-    def ends() -> list[Done | Failed]:  # it may have told of a trouble before
-        return [one for one in answers if isinstance(one, Done | Failed)]
+    def ends() -> list[TransferDone | TransferFailed]:  # it may have told of a trouble before
+        return [one for one in answers if isinstance(one, TransferDone | TransferFailed)]
 
     eventually(ends)
     for store in performer._stores.values():
@@ -45,9 +51,9 @@ def test_a_blob_becomes_a_file_and_a_bundle_a_folder(store, tmp_path):
     with open_blobs(store) as blobs:
         code, project = blobs.put(b"code"), bundle(tmp_path / "train.py", blobs)
     here, there = str(tmp_path / "node/blobs"), str(tmp_path / "node/code")
-    assert perform(FetchBlob(code, here, is_bundle=False, timeout_s=9.0)) == Done(1)
+    assert perform(FetchBlob(code, here, is_bundle=False, timeout_s=9.0)) == TransferDone(1)
     assert Path(here, code.sha256).read_bytes() == b"code"
-    assert perform(FetchBlob(project, there, is_bundle=True, timeout_s=9.0)) == Done(1)
+    assert perform(FetchBlob(project, there, is_bundle=True, timeout_s=9.0)) == TransferDone(1)
     assert Path(there, project.sha256, "train.py").read_text() == "VALUE = 1\n"
     assert os.listdir(there) == [project.sha256], "the archive is not kept"
 
@@ -58,7 +64,7 @@ def test_what_is_missing_is_not_asked_for_again(store, tmp_path, is_bundle):
         place = blobs.put(b"other")
     missing = BlobRef("0" * 64, 4, "/nowhere", place.store)
     failed = perform(FetchBlob(missing, str(tmp_path / "node"), is_bundle, 9.0))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, TransferFailed)
     assert failed.is_corrupt
     assert os.listdir(tmp_path / "node") == []
 
@@ -67,6 +73,6 @@ def test_what_is_no_bundle_is_refused(store, tmp_path):
     with open_blobs(store) as blobs:
         ref = blobs.put(b"code")
     failed = perform(FetchBlob(ref, str(tmp_path / "node"), is_bundle=True, timeout_s=9.0))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, TransferFailed)
     assert failed.is_corrupt
     assert "is no bundle" in failed.reason

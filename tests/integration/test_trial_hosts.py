@@ -15,10 +15,10 @@ from tunemq_shared.protocol.messages import (
     CheckpointDamaged,
     CheckpointRef,
     CheckpointWritten,
-    HostOrder,
     ResultReported,
     TrialFailed,
     TrialFinished,
+    TrialOrder,
     TrialPaused,
     TrialStarted,
 )
@@ -252,14 +252,14 @@ def count_to_three(config):
 def test_a_trial_waits_where_it_was_told_to_until_it_is_told_more(serve):
     server = serve()
     order = server.order(count_to_three)
-    held = HostOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
+    held = TrialOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
     host = server.start_order(held)
     assert host.result() == {"loss": 0}
     assert len(host.results) == 1
 
-    host.tell(frames.ORDER, HostOrder(order.trial, 1, (Condition("training_iteration", 2),)))
+    host.tell(frames.ORDER, TrialOrder(order.trial, 1, (Condition("training_iteration", 2),)))
     assert host.result(1) == {"loss": 1}
-    host.tell(frames.ORDER, HostOrder(order.trial, 1, ()))
+    host.tell(frames.ORDER, TrialOrder(order.trial, 1, ()))
 
     assert host.result(2) == {"loss": 2}
     host.gone()
@@ -269,7 +269,7 @@ def test_a_waiting_trial_ends_when_its_node_does(serve):
     server = serve()
     order = server.order(count_to_three)
     host = server.start_order(
-        HostOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
+        TrialOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
     )
     host.result()
 
@@ -365,7 +365,7 @@ def test_a_host_goes_on_from_the_newest_whole_checkpoint_and_tells_of_the_damage
 
     refs = tuple(reference(event) for event in reversed(written))
     order = server.order(count_with_checkpoints, restore=refs, last_step=4, **more)
-    second = server.start_order(HostOrder(order.trial, 2, (), start=order.start))
+    second = server.start_order(TrialOrder(order.trial, 2, (), start=order.start))
     second.gone()
 
     assert [result["n"] for result in second.results] == [3, 3]
@@ -404,17 +404,17 @@ def test_a_host_that_is_told_to_pause_ends_its_trial_and_is_reused(serve, store)
     more = {} if store is None else {"store": store}
     order = server.order(count_with_checkpoints, reuse=True, **more)
     horizon = (Condition("training_iteration", 2),)
-    host = server.start_order(HostOrder(order.trial, 1, horizon, start=order.start))
+    host = server.start_order(TrialOrder(order.trial, 1, horizon, start=order.start))
     host.result(1)
 
-    host.tell(frames.ORDER, HostOrder(order.trial, 1, horizon, pause=True))
+    host.tell(frames.ORDER, TrialOrder(order.trial, 1, horizon, pause=True))
     host.until(lambda: frames.IDLE in host.kinds, "idle host")
     assert host.events[-1] == TrialPaused(order.trial, 1)
     assert host.kinds[-2:] == [frames.ENDING, frames.IDLE]
 
     refs = tuple(reference(event) for event in reversed(checkpoints(host)))
     following = server.order(count_with_checkpoints, restore=refs, last_step=2, **more)
-    host.tell(frames.NEXT, HostOrder(order.trial, 2, (), start=following.start))
+    host.tell(frames.NEXT, TrialOrder(order.trial, 2, (), start=following.start))
     host.gone()
 
     assert [result["n"] for result in host.results] == [1, 2, 3, 3]

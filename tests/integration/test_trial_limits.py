@@ -17,14 +17,14 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialProcessDied,
     TrialStarted,
 )
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 
 __all__ = ["ended_searches", "node", "scheduler", "server"]
@@ -42,8 +42,8 @@ SHORT_S = 4.0
 def run(node, scheduler, trainable, **how):
     """Host a trial until it has failed and its family is gone; returns how it failed."""
     scheduler.assign(node.incarnation, order("t1", scheduler.start(trainable, **how)))
-    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
-    assert not scheduler.said(HostDied)
+    eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
+    assert not scheduler.said(TrialProcessDied)
     (failed,) = scheduler.said(TrialFailed)
     return failed
 
@@ -64,9 +64,9 @@ def sleeps(config):
 @pytest.mark.parametrize(
     ("limits", "kind"),
     [
-        (TrialLimits(step_s=SHORT_S), "time_limit"),
-        (TrialLimits(stall_s=SHORT_S), "stalled"),
-        (TrialLimits(trial_s=SHORT_S), "trial_limit"),
+        (TrialLimitSpec(step_s=SHORT_S), "time_limit"),
+        (TrialLimitSpec(stall_s=SHORT_S), "stalled"),
+        (TrialLimitSpec(trial_s=SHORT_S), "trial_limit"),
     ],
 )
 def test_a_trial_that_takes_too_long_ends_and_its_stack_is_in_its_log(
@@ -92,7 +92,7 @@ def waits_in_a_call_that_a_signal_ends(config):
 
 
 def test_stalled_trial_whose_c_call_returns_at_the_signal_for_stacks_fails(node, scheduler):
-    limits = TrialLimits(stall_s=SHORT_S)
+    limits = TrialLimitSpec(stall_s=SHORT_S)
     failed = run(node, scheduler, waits_in_a_call_that_a_signal_ends, limits=limits)
 
     assert failed.kind == "stalled"
@@ -123,7 +123,7 @@ def test_one_that_holds_the_gil_and_heeds_no_signal_shows_all_its_stacks_and_is_
     node, scheduler
 ):
     failed = run(
-        node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimits(stall_s=SHORT_S)
+        node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimitSpec(stall_s=SHORT_S)
     )
 
     assert failed.kind == "stalled"
@@ -148,7 +148,7 @@ def takes_every_handler_there_is(config):
 
 
 def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(node, scheduler):
-    limits = TrialLimits(stall_s=SHORT_S)
+    limits = TrialLimitSpec(stall_s=SHORT_S)
     assert run(node, scheduler, takes_every_handler_there_is, limits=limits).kind == "stalled"
 
 
@@ -171,7 +171,7 @@ def says_goodbye(config):
 def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
     node, scheduler
 ):
-    failed = run(node, scheduler, says_goodbye, limits=TrialLimits(step_s=SHORT_S), reuse=True)
+    failed = run(node, scheduler, says_goodbye, limits=TrialLimitSpec(step_s=SHORT_S), reuse=True)
 
     assert failed.kind == "time_limit"
     assert printed(scheduler, "stdout") == "goodbye\n"
@@ -196,13 +196,13 @@ def raises_a_family_and_sleeps(config):
 
 @pytest.mark.parity(128)
 def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_free(node, scheduler):
-    limits = TrialLimits(step_s=SHORT_S)
+    limits = TrialLimitSpec(step_s=SHORT_S)
     scheduler.assign(
         node.incarnation, order("t1", scheduler.start(raises_a_family_and_sleeps, limits=limits))
     )
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     grandchild = scheduler.said(ResultReported)[0].metrics["grandchild"]
-    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
     assert not is_alive(grandchild)
 
 
@@ -214,7 +214,7 @@ def three_quick_steps(config):
 
 
 def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
-    limits = TrialLimits(step_s=SHORT_S, trial_s=SHORT_S + 2, stall_s=SHORT_S)
+    limits = TrialLimitSpec(step_s=SHORT_S, trial_s=SHORT_S + 2, stall_s=SHORT_S)
     start = scheduler.start(three_quick_steps, limits=limits)
     scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
@@ -224,7 +224,7 @@ def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
     eventually(lambda: time.monotonic() > told_at + 2 * SHORT_S + 3)
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialFinished)
     assert not scheduler.said(TrialFailed)
 
@@ -239,20 +239,20 @@ def stalls_behind_its_horizon(config):
 
 
 def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
-    start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimits(step_s=SHORT_S))
+    start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimitSpec(step_s=SHORT_S))
     scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     began = time.monotonic()
     eventually(lambda: time.monotonic() > began + SHORT_S + 1)
     assert not scheduler.said(TrialFailed)
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
     (failed,) = scheduler.said(TrialFailed)
     assert failed.kind == "time_limit"
 
 
 def test_time_spent_in_earlier_incarnations_counts(node, scheduler):
-    limits = TrialLimits(trial_s=1000.5)
+    limits = TrialLimitSpec(trial_s=1000.5)
     failed = run(node, scheduler, sleeps, limits=limits, time_spent_s=1000.0)
     assert failed.kind == "trial_limit"
 
@@ -278,7 +278,9 @@ def children_hold_it_together(config):
 
 
 def test_the_memory_of_a_whole_family_counts(node, scheduler):
-    failed = run(node, scheduler, children_hold_it_together, limits=TrialLimits(memory=200 * MIB))
+    failed = run(
+        node, scheduler, children_hold_it_together, limits=TrialLimitSpec(memory=200 * MIB)
+    )
     assert failed.kind == "memory"
     assert "its limit is 200 MiB" in failed.error
 
@@ -360,16 +362,16 @@ def multiplies(config):
 
 
 def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, scheduler):
-    failed = run(node, scheduler, multiplies, limits=TrialLimits(processes=40))
+    failed = run(node, scheduler, multiplies, limits=TrialLimitSpec(processes=40))
     assert failed.kind == "processes"
     assert "processes, and its limit is 40 (TrialLimits(processes=...))" in failed.error
 
 
 @pytest.mark.parametrize("trainable", [shares_what_it_holds, shares_what_is_loaded, maps_a_file])
 def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, scheduler, trainable):
-    start = scheduler.start(trainable, limits=TrialLimits(memory=200 * MIB))
+    start = scheduler.start(trainable, limits=TrialLimitSpec(memory=200 * MIB))
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), within=100, message=node.log)
+    eventually(lambda: scheduler.said(SlotFreed), within=100, message=node.log)
     assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
     assert scheduler.said(TrialFinished)
 

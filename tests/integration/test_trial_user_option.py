@@ -21,14 +21,14 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 from tunemq_workers.node import trial_user_folders
 from tunemq_workers.node.trial_user_folders import claim_workdir, give_folders, keep_rights
-from tunemq_workers.system.trial_user import Account
+from tunemq_workers.system.trial_user import UserAccount
 
 __all__ = ["open_folder", "server"]
 
 pytestmark = pytest.mark.integration
 
 USER = f"{NOBODY}:{NOBODY}"
-ACCOUNT = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
+ACCOUNT = UserAccount("nobody", NOBODY, NOBODY, (NOBODY,), "/")
 
 Refused = Callable[..., str]
 

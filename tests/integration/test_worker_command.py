@@ -23,11 +23,11 @@ from tests.support.farms.farm_processes import Command, TcpRedis
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialPaused,
+    TrialProcessDied,
 )
 
 __all__ = ["scheduler", "server"]
@@ -175,8 +175,8 @@ def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, schedule
     eventually(lambda: scheduler.said(ResultReported))
     worker.says("Trial t1 runs")
     worker.send(signal.SIGTERM)
-    eventually(lambda: scheduler.said(HostFreed))
-    assert [type(one) for one in scheduler.events()[-2:]] == [TrialPaused, HostFreed]
+    eventually(lambda: scheduler.said(SlotFreed))
+    assert [type(one) for one in scheduler.events()[-2:]] == [TrialPaused, SlotFreed]
     scheduler.journal(incarnation, len(scheduler.events()))
     assert worker.ends() == 0
     worker.says("Trial t1 has left")
@@ -194,7 +194,7 @@ def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
         scheduler.journal(incarnation, 2)
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
-        for kind in (TrialFailed, HostDied, HostFreed):
+        for kind in (TrialFailed, TrialProcessDied, SlotFreed):
             assert not scheduler.said(kind)
         assert scheduler.goodbyes() == [incarnation]
     finally:
@@ -272,7 +272,7 @@ def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
         scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
         eventually(lambda: scheduler.said(ResultReported))
         worker.send(signal.SIGTERM)
-        eventually(lambda: scheduler.said(HostFreed))
+        eventually(lambda: scheduler.said(SlotFreed))
         scheduler.journal(incarnation, len(scheduler.events()))
         assert worker.ends() == 0
     finally:

@@ -18,8 +18,14 @@ from tests.support.farms.farm_processes import Command
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import decode_vitals
-from tunemq_shared.protocol.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
-from tunemq_shared.protocol.registration import NodeHello
+from tunemq_shared.protocol.messages import (
+    Gpu,
+    ResultReported,
+    SlotFreed,
+    TrialPaused,
+    TrialProcessDied,
+)
+from tunemq_shared.protocol.registration import NodeRegistration
 
 __all__ = ["scheduler", "server", "uuids"]
 
@@ -58,8 +64,8 @@ class Worker(Command):
         line += ["--workdir", str(folder / f"workdir-{name}"), *more]
         super().__init__(*line, log=folder / f"{name}.log", variables=variables)
 
-    def hello(self, scheduler: Scheduler) -> NodeHello:
-        found: list[NodeHello] = []
+    def hello(self, scheduler: Scheduler) -> NodeRegistration:
+        found: list[NodeRegistration] = []
 
         def is_introduced() -> bool:
             found[:] = [one for one in scheduler.hellos() if one.pid == self.process.pid]
@@ -140,7 +146,7 @@ def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler
             reuse=True,
         )
         scheduler.assign(incarnation, order(f"t{number}", start))
-        eventually(lambda: len(scheduler.said(HostFreed)) == number + 1)  # noqa: B023
+        eventually(lambda: len(scheduler.said(SlotFreed)) == number + 1)  # noqa: B023
     assert seen(scheduler) == {"t0": uuids[0], "t1": uuids[1], "t2": uuids[1]}
 
 
@@ -202,7 +208,7 @@ def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler)
     eventually(lambda: scheduler.said(ResultReported))
     scheduler.reply(incarnation, "r", "retired by ann")
     one.says("Somebody has this worker retire (retired by ann)")
-    eventually(lambda: scheduler.said(HostFreed))
+    eventually(lambda: scheduler.said(SlotFreed))
     assert scheduler.said(TrialPaused)
     scheduler.journal(incarnation, len(scheduler.events()))
     assert one.ends() == 0
@@ -216,9 +222,9 @@ def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(wor
     eventually(lambda: len(scheduler.said(ResultReported)) >= 4)
     began = time.monotonic()
     one.send(signal.SIGTERM)
-    eventually(lambda: scheduler.said(HostFreed))
+    eventually(lambda: scheduler.said(SlotFreed))
     assert time.monotonic() - began < 110  # it was not the plain pause, which comes after 120
-    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialProcessDied)
     assert scheduler.said(ResultReported)[-1].step % 3 == 0
     scheduler.journal(incarnation, len(scheduler.events()))
     assert one.ends() == 0

@@ -19,7 +19,7 @@ from tests.integration.farm_support import RedisServer, Scheduler, family_of
 from tests.support.other_users import NOBODY, open_folder
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
-from tunemq_shared.protocol.messages import Environment, HostStart, TrialFailed
+from tunemq_shared.protocol.messages import Environment, TrialFailed, TrialSpec
 
 __all__ = ["farm", "open_folder"]
 
@@ -73,7 +73,7 @@ class GuardedFarm:
         number: int,
         environment: Environment = _INHERITS,
         **config: object,
-    ) -> HostStart:
+    ) -> TrialSpec:
         """How to host a trial, which may read its code."""
         start = self.scheduler.start(
             trainable,

@@ -15,9 +15,9 @@ from tests.support.farms.farm_processes import Command
 from tests.support.keys import key_folder, of_scheduler, of_worker
 from tests.support.waiting import eventually
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys as names
-from tunemq_shared.health.node_metrics import NodeVitals, decode_vitals
+from tunemq_shared.health.node_metrics import NodeMetrics, decode_vitals
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.live_keys import LiveKeys
 
@@ -42,7 +42,7 @@ class SignedWire:
     def start(self) -> None:
         """A scheduler, the first or the next one."""
         self.term += 1
-        self.wire = NodeWire(self.server.url, term=self.term, keys=of_scheduler(self.folder))
+        self.wire = NodeTransport(self.server.url, term=self.term, keys=of_scheduler(self.folder))
         self.client = self.wire.add(KEY)
         self.wire.open()
 
@@ -125,14 +125,14 @@ class SignedWorker(Command):
         eventually(self.scheduler.hellos, within=60, message=lambda: self.said)
         return self.scheduler.hellos()[-1].incarnation
 
-    def vitals(self) -> NodeVitals:
+    def vitals(self) -> NodeMetrics:
         """What it says of its machine, and of itself; nothing where it has not for seconds."""
         for key in self.scheduler.client.keys(names.vitals("*")):
             if (sealed := self.scheduler.client.get(key)) is not None:
                 incarnation = key.rpartition(b":")[2]
                 opened = self.scheduler.keys.events.open(sealed, b"vitals", incarnation)
                 return decode_vitals(opened)
-        return NodeVitals()
+        return NodeMetrics()
 
     def refused(self, **at_least: int) -> None:
         """Wait until it has refused so many messages, by kind and reason with two underscores."""

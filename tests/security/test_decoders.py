@@ -15,7 +15,7 @@ from tests.fuzz.decoders import EXCUSED, all_decoders
 from tests.fuzz.fuzzing import Fuzzer
 from tests.fuzz.mutations import Mutator
 from tests.fuzz.places import decoding_places, places_in
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 
 pytestmark = pytest.mark.security
 
@@ -97,10 +97,10 @@ def test_a_decoder_that_raises_something_else_or_hangs_is_found() -> None:
         if len(data) > 40:
             raise KeyError("too long")
         if data[:1] == b"\xff":
-            raise WireError("not so")
+            raise TransportError("not so")
         return data.decode("latin-1")
 
-    fuzzer = Fuzzer(Decoder("fragile", fragile, (WireError,), (b"abcdef" * 4,), ()), seed=3)
+    fuzzer = Fuzzer(Decoder("fragile", fragile, (TransportError,), (b"abcdef" * 4,), ()), seed=3)
     for _ in range(500):
         fuzzer.step()
     assert [one.problem for one in fuzzer.tally.failures] == ["KeyError: 'too long'"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
 from tunemq_scheduler.cli.doctor_command import shown
-from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 
 __all__ = ["farm"]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 def test_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
     found = farm.examined()
-    assert all(one.level is Level.OK for one in found.findings), str(found)
+    assert all(one.level is FindingLevel.OK for one in found.findings), str(found)
     assert (found.problems, found.warnings) == (0, 0)
     said = farm.doctor()
     assert said.returncode == 0
@@ -95,7 +95,7 @@ def test_nothing_of_the_farm_is_changed_by_looking(farm: ExaminedFarm):
 def test_a_redis_that_is_not_there_is_a_problem_and_the_rest_is_looked_at(farm: ExaminedFarm):
     found = farm.examined("--redis", "redis://127.0.0.1:1/0", "--store", farm.store)
     (finding,) = found.of("redis")
-    assert finding.level is Level.PROBLEM
+    assert finding.level is FindingLevel.PROBLEM
     assert "127.0.0.1:1" in finding.what
     assert "TUNEMQ_REDIS" in finding.fix
     assert "store-keys" in {one.check for one in found.findings}
@@ -165,14 +165,21 @@ def test_what_others_have_said_cannot_write_to_the_terminal():
 
 
 def test_a_finding_has_a_fix_where_something_is_wrong_and_only_there():
-    for level, fix in ((Level.OK, "do"), (Level.WARNING, ""), (Level.PROBLEM, "")):
+    for level, fix in (
+        (FindingLevel.OK, "do"),
+        (FindingLevel.WARNING, ""),
+        (FindingLevel.PROBLEM, ""),
+    ):
         with pytest.raises(ValueError, match="fix"):
             Finding(check="a", level=level, what="b", fix=fix)
 
 
 def test_doctor_with_a_misspelt_variable_names_the_one_that_was_meant(farm: ExaminedFarm):
     finding = farm.has_only(
-        "variables", "correct its name", level=Level.WARNING, variables={"TUNEMQ_TRIAL_ENVS": "X"}
+        "variables",
+        "correct its name",
+        level=FindingLevel.WARNING,
+        variables={"TUNEMQ_TRIAL_ENVS": "X"},
     )
     assert "did you mean TUNEMQ_TRIAL_ENV?" in finding.what
 

@@ -13,7 +13,7 @@ from tests.support.stores.object_servers import Certificate
 from tunemq_scheduler.security.certificates import Certificate as FarmCertificate
 from tunemq_scheduler.security.doctor import certificates as module
 from tunemq_scheduler.security.doctor.certificates import check_certificates
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 
 __all__ = ["farm"]
 
@@ -21,10 +21,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
 @pytest.mark.parametrize(
-    ("days", "level"), [(1, Level.PROBLEM), (10, Level.WARNING), (100, Level.OK)]
+    ("days", "level"),
+    [(1, FindingLevel.PROBLEM), (10, FindingLevel.WARNING), (100, FindingLevel.OK)],
 )
 def test_check_certificates_names_servers_and_files_that_expire_soon(
-    tmp_path: Path, days: int, level: Level
+    tmp_path: Path, days: int, level: FindingLevel
 ):
     certificate = Certificate(tmp_path / "made", days=days)
     with showing(certificate) as port:
@@ -37,7 +38,7 @@ def test_check_certificates_names_servers_and_files_that_expire_soon(
     assert "secret" not in said
     for named in (f"Redis at {place}", f"the store at https://{place}", str(certificate.file)):
         assert named in said
-    if level is not Level.OK:
+    if level is not FindingLevel.OK:
         assert len(found) == 4
         assert f"expires in {days}.0 days" in said
 
@@ -55,7 +56,7 @@ def test_check_certificates_says_when_one_has_expired(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(module, "certificates_of", lambda *_: made)
     server, file = check_certificates("", "", {})
-    assert server.level is file.level is Level.PROBLEM
+    assert server.level is file.level is FindingLevel.PROBLEM
     assert server.what.startswith("the certificate of Redis at farm:6379")
     assert "has expired" in server.what
     assert "/etc/ca.crt, by which the farm trusts its server, expired at 1970-01-02" in file.what
@@ -66,7 +67,7 @@ def test_check_certificates_does_not_judge_a_bundle_of_public_authorities(tmp_pa
     made = [Certificate(tmp_path / str(number), days=1) for number in range(11)]
     bundle.write_text("".join(one.file.read_text() for one in made))
     (found,) = check_certificates(f"rediss://127.0.0.1:1/0?ssl_ca_certs={bundle}", "", {})
-    assert found.level is Level.OK
+    assert found.level is FindingLevel.OK
 
 
 def test_doctor_with_a_store_whose_certificate_expires_within_a_day_finds_a_problem(
@@ -76,5 +77,5 @@ def test_doctor_with_a_store_whose_certificate_expires_within_a_day_finds_a_prob
     with showing(certificate) as port:
         store = f"s3://bucket/farm?endpoint=https://127.0.0.1:{port}&ca_file={certificate.file}"
         found = farm.examined("--store", store).of("certificates")
-    assert [one.level for one in found] == [Level.PROBLEM] * 2
+    assert [one.level for one in found] == [FindingLevel.PROBLEM] * 2
     assert f"the store at https://127.0.0.1:{port} expires in" in found[0].what

@@ -12,7 +12,7 @@ from tests.integration.gpu_fixtures import uuids
 from tests.support.farms.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
 from tests.support.farms.farm_service import Search
 from tests.support.small_disk import on_small_disk, with_small_disk
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["farm", "uuids"]
@@ -39,7 +39,7 @@ def test_a_node_with_another_cloudpickle_is_found(farm: ExaminedFarm, tmp_path: 
 def test_a_node_with_another_library_that_trials_use_is_found(farm: ExaminedFarm, tmp_path: Path):
     (tmp_path / "numpy-1.0.7.dist-info").mkdir()
     with farm.worker("other", PYTHONPATH=str(tmp_path)), farm.worker("third"):
-        finding = farm.has_only("node-libraries", "pip install numpy==", level=Level.WARNING)
+        finding = farm.has_only("node-libraries", "pip install numpy==", level=FindingLevel.WARNING)
     assert "node other has numpy 1.0.7" in finding.what
 
 
@@ -130,7 +130,9 @@ def test_doctor_with_a_results_folder_that_does_not_exist_says_so(
     farm: ExaminedFarm, tmp_path: Path
 ):
     gone = tmp_path / "nonexistent" / "foo"
-    finding = farm.has_only("results-disk", level=Level.WARNING, more=("--results", str(gone)))
+    finding = farm.has_only(
+        "results-disk", level=FindingLevel.WARNING, more=("--results", str(gone))
+    )
     assert f"{gone} does not exist" in finding.what
     (tmp_path / "nonexistent").write_text("a file, where a folder has to be")
     finding = farm.has_only("results-disk", more=("--results", str(gone)))
@@ -166,7 +168,7 @@ def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeyp
         assert "needy (RUNNING)" in finding.what
         assert farm.run("stop", "needy").returncode == 0
         farm.wait_for("needy", "STOPPED")
-        farm.has_only("nodes", "tunemq worker", level=Level.WARNING)
+        farm.has_only("nodes", "tunemq worker", level=FindingLevel.WARNING)
     finally:
         farm.add_worker("one")
         farm.has_vitals(1)
@@ -174,8 +176,10 @@ def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeyp
 
 def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: ExaminedFarm):
     found = farm.examined("--redis", f"{farm.redis.url[:-1]}5", "--store", farm.store)
-    fixes = {one.check: one.fix for one in found.findings if one.level is not Level.OK}
+    fixes = {one.check: one.fix for one in found.findings if one.level is not FindingLevel.OK}
     assert set(fixes) == {"nodes", "scheduler"}, str(found)
     assert "tunemq worker" in fixes["nodes"]
     assert "tunemq scheduler" in fixes["scheduler"]
-    assert [one.check for one in found.findings if one.level is Level.PROBLEM] == ["scheduler"]
+    assert [one.check for one in found.findings if one.level is FindingLevel.PROBLEM] == [
+        "scheduler"
+    ]

@@ -15,7 +15,7 @@ from tests.support.farms.network_namespaces import Host, Hosts
 from tests.support.proxies.lying_redis import WITH_THE_CVE
 from tests.support.waiting import eventually
 from tunemq_scheduler.embedded.redis_server import find_redis_server
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
@@ -75,7 +75,7 @@ def test_an_open_redis_off_the_loopback_is_found(head: Head):
         found.of(check) for check in ("redis-password", "redis-default-user", "redis-tls", "keys")
     )
     for one in (password, user, tls, keys):
-        assert one.level is Level.PROBLEM, one
+        assert one.level is FindingLevel.PROBLEM, one
     for one in (password, user, tls):
         assert one.refuses, one
     assert "without a password" in password.what
@@ -83,16 +83,16 @@ def test_an_open_redis_off_the_loopback_is_found(head: Head):
     assert "rediss://" in tls.fix
     assert "tunemq keys new" in keys.fix
     (scheduler,) = found.of("scheduler")  # none runs on this head
-    assert scheduler.level is Level.PROBLEM
+    assert scheduler.level is FindingLevel.PROBLEM
     assert found.problems == 5, str(found)
 
 
 def test_with_insecure_an_open_redis_is_a_warning(head: Head):
     found = head.examined(6379, "--insecure")
     for check in ("redis-password", "redis-default-user", "redis-tls"):
-        assert found.of(check)[0].level is Level.WARNING
+        assert found.of(check)[0].level is FindingLevel.WARNING
         assert found.of(check)[0].fix
-    problems = [one.check for one in found.findings if one.level is Level.PROBLEM]
+    problems = [one.check for one in found.findings if one.level is FindingLevel.PROBLEM]
     assert problems == ["keys", "scheduler"]
 
 
@@ -102,13 +102,13 @@ def test_a_redis_with_the_cve_is_found_off_the_loopback(head: Head):
     assert not head.examined(6379).of("redis-cve")
     weak = WITH_THE_CVE[len(real)]
     (finding,) = head.examined(head.lying(real, weak)).of("redis-cve")
-    assert finding.level is Level.PROBLEM
+    assert finding.level is FindingLevel.PROBLEM
     assert finding.refuses
     assert weak in finding.what
     assert "CVE-2026-23479" in finding.what
     assert "8.6.3" in finding.fix
     (scripts,) = head.examined(head.lying(real, weak)).of("redis-lua")
-    assert scripts.level is Level.WARNING
+    assert scripts.level is FindingLevel.WARNING
     assert "CVE-2025-49844" in scripts.what
     assert "a backport" in scripts.what
     assert "deploy/redis/users.acl" in scripts.fix

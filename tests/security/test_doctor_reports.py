@@ -10,7 +10,7 @@ from tests.support.farms.examined_farm import ExaminedFarm, farm
 from tests.support.farms.farm_service import Search
 from tests.support.stores.store_roles import admin_of
 from tests.support.waiting import eventually
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 
 __all__ = ["farm"]
 
@@ -23,7 +23,9 @@ def found_later(farm: ExaminedFarm, whose: str, **variables: str) -> Finding:
 
     def is_found() -> bool:
         findings = farm.examined(variables=variables).findings
-        found[:] = [one for one in findings if one.level is Level.PROBLEM and whose in one.what]
+        found[:] = [
+            one for one in findings if one.level is FindingLevel.PROBLEM and whose in one.what
+        ]
         return bool(found)
 
     eventually(is_found, every=3.0, within=120, message=lambda: str(farm))

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
-from tunemq_scheduler.security.doctor.argument_checks import Process, Secrets, check_arguments
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.doctor.argument_checks import (
+    KnownSecrets,
+    ListedProcess,
+    check_arguments,
+)
+from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_shared.broker.redis_address import parse_address
 
 __all__ = ["farm"]
@@ -34,11 +38,11 @@ def test_a_key_file_is_found_that_others_may_read(farm: ExaminedFarm, copied_key
     for mode in (0o644, 0o640, 0o604, 0o620):
         copied_keys.chmod(mode)
         found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
-        problems = [one for one in found.findings if one.level is Level.PROBLEM]
+        problems = [one for one in found.findings if one.level is FindingLevel.PROBLEM]
         assert [one.check for one in problems] == ["key-files"], str(found)
         assert f"chmod 600 {copied_keys}" in problems[0].fix
         assert f"{mode:04o}" in problems[0].what
-        checks = {one.check for one in found.findings if one.level is Level.OK}
+        checks = {one.check for one in found.findings if one.level is FindingLevel.OK}
         assert {"keys", "scheduler", "nodes", "store-access"} <= checks  # looked at all the same
     copied_keys.chmod(0o600)
     assert not farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)}).problems
@@ -65,7 +69,7 @@ def test_keys_of_the_store_are_found_that_others_may_read(farm: ExaminedFarm, tm
 def test_a_key_file_of_no_use_is_found(farm: ExaminedFarm, copied_keys: Path):
     copied_keys.write_text("[orders]\n")
     found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
-    problems = [one for one in found.findings if one.level is Level.PROBLEM]
+    problems = [one for one in found.findings if one.level is FindingLevel.PROBLEM]
     assert [one.check for one in problems] == ["keys"], str(found)
     assert "tunemq keys new" in problems[0].fix
 
@@ -135,9 +139,9 @@ _OURS = parse_address("redis://me:wordword@farm.example:6379/0")
     ],
 )
 def test_these_arguments_show_a_key(line: tuple[str, ...]):
-    secrets = Secrets(_OURS, ["the-secret-of-the-store", "the other one/", ""])
-    (finding,) = check_arguments(secrets, [Process(7, line)])
-    assert finding.level is Level.PROBLEM
+    secrets = KnownSecrets(_OURS, ["the-secret-of-the-store", "the other one/", ""])
+    (finding,) = check_arguments(secrets, [ListedProcess(7, line)])
+    assert finding.level is FindingLevel.PROBLEM
     assert f"process 7 ({line[0]})" in finding.what
     assert not [word for word in ("pass", "wordword", "abc") if word in finding.what.split()]
 
@@ -157,14 +161,16 @@ def test_these_arguments_show_a_key(line: tuple[str, ...]):
     ],
 )
 def test_these_arguments_show_none(line: tuple[str, ...]):
-    secrets = Secrets(_OURS, ["short", ""])
-    assert [one.level for one in check_arguments(secrets, [Process(7, line)])] == [Level.OK]
+    secrets = KnownSecrets(_OURS, ["short", ""])
+    assert [one.level for one in check_arguments(secrets, [ListedProcess(7, line)])] == [
+        FindingLevel.OK
+    ]
 
 
 def test_an_address_of_this_machine_has_several_names():
-    secrets = Secrets(parse_address("redis://localhost:6379/0"), [])
+    secrets = KnownSecrets(parse_address("redis://localhost:6379/0"), [])
     line = ("tunemq", "--redis", "redis://u:pass@127.0.0.1/0")
-    assert check_arguments(secrets, [Process(7, line)])[0].level is Level.PROBLEM
-    secrets = Secrets(parse_address("unix:///run/r.sock"), [])
+    assert check_arguments(secrets, [ListedProcess(7, line)])[0].level is FindingLevel.PROBLEM
+    secrets = KnownSecrets(parse_address("unix:///run/r.sock"), [])
     line = ("tunemq", "--redis", "unix://u:pass@/run/r.sock?db=0")
-    assert check_arguments(secrets, [Process(7, line)])[0].level is Level.PROBLEM
+    assert check_arguments(secrets, [ListedProcess(7, line)])[0].level is FindingLevel.PROBLEM

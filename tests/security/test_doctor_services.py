@@ -14,7 +14,7 @@ from tests.support.farms.farm_processes import fail_to_save
 from tests.support.proxies.lying_redis import OLDER, LyingRedis
 from tests.support.stores.object_servers import MinioServer, minio_program
 from tests.support.waiting import eventually, need
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 
 __all__ = ["farm"]
 
@@ -126,10 +126,10 @@ def test_a_store_with_the_keys_that_it_was_shipped_with_is_found(
         finding = farm.has_only("store-keys", "MINIO_ROOT_PASSWORD", more=more, variables=roles)
         assert finding.refuses
         found = farm.examined(*more, variables=server.environ)
-        assert found.of("store-keys")[0].level is Level.PROBLEM
+        assert found.of("store-keys")[0].level is FindingLevel.PROBLEM
         excused = farm.examined(*more, "--insecure", variables=roles)
         assert (excused.problems, excused.warnings) == (0, 1), str(excused)
-        assert excused.of("store-keys")[0].level is Level.WARNING
+        assert excused.of("store-keys")[0].level is FindingLevel.WARNING
     finally:
         server.kill()
 

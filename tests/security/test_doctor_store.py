@@ -17,8 +17,8 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.store_roles import make_roles
 from tests.support.waiting import eventually
 from tunemq_scheduler.security.doctor import examination
-from tunemq_scheduler.security.doctor.examination import Patient
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.doctor.examination import DoctorTarget
+from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 
 __all__ = ["farm"]
@@ -82,8 +82,8 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
     monkeypatch.setattr(store_roles, "policy", of_an_earlier_version)
     roles = make_roles(minio, bucket)
     found = try_store(address, [StoreKeys(role, roles[role]) for role in every])
-    (finding,) = [one for one in found if one.level is not Level.OK]
-    assert finding.level is Level.PROBLEM
+    (finding,) = [one for one in found if one.level is not FindingLevel.OK]
+    assert finding.level is FindingLevel.PROBLEM
     taken = finding.what.partition("as its own: ")[2].split(", ")
     assert taken == [
         *("search/journal/0000009/ready", "search/journal/1000000/ready"),
@@ -95,7 +95,7 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
     monkeypatch.undo()
     roles = make_roles(minio, bucket)
     found = try_store(address, [StoreKeys(role, roles[role]) for role in every])
-    assert {one.level for one in found} == {Level.OK}
+    assert {one.level for one in found} == {FindingLevel.OK}
 
 
 @pytest.mark.parametrize("role", ["worker", "submitter"])
@@ -125,7 +125,7 @@ def test_doctor_with_a_role_s_keys_that_may_do_everything_reports_forged_journal
     file = farm.store_keys("scheduler", keys=of_root)
     found = farm.examined(f"--store-keys={role}={file}")
     removes, forges = found.of("store-access")
-    assert (removes.level, forges.level) == (Level.WARNING, Level.PROBLEM), str(found)
+    assert (removes.level, forges.level) == (FindingLevel.WARNING, FindingLevel.PROBLEM), str(found)
     assert f"the {role}'s keys may remove" in removes.what
     assert "search/journal/000001/ready" in forges.what
     assert "search/tuner.pkl" in forges.what
@@ -150,10 +150,10 @@ def test_doctor_without_the_scheduler_takes_the_store_from_its_options(farm: Exa
     }
     found = farm.examined("--redis", f"{farm.redis.url[:-1]}5", variables=variables)
     (store,) = found.of("store")
-    assert store.level is Level.PROBLEM
+    assert store.level is FindingLevel.PROBLEM
     assert "store unreachable" in store.what
     (scheduler,) = found.of("scheduler")
-    assert scheduler.level is Level.PROBLEM
+    assert scheduler.level is FindingLevel.PROBLEM
 
 
 def test_doctor_with_a_folder_that_cannot_be_written_reports_it(farm: ExaminedFarm, tmp_path: Path):
@@ -161,7 +161,7 @@ def test_doctor_with_a_folder_that_cannot_be_written_reports_it(farm: ExaminedFa
     store.write_text("a file, where a folder has to be")
     found = farm.examined("--store", str(store / "farm"))
     (finding,) = found.of("store")
-    assert finding.level is Level.PROBLEM
+    assert finding.level is FindingLevel.PROBLEM
     assert [one.check for one in found.findings if one.fix] == ["store", "results-disk"]
     assert "cannot be written: Not a directory" in finding.what
     assert str(store) in finding.what
@@ -211,11 +211,11 @@ def test_doctor_with_a_store_that_never_ends_its_answer_reports_it_in_time(
 ):
     monkeypatch.setattr(examination, "_STORE_S", 3.0)
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    farm = Patient(
+    farm = DoctorTarget(
         url="redis://127.0.0.1:1", keys="", store="", results=str(tmp_path), environ=keys
     )
     (finding,) = examination.check_store(f"s3://tunemq/farm?endpoint=http://127.0.0.1:{mute}", farm)
-    assert (finding.check, finding.level) == ("store", Level.PROBLEM)
+    assert (finding.check, finding.level) == ("store", FindingLevel.PROBLEM)
     assert "store unreachable" in finding.what
 
 
@@ -229,7 +229,7 @@ def test_doctor_with_a_silent_node_reports_it(farm: ExaminedFarm):
         finally:
             process.send_signal(signal.SIGCONT)
     silent = [one for one in found.of("nodes") if "frozen" in one.what]
-    assert [one.level for one in silent] == [Level.PROBLEM], str(found)
+    assert [one.level for one in silent] == [FindingLevel.PROBLEM], str(found)
     assert "tunemq worker" in silent[0].fix
 
 
@@ -238,12 +238,12 @@ def test_a_served_folder_is_tried_with_its_keys(shared_served: ObjectServer):
     address = shared_served.address(bucket, "farm")
     keys = StoreKeys(StoreRole.SCHEDULER, shared_served.environ)
     (finding,) = try_store(address, [keys])
-    assert finding.level is Level.OK, finding
+    assert finding.level is FindingLevel.OK, finding
     wrong = StoreKeys(
         StoreRole.SCHEDULER, {**shared_served.environ, "AWS_SECRET_ACCESS_KEY": "another"}
     )
     (finding,) = try_store(address, [wrong])
-    assert (finding.check, finding.level) == ("store-access", Level.PROBLEM)
+    assert (finding.check, finding.level) == ("store-access", FindingLevel.PROBLEM)
     assert "wrong keys" in finding.what
     with shared_served.objects(bucket) as objects:
         assert not list(objects.list())
@@ -254,7 +254,7 @@ def test_keys_of_a_served_folder_that_workers_have_are_said_to_be_all_powerful(
 ):
     address = shared_served.address(shared_served.create_bucket(), "farm")
     every = [StoreKeys(role, shared_served.environ) for role in StoreRole]
-    found = [one for one in try_store(address, every) if one.level is not Level.OK]
+    found = [one for one in try_store(address, every) if one.level is not FindingLevel.OK]
     told = " ".join(one.what for one in found)
     assert "the worker's keys may remove objects" in told
     assert "the worker's keys may write" in told

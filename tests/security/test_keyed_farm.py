@@ -14,7 +14,7 @@ from tests.support.keys import key_folder
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually
 from tunemq_scheduler.security.key_folder import SCHEDULER_FILE, WORKER_FILE, KeyFolder
-from tunemq_shared.base.errors import RequestRefused
+from tunemq_shared.base.errors import RequestRejected
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
 __all__ = ["open_folder"]
@@ -116,7 +116,7 @@ def test_tuner_fit_on_a_farm_with_keys_signs_with_the_file_of_the_variable(keyed
     handle = tuner.fit(address=keyed.farm.url, detached=True)
     assert keyed.farm.rows()[handle.name].owner == "ann"
     monkeypatch.delenv(KEYS_VARIABLE)
-    with pytest.raises(RequestRefused, match="takes signed requests only"):
+    with pytest.raises(RequestRejected, match="takes signed requests only"):
         tuner.fit(address=keyed.farm.url, detached=True)
 
 

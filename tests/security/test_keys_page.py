@@ -12,7 +12,7 @@ from tests.support.commands import run_tunemq
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.rejections import OFTEN_HONEST
 from tunemq_shared.signing.key_files import read_key_file
-from tunemq_shared.signing.live_keys import Role
+from tunemq_shared.signing.live_keys import KeyRole
 from tunemq_shared.signing.message_signing import HEAD_BYTES
 
 pytestmark = pytest.mark.security
@@ -31,7 +31,7 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path):
     said = {" ".join(command[1:]): run_tunemq(tmp_path, *command).stdout for command in commands()}
 
     new = said["new keys ada ben"]
-    for file in (Role.SCHEDULER.value, Role.WORKER.value, "ada.toml", "ben.toml"):
+    for file in (KeyRole.SCHEDULER.value, KeyRole.WORKER.value, "ada.toml", "ben.toml"):
         assert str(tmp_path / "keys" / file) in new
         assert f"`{file}`" in PAGE or file == "ben.toml"
     assert "tunemq scheduler --keys scheduler.toml" in new

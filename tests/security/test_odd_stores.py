@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.security.store_probes import _S3Probe, probe_store, refuse_open_store
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.objects.s3_address import parse_address
@@ -73,8 +73,8 @@ def odd_store(answers: Answers) -> Iterator[str]:
             thread.join()
 
 
-def levels(found: list[Finding]) -> dict[str, Level]:
-    return {one.check: one.level for one in found if one.level is not Level.OK}
+def levels(found: list[Finding]) -> dict[str, FindingLevel]:
+    return {one.check: one.level for one in found if one.level is not FindingLevel.OK}
 
 
 def _garage(_: str, key: str) -> tuple[int, str]:
@@ -118,7 +118,7 @@ def test_neither_yes_nor_no_is_said_to_be_unknown(status: int):
     with odd_store(answers) as address:
         found = probe_store(address, _ENVIRON)
     unknown = {"store-anonymous"} | ({"store-unsigned-trailer"} if status in (301, 307) else set())
-    assert levels(found) == dict.fromkeys(unknown, Level.WARNING)
+    assert levels(found) == dict.fromkeys(unknown, FindingLevel.WARNING)
     (finding,) = (one for one in found if one.check == "store-anonymous")
     assert f"HTTP status {status}" in finding.what
 
@@ -129,7 +129,7 @@ def test_forged_uploads_that_are_sent_elsewhere_are_not_said_to_be_refused():
 
     with odd_store(answers) as address:
         found = levels(probe_store(address, _ENVIRON))
-    assert found["store-unsigned-trailer"] is Level.WARNING
+    assert found["store-unsigned-trailer"] is FindingLevel.WARNING
 
 
 def test_no_answer_to_a_probe_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
-from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.redis_probes import (
     AOF,
@@ -21,7 +21,7 @@ from tunemq_scheduler.security.redis_probes import (
     WRITES,
     probe,
 )
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
 
 SHIPPED_USERS = (SHIPPED / "users.acl").read_text()
@@ -40,14 +40,14 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
 def test_nothing_is_wrong_with_what_is_shipped(redis: SecuredRedis):
     found = probe(redis.url("scheduler"))
     assert {one.check for one in found} == _ALL
-    assert {one.level for one in found} == {Level.OK}
+    assert {one.level for one in found} == {FindingLevel.OK}
 
 
 def test_what_a_user_may_not_ask_is_said_to_be_unknown(redis: SecuredRedis):
     found = {one.check: one for one in probe(redis.url("worker"))}
     assert found.keys() == _ALL
     unknown = {EVICTION: "INFO", AOF: "INFO", WRITES: "SETRANGE", REMOTE_CONTROL: "SMEMBERS"}
-    assert {check for check, one in found.items() if one.level is not Level.OK} == {*unknown}
+    assert {check for check, one in found.items() if one.level is not FindingLevel.OK} == {*unknown}
     for check, command in unknown.items():
         assert f"{check} was not looked at: the user 'worker' may not ask" in found[check].what
         assert command in found[check].what
@@ -56,8 +56,8 @@ def test_what_a_user_may_not_ask_is_said_to_be_unknown(redis: SecuredRedis):
 
 
 def test_a_user_who_may_administer_redis_is_found(redis: SecuredRedis):
-    (finding,) = (one for one in probe(redis.url("admin")) if one.level is not Level.OK)
-    assert (finding.check, finding.level) == (RIGHTS, Level.WARNING)
+    (finding,) = (one for one in probe(redis.url("admin")) if one.level is not FindingLevel.OK)
+    assert (finding.check, finding.level) == (RIGHTS, FindingLevel.WARNING)
     assert "'admin' may administer" in finding.what
     assert "deploy/redis/users.acl" in finding.fix
 
@@ -73,24 +73,24 @@ def test_doctor_names_each_right_that_a_roles_user_lacks(redis: SecuredRedis, ro
             (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
         finally:
             redis.client.execute_command("ACL", "SETUSER", role, *(f"+{one}" for one in rights))
-        assert found.level is Level.PROBLEM, right
+        assert found.level is FindingLevel.PROBLEM, right
         assert right in found.what
         assert f"+{right}" in found.fix
         assert "deploy/redis/users.acl" in found.fix
     (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
-    assert found.level is Level.OK
+    assert found.level is FindingLevel.OK
     assert redis.client.keys("*") == []
 
 
 def test_who_is_not_let_in_finds_nothing(redis: SecuredRedis):
-    with pytest.raises(WireUnavailable):
+    with pytest.raises(RedisUnavailable):
         probe(redis.url("scheduler", password="wrong"))
 
 
 def test_an_open_redis_of_this_machine_alone_is_all_right(tmp_path_factory: pytest.TempPathFactory):
     server = TcpRedis(tmp_path_factory.mktemp("open"), options=["--appendonly", "yes"])
     try:
-        assert {one.level for one in probe(server.url)} == {Level.OK}
+        assert {one.level for one in probe(server.url)} == {FindingLevel.OK}
     finally:
         server.end()
 

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.transport import node_transport
 from tunemq_scheduler.transport.nodes import lease_watch
 from tunemq_shared.broker import redis_keys as names
-from tunemq_shared.health.node_metrics import NodeVitals
+from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.live_keys import LiveKeys
 
@@ -270,14 +270,14 @@ def test_s02_nobody_says_how_a_node_is_but_the_node(wire, server):
     wire.wire._wants_vitals = True
     key = names.vitals("inc1")
     stranger = of_scheduler(wire.strangers).events
-    forged = m.encode(NodeVitals("forged"))
+    forged = m.encode(NodeMetrics("forged"))
     for value in (forged, b"\0" + forged, stranger.close(forged, b"vitals", b"inc1")):
         server.client.set(key, value)
         before = sum(wire.counted().values())
         # It is looked at once a second, and only while the node lives.
         wire.until(lambda: (node.renew(), sum(wire.counted().values()) > before)[1])  # noqa: B023
-        assert wire.wire.vitals("inc1") == NodeVitals()
-    honest = node.keys.events.close(m.encode(NodeVitals("1.0")), b"vitals", b"inc1")
+        assert wire.wire.vitals("inc1") == NodeMetrics()
+    honest = node.keys.events.close(m.encode(NodeMetrics("1.0")), b"vitals", b"inc1")
     server.client.set(key, honest)
     wire.until(lambda: (node.renew(), wire.wire.vitals("inc1").version == "1.0")[1])
 

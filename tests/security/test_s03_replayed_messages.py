@@ -51,7 +51,7 @@ def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_pa
 
         # What somebody reads who may read everything: here, before the worker does.
         assign(1, 1, order("t", start))
-        eventually(lambda: scheduler.said(m.HostFreed), within=60, message=lambda: worker.said)
+        eventually(lambda: scheduler.said(m.SlotFreed), within=60, message=lambda: worker.said)
         assign(1, 2)
         eventually(lambda: scheduler.lease(incarnation)[1:] == [1, 2])
         assign(1, 1, order("t", start))
@@ -77,8 +77,8 @@ def test_s03_events_that_are_said_again_are_counted_and_come_before_nothing_new(
     wire.until(lambda: wire.said(m.TrialFinished))
     for _ in range(3):
         server.client.xadd(KEY, recorded)
-    node.send(KEY, m.HostFreed("t1", 1))
-    wire.until(lambda: wire.said(m.HostFreed))
+    node.send(KEY, m.SlotFreed("t1", 1))
+    wire.until(lambda: wire.said(m.SlotFreed))
 
     # They carry their numbers: whoever records them drops what it has.
     numbers = [(batch.first, batch.last) for batch in wire.said(m.BatchRead)]

@@ -21,7 +21,7 @@ from tunemq_scheduler.api import farm_client as client_module
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.request_signing import close_request, open_answer
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared.base.errors import RequestRefused
+from tunemq_shared.base.errors import RequestRejected
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
 
@@ -44,7 +44,7 @@ def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[Serve
 def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
     """A request that ada sent so long ago, as somebody kept it."""
     request, sent = os.urandom(16).hex(), str(int((time.time() - ago_s) * 1000))
-    body = msgspec.msgpack.encode(r.Submit(name="exp", code=CODE, is_made_up=True))
+    body = msgspec.msgpack.encode(r.SubmitExperiment(name="exp", code=CODE, is_made_up=True))
     sealed = close_request(
         desk.keys.submitter("ada"), body, request=request, kind="submit", sent=sent
     )
@@ -58,14 +58,14 @@ def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
     }
 
 
-def answer_to(server: RedisServer, desk: ServedDesk, fields) -> a.Reply:
+def answer_to(server: RedisServer, desk: ServedDesk, fields) -> a.FarmReply:
     """Send it; what is answered."""
     key = redis_keys.answer(fields["id"])
     server.client.delete(key)
     server.client.xadd(redis_keys.REQUESTS, fields)
     eventually(lambda: server.client.exists(key))
     reply = open_answer(desk.keys.submitter("ada"), server.client.get(key), fields["id"])
-    return msgspec.msgpack.decode(reply, type=a.Reply)
+    return msgspec.msgpack.decode(reply, type=a.FarmReply)
 
 
 def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(desk, server):
@@ -118,7 +118,7 @@ def test_s03_a_client_whose_clock_is_off_is_told_by_how_much(
     monkeypatch.setattr(client_module, "time", Clock)
     with (
         FarmClient(server.url, keys=of_submitter(keys, "ada")) as client,
-        pytest.raises(RequestRefused, match=f"{said}.*Set the clock"),
+        pytest.raises(RequestRejected, match=f"{said}.*Set the clock"),
     ):
         client.ask(r.ListExperiments(), a.ExperimentList)
 
@@ -129,9 +129,11 @@ def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, k
     desk = ServedDesk(server.url, tmp_path / "results", keys=of_scheduler(keys))
     desk.announce(server.client)
     with FarmClient(server.url, keys=of_submitter(keys, "ada")) as client:
-        found: list[a.Submitted] = []
-        submit = r.Submit(name="exp", code=CODE)
-        thread = threading.Thread(target=lambda: found.append(client.ask(submit, a.Submitted)))
+        found: list[a.ExperimentSubmitted] = []
+        submit = r.SubmitExperiment(name="exp", code=CODE)
+        thread = threading.Thread(
+            target=lambda: found.append(client.ask(submit, a.ExperimentSubmitted))
+        )
         thread.start()
 
         def times() -> set[bytes]:

@@ -13,7 +13,7 @@ from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
 from tests.security.signed_wire import KEY, SignedWire, SignedWorker
 from tests.support.waiting import eventually
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol import messages as m
 from tunemq_workers.broker.celery_consumer import make_app
@@ -52,7 +52,7 @@ def one_step(config):
 
 def test_s04_neither_side_has_a_result_backend(server):
     ears = make_app(server.url, "queue", lambda _: None)
-    publishers = Publisher(server.url)
+    publishers = CeleryPublisher(server.url)
     for app in (ears, publishers._app):
         assert type(app.backend).__name__ == "DisabledBackend"
         assert app.conf.task_ignore_result
@@ -71,7 +71,7 @@ def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_
         forged = json.dumps(gadget(touched))
         scheduler.client.set(key, forged)
         scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
-        eventually(lambda: scheduler.said(m.HostFreed), within=60, message=lambda: worker.said)
+        eventually(lambda: scheduler.said(m.SlotFreed), within=60, message=lambda: worker.said)
         assert not scheduler.said(m.TrialFailed)
         assert scheduler.client.get(key).decode() == forged
         assert scheduler.client.keys("celery*") == [key.encode()]

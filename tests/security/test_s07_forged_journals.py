@@ -15,7 +15,7 @@ from tests.support.keys import a_key, key_folder, of_scheduler, of_worker
 from tests.support.stores.object_servers import ObjectServer
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tunemq_scheduler.experiment.restore import bring_experiment
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, stored_record
 from tunemq_scheduler.journal import FILE_NAME, Journal
 from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
@@ -24,10 +24,10 @@ from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.code.config_packing import PICKLED
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.key_files import journal_seal
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
@@ -51,21 +51,24 @@ def objects(minio: ObjectServer, bucket: str) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def seal(tmp_path: Path) -> Seal:
+def seal(tmp_path: Path) -> MessageSigner:
     keys = of_scheduler(key_folder(tmp_path / "keys"))
     return journal_seal(keys.journal_keys(SEARCH))
 
 
-def turns_with(planted: Planted) -> list[list[m.Entry]]:
+def turns_with(planted: Planted) -> list[list[m.JournalRecord]]:
     import cloudpickle
 
     value = msgspec.msgpack.Ext(PICKLED, cloudpickle.dumps(planted))
     config = msgspec.msgpack.encode({"lr": value})
-    return [[m.Entry(m.ConfigSuggested(0, "abc_00000", config, "", {"cpu": 1.0}))]]
+    return [[m.JournalRecord(m.ConfigSuggested(0, "abc_00000", config, "", {"cpu": 1.0}))]]
 
 
 def copied(
-    objects: ObjectStore, folder: Path, seal: Seal, turns: list[list[m.Entry]] = TURNS
+    objects: ObjectStore,
+    folder: Path,
+    seal: MessageSigner,
+    turns: list[list[m.JournalRecord]] = TURNS,
 ) -> None:
     """Make a copy of a journal with these turns."""
     folder.mkdir(parents=True)
@@ -89,7 +92,7 @@ def put_all(objects: ObjectStore, content: dict[str, bytes]) -> None:
 
 
 def test_s07_signed_copy_is_fetched_with_the_key_and_shown_without(
-    objects: ObjectStore, tmp_path: Path, seal: Seal
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
 ):
     copied(objects, tmp_path / "search", seal)
     assert fetch_journal(objects, tmp_path / "with", seal).turn == len(TURNS)
@@ -98,14 +101,14 @@ def test_s07_signed_copy_is_fetched_with_the_key_and_shown_without(
 
 @pytest.mark.parametrize("signs", ["nobody", "another key", "another search", "a worker's key"])
 def test_s07_forged_copy_with_a_greater_number_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: Seal, signs: str
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner, signs: str
 ):
     folder = key_folder(tmp_path / "others")
     forger = {
         "nobody": journal_seal(),
         "another key": journal_seal([a_key()]),
         "another search": journal_seal(of_scheduler(folder).journal_keys("another")),
-        "a worker's key": Seal("journals", [of_worker(folder)._file.orders[0]]),
+        "a worker's key": MessageSigner("journals", [of_worker(folder)._file.orders[0]]),
     }[signs]
     copied(objects, tmp_path / "search", seal)
     trace = tmp_path / "trace"
@@ -118,7 +121,7 @@ def test_s07_forged_copy_with_a_greater_number_is_refused(
     assert not trace.exists()
 
 
-def bring_experiment_from(objects: ObjectStore, folder: Path, seal: Seal) -> None:
+def bring_experiment_from(objects: ObjectStore, folder: Path, seal: MessageSigner) -> None:
     """As `--take-over` does."""
     from tunemq_scheduler.experiment import restore
 
@@ -156,7 +159,7 @@ def test_s07_copies_are_counted_beyond_six_digits(objects: ObjectStore, tmp_path
 
 @pytest.mark.parametrize("change", ["bit", "moved", "of another copy", "of an older search"])
 def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: Seal, change: str
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner, change: str
 ):
     copied(objects, tmp_path / "old", seal, TURNS[:3])
     old = all_of(objects)
@@ -189,7 +192,7 @@ def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one
 ):
     keys = key_folder(tmp_path / "keys")
 
-    def seal_now() -> Seal:
+    def seal_now() -> MessageSigner:
         return journal_seal(of_scheduler(keys).journal_keys(SEARCH))
 
     copied(objects, tmp_path / "before", seal_now(), TURNS[:2])
@@ -207,7 +210,7 @@ def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one
 
 
 def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
-    objects: ObjectStore, tmp_path: Path, seal: Seal
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
 ):
     copied(objects, tmp_path / "search", seal, TURNS[:2])
     with Journal.create(tmp_path / FILE_NAME, HEADER) as journal:
@@ -218,12 +221,12 @@ def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
     assert fetch_journal(objects, tmp_path / "without", journal_seal()).turn == len(TURNS)
     assert fetch_journal(objects, tmp_path / "with", seal).turn == 2
     objects.delete([key for key in all_of(objects) if parse_key(key) is not None])
-    with pytest.raises(MissingObject, match="no signed copy"):
+    with pytest.raises(NoSuchObject, match="no signed copy"):
         fetch_journal(objects, tmp_path / "none", seal)
 
 
 def test_s07_tuner_comes_from_the_signed_copy_and_not_from_beside_it(
-    objects: ObjectStore, tmp_path: Path, seal: Seal
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
 ):
     copied(objects, tmp_path / "search", seal)
     objects.put_bytes(TUNER_FILE, b"planted")
@@ -239,9 +242,9 @@ def test_s07_tuner_comes_from_the_signed_copy_and_not_from_beside_it(
 
 
 def test_s07_forged_record_of_the_last_run_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: Seal
+    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
 ):
-    record = RunRecord(holder=Holder.this_process(), term=1, run=1, is_warm=False)
+    record = RunRecord(holder=LeaseHolder.this_process(), term=1, run=1, is_warm=False)
     store_record(objects, record, seal)
     assert stored_record(objects, seal) == record
     for forger in (journal_seal(), journal_seal([a_key()])):
@@ -277,7 +280,7 @@ def test_s07_commands_that_read_a_forged_journal_run_nothing_of_it(
         assert "not to be trusted" in refused.stderr, command
     assert not trace.exists()
     copied(objects, tmp_path / "search", seal)
-    assert "HostFreed" in run_tunemq(tmp_path, "journal", "show", address).stdout
+    assert "SlotFreed" in run_tunemq(tmp_path, "journal", "show", address).stdout
 
 
 def test_s07_key_of_journals_is_in_no_file_but_the_schedulers(tmp_path: Path):

@@ -21,7 +21,7 @@ from tests.support.stores.object_servers import (
 )
 from tests.support.stores.store_roles import make_roles
 from tests.support.waiting import eventually, need
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.security.store_probes import clock_finding, probe_store
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
@@ -40,7 +40,7 @@ def _probes_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def wrong(address: str, environ: Mapping[str, str]) -> list[Finding]:
     found = probe_store(address, environ)
     assert [finding.check for finding in found] == CHECKS
-    return [finding for finding in found if finding.level is not Level.OK]
+    return [finding for finding in found if finding.level is not FindingLevel.OK]
 
 
 def names(server: ObjectServer, bucket: str) -> list[str]:
@@ -99,7 +99,7 @@ def test_s07_a_server_that_takes_forged_uploads_is_found(minio, bucket, prefix):
     """Every MinIO that can be built has this weakness; here nothing forbids it to the owner."""
     need("minio (`make minio` builds it)", isinstance(minio, MinioServer))
     (finding,) = wrong(minio.address(bucket, prefix), minio.environ)
-    assert (finding.check, finding.level) == ("store-unsigned-trailer", Level.PROBLEM)
+    assert (finding.check, finding.level) == ("store-unsigned-trailer", FindingLevel.PROBLEM)
     assert "CVE-2026-40344" in finding.what
     assert "CVE-2026-41145" in finding.what
     assert "deploy/minio" in finding.fix
@@ -122,7 +122,7 @@ def test_s07_keys_that_everybody_knows_are_found_ours_or_not(default_server):
         (roles["scheduler"], "takes the keys that it was shipped with"),
     ):
         (finding,) = [one for one in wrong(address, environ) if one.check == "store-keys"]
-        assert finding.level is Level.PROBLEM
+        assert finding.level is FindingLevel.PROBLEM
         assert finding.refuses
         assert said in finding.what
         assert "MINIO_ROOT_PASSWORD" in finding.fix
@@ -155,15 +155,15 @@ def test_s07_a_clock_that_is_off_by_an_hour_is_found(minio, bucket, hours):
     with late_proxy(minio.port, 3600 * hours) as proxy:
         address = minio.address(bucket, "farm", endpoint=proxy.url)
         (finding,) = wrong(address, roles["scheduler"])
-    assert (finding.check, finding.level) == ("store-clock", Level.PROBLEM)
+    assert (finding.check, finding.level) == ("store-clock", FindingLevel.PROBLEM)
     assert f"{'behind' if hours > 0 else 'ahead of'} that of the server" in finding.what
     assert "NTP" in finding.fix
 
 
 def test_s07_clocks_that_are_off_by_minutes_are_worth_a_warning():
     two_minutes_ago = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 120))
-    assert clock_finding("there", two_minutes_ago).level is Level.WARNING
-    assert clock_finding("there", "").level is Level.OK
+    assert clock_finding("there", two_minutes_ago).level is FindingLevel.WARNING
+    assert clock_finding("there", "").level is FindingLevel.OK
 
 
 def test_s07_a_store_that_is_away_is_said_to_be(tmp_path, minio, bucket):

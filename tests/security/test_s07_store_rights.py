@@ -15,8 +15,8 @@ from tests.support.stores.store_roles import ROLES, make_roles
 from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.store_probes import _Asker
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.objects.object_client import Refused
-from tunemq_shared.objects.s3_address import Keys, parse_address
+from tunemq_shared.objects.object_client import StoreRequestDenied
+from tunemq_shared.objects.s3_address import S3Credentials, parse_address
 from tunemq_shared.objects.s3_client import S3Client
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
@@ -65,7 +65,7 @@ class Bucket:
             self.owner.put(key, b"before", "")
 
     def client(self, environ: Mapping[str, str]) -> S3Client:
-        keys = Keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
+        keys = S3Credentials(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
         client = S3Client(self.address, keys, "", connect_s=60, read_s=60, at_once=2)
         return self._open.enter_context(contextlib.closing(client))
 
@@ -125,7 +125,7 @@ def test_s07_each_role_may_do_its_own_work_and_is_refused_the_others(shelf: Buck
             if key in RIGHTS[role][verb]:
                 attempt(client, key)
                 continue
-            with pytest.raises(Refused, match="not allowed to do that"):
+            with pytest.raises(StoreRequestDenied, match="not allowed to do that"):
                 attempt(client, key)
     written, removed = RIGHTS[role]["write"], RIGHTS[role]["remove"]
     assert shelf.names() == sorted(set(ALL) - set(removed))

@@ -16,7 +16,7 @@ from tests.support.searches.checkpoints import KEY, info
 from tests.support.stores.object_servers import ServedFolder
 from tunemq_scheduler.experiment.restore import _bring_files
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.checkpoints.manifest import MANIFEST, FileEntry, make_manifest
 from tunemq_shared.checkpoints.object_checkpoints import download
@@ -63,14 +63,14 @@ def test_s10_a_manifest_with_a_name_that_leads_out_writes_nothing(tmp_path: Path
     data, sha256 = manifest_of("fine", name)
     target = tmp_path / "cache" / KEY
     with pytest.raises(CheckpointCorrupt, match="is not the name of a file below it"):
-        download(stored(data), KEY, sha256, target, Cancel())
+        download(stored(data), KEY, sha256, target, CancelToken())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_s10_odd_names_are_files_of_their_own_below_the_folder(tmp_path: Path):
     data, sha256 = manifest_of(*ONLY_ODD)
     target = tmp_path / "cache" / KEY
-    download(stored(data), KEY, sha256, target, Cancel())
+    download(stored(data), KEY, sha256, target, CancelToken())
     files = target / "files"
     found = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
     assert found == set(ONLY_ODD)
@@ -85,7 +85,7 @@ def test_s10_a_link_in_the_cache_is_not_followed_when_a_checkpoint_is_put_there(
     target.parent.mkdir(parents=True)
     target.symlink_to(outside)
     with pytest.raises(StoreError, match="cannot be put into"):
-        download(stored(data), KEY, sha256, target, Cancel())
+        download(stored(data), KEY, sha256, target, CancelToken())
     assert list(outside.iterdir()) == []
 
 

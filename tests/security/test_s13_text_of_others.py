@@ -174,7 +174,9 @@ def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
     class Client:
         def ask(self, _request, kind):
             return (
-                a.Why(lines=(f"because {text}",)) if kind is a.Why else a.Done(text=f"did {text}")
+                a.Explanation(lines=(f"because {text}",))
+                if kind is a.Explanation
+                else a.RequestDone(text=f"did {text}")
             )
 
     options = main.argparse.Namespace(experiment="n", trial="", json=False)
@@ -190,7 +192,7 @@ def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
 def test_s13_json_answer_of_a_command_steers_no_terminal(capsys, text):
     class Client:
         def ask(self, _request, _kind):
-            return a.Why(lines=(f"because {text}",))
+            return a.Explanation(lines=(f"because {text}",))
 
     options = main.argparse.Namespace(experiment="n", trial="", json=True)
     experiment_commands.tell_why(Client(), options)

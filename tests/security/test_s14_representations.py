@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support.keys import key_folder, of_scheduler
-from tunemq_scheduler.farm.scheduler_service import Service
-from tunemq_scheduler.farm.service.supervisor import Farm
-from tunemq_scheduler.security.doctor.examination import Patient
+from tunemq_scheduler.farm.scheduler_service import ServeArguments
+from tunemq_scheduler.farm.service.supervisor import FarmConfig
+from tunemq_scheduler.security.doctor.examination import DoctorTarget
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.objects.s3_address import find_keys
 from tunemq_shared.signing.key_files import read_key_file
-from tunemq_shared.signing.message_signing import Key
+from tunemq_shared.signing.message_signing import SigningKey
 
 pytestmark = pytest.mark.security
 
@@ -31,12 +31,12 @@ HARMLESS = {
 
 
 HOLDERS: dict[str, Any] = {
-    "Service": Service(url=URL),
-    "Farm": Farm(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),
-    "Patient": Patient(url=URL, keys="", store="", results="", environ={"A": SECRET}),
+    "ServeArguments": ServeArguments(url=URL),
+    "FarmConfig": FarmConfig(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),
+    "DoctorTarget": DoctorTarget(url=URL, keys="", store="", results="", environ={"A": SECRET}),
     "RedisAddress": parse_address(URL),
     "Keys": find_keys({"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}),
-    "Key": Key(b"01234567", SECRET.encode()),
+    "SigningKey": SigningKey(b"01234567", SECRET.encode()),
 }
 
 

@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 from tunemq_scheduler.transport import node_transport
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol import messages as m
@@ -74,7 +74,7 @@ def test_nodes_that_a_scheduler_without_keys_refused_come_back(wire, server):
     before = server.client.get(names.GENERATION)
     wire.wire.close(now=True)
     server.client.set(names.SIGNS, "abcdef01")  # as a farm's scheduler does
-    keyless = NodeWire(server.url, term=2)
+    keyless = NodeTransport(server.url, term=2)
     keyless.open()
     try:
         without = server.client.get(names.GENERATION)

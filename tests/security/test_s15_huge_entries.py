@@ -14,19 +14,19 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import served
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.redis.bounded_replies import REPLY_BYTES, STRING_BYTES
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_scheduler.transport.redis.stream_reader import StreamReader
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.base.errors import SchedulerSuperseded
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol.messages import NodeJoined
-from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.protocol.output_pieces import OutputChunk, encode
 from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
@@ -65,7 +65,7 @@ def read(reader: StreamReader, is_enough: Callable[[list[bytes]], bool]) -> list
 
 @pytest.fixture
 def reader(server: RedisServer) -> Iterator[StreamReader]:
-    reader = StreamReader(RedisLine(server.url))
+    reader = StreamReader(RedisConnection(server.url))
     for key in (names.NODES, EVENTS):
         reader.watch(key)
     yield reader
@@ -120,7 +120,7 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
     client = server.client
     for _ in range(3):
         client.xadd(names.NODES, {"hello": HUGE})
-    with closing(NodeWire(server.url, term=1, wants_vitals=True)) as wire:
+    with closing(NodeTransport(server.url, term=1, wants_vitals=True)) as wire:
         wire.open()
         eventually(lambda: (wire.poll(0.05), client.xlen(names.NODES) == 0)[1])
         experiment = wire.add(EVENTS)
@@ -156,7 +156,7 @@ def test_lease_and_start_read_no_huge_strings(server):
     with costs_little(2**20):
         refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
     server.client.set(names.SCHEDULER, HUGE, px=100)
-    lease = SchedulerLease(server.url, Holder.this_process("farm"))
+    lease = SchedulerLease(server.url, LeaseHolder.this_process("farm"))
     try:
         with costs_little(2**20):
             lease.claim(1, print)
@@ -180,7 +180,7 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
     with served(server.url, server.client, tmp_path) as _, FarmClient(server.url) as asker:
         assert asker.farm().store
     news: list[str] = []
-    seals = WireSeals()
+    seals = SchedulerSigning()
     reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
     server.client.xadd(names.output(EVENTS), {names.PIECE: HUGE})
     (tmp_path / "train_t1").mkdir()
@@ -188,7 +188,7 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
     reader.start()
     try:
         eventually(lambda: not server.client.exists(names.output(EVENTS)))
-        piece = OutputPiece("t1", 1, "train_t1", "stdout", 0, b"hello\n")
+        piece = OutputChunk("t1", 1, "train_t1", "stdout", 0, b"hello\n")
         server.client.xadd(names.output(EVENTS), {names.PIECE: b"\0" + encode(piece)})
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:

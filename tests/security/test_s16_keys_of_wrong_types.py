@@ -19,13 +19,13 @@ from tests.support.farms.own_farm import ChainRun, OwnFarm, made_to_search_on
 from tests.support.farms.secured_redis import SHIPPED
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.protocol.output_pieces import OutputChunk, encode
 from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
@@ -142,7 +142,7 @@ def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp
 def test_s16_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
     put(server.client, key, kind)
     refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
-    lease = SchedulerLease(server.url, Holder.this_process())
+    lease = SchedulerLease(server.url, LeaseHolder.this_process())
     try:
         lease.claim(5, print)
         put(server.client, key, kind)
@@ -172,7 +172,7 @@ def test_s16_requests_are_answered_after_a_key_of_another_type(server, tmp_path,
 
 def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tmp_path):
     news: list[str] = []
-    seals = WireSeals()
+    seals = SchedulerSigning()
     reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
     key = redis_keys.events("one")
     put(server.client, redis_keys.output(key), "string")
@@ -181,7 +181,7 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
     reader.start()
     try:
         eventually(lambda: not server.client.exists(redis_keys.output(key)))
-        piece = OutputPiece("t1", 1, "train_t1", "stdout", 0, b"hello\n")
+        piece = OutputChunk("t1", 1, "train_t1", "stdout", 0, b"hello\n")
         server.client.xadd(redis_keys.output(key), {redis_keys.PIECE: b"\0" + encode(piece)})
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:

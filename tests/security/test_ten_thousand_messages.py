@@ -27,19 +27,24 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.request_signing import close_request
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.request_server import RequestServer
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.nodes.node_registry import Roster
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.protocol import message_limits as limits
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.farm_requests import MAX_REQUEST_BYTES, REQUESTS_VERSION
 from tunemq_shared.protocol.registration import BatchHeader
-from tunemq_shared.protocol.rejections import Refusals
-from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key, Seal
-from tunemq_workers.broker.node_signing import NodeSeals
-from tunemq_workers.trials.command_queue import Mailbox
+from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.signing.message_signing import (
+    KEY_ID_BYTES,
+    SECRET_BYTES,
+    MessageSigner,
+    SigningKey,
+)
+from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.trials.command_queue import CommandQueue
 
 pytestmark = [pytest.mark.security, pytest.mark.slow]
 
@@ -65,8 +70,8 @@ class Handler:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., a.Done]:
-        return lambda *_: (self.asked.append(name), a.Done(text="done"))[1]
+    def __getattr__(self, name: str) -> Callable[..., a.RequestDone]:
+        return lambda *_: (self.asked.append(name), a.RequestDone(text="done"))[1]
 
 
 class BothEnds:
@@ -75,12 +80,12 @@ class BothEnds:
     def __init__(self, folder: Path) -> None:
         made = key_folder(folder / "keys", OWNER)
         self.keys = of_scheduler(made)
-        self.refusals = Refusals()
-        self.wire = WireSeals(self.keys, self.refusals)
-        self.roster = Roster(TERM, refusals=self.refusals)
-        self.tenant = self.roster.tenants[STREAM] = Tenant(STREAM)
-        self.node = NodeSeals(NODE, of_worker(made), self.refusals)
-        self.mailbox = Mailbox(NODE, self.node)
+        self.refusals = RejectionCounter()
+        self.wire = SchedulerSigning(self.keys, self.refusals)
+        self.roster = NodeRegistry(TERM, refusals=self.refusals)
+        self.tenant = self.roster.tenants[STREAM] = ExperimentChannel(STREAM)
+        self.node = NodeSigning(NODE, of_worker(made), self.refusals)
+        self.mailbox = CommandQueue(NODE, self.node)
         ((*_, self.challenge),) = self.wire.challenge(0.0)
         assert self.node.hear_challenge(self.challenge)
         self.handler = Handler()
@@ -92,7 +97,7 @@ class BothEnds:
             self.keys,
             self.refusals.add,
         )
-        self._stranger = Key(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
+        self._stranger = SigningKey(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
         #: What was delivered last of each kind.
         self.last: dict[str, bytes] = {}
         for kind in KINDS:
@@ -103,7 +108,7 @@ class BothEnds:
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def seal(self, kind: str) -> Seal:
+    def seal(self, kind: str) -> MessageSigner:
         """Of whoever says this."""
         if kind in {"mail", "reply"}:
             return self.keys.orders
@@ -122,7 +127,9 @@ class BothEnds:
 
     def sealed_by_a_stranger(self, kind: str, said: Said) -> bytes:
         """Signed, with a key that is not the farm's."""
-        return Seal(self.seal(kind).purpose, [self._stranger]).close(said.body, *said.about)
+        return MessageSigner(self.seal(kind).purpose, [self._stranger]).close(
+            said.body, *said.about
+        )
 
     # --- who hears it -----------------------------------------------------------------------------
 
@@ -216,7 +223,7 @@ def _mail(node: bytes, _stream: bytes, _another: bool, **fields: int) -> Said:
 def _request(_node: bytes, _stream: bytes, another: bool) -> Said:
     request = NEW if another else DONE
     return Said(
-        msgspec.msgpack.encode(r.Stop(name="exp")),
+        msgspec.msgpack.encode(r.StopExperiment(name="exp")),
         (b"request", request.encode(), str(REQUESTS_VERSION).encode(), b"stop", sent().encode()),
     )
 
@@ -268,12 +275,14 @@ def forged(ends: BothEnds, drawn: Drawn) -> bytes:
         lambda: b"\1" + seal.signer + bytes(32) + drawn.noise,
         lambda: ends.sealed_by_a_stranger(drawn.kind, said),
         # By one who has other keys of this farm: a node is no scheduler, a submitter neither.
-        lambda: Seal(seal.purpose, [_other_key(ends, drawn.kind)]).close(said.body, *said.about),
+        lambda: MessageSigner(seal.purpose, [_other_key(ends, drawn.kind)]).close(
+            said.body, *said.about
+        ),
     ]
     return ways[drawn.at % len(ways)]()
 
 
-def _other_key(ends: BothEnds, kind: str) -> Key:
+def _other_key(ends: BothEnds, kind: str) -> SigningKey:
     seal = ends.keys.events if kind in {"mail", "reply", "request"} else ends.keys.orders
     ring = seal._ring
     assert ring.signer is not None
@@ -399,7 +408,7 @@ def honest_ones_are_believed_behind_them(ends: BothEnds) -> None:
     request = "f" * 32
     sealed = close_request(
         ends.seal("request"),
-        msgspec.msgpack.encode(r.Stop(name="exp")),
+        msgspec.msgpack.encode(r.StopExperiment(name="exp")),
         request=request,
         kind="stop",
         sent=sent(),

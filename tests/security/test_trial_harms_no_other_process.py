@@ -12,7 +12,7 @@ from tests.integration.farm_support import order
 from tests.security.guarded_farm import farm
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually
-from tunemq_shared.protocol.messages import Environment, HostFreed, ResultReported, TrialFailed
+from tunemq_shared.protocol.messages import Environment, ResultReported, SlotFreed, TrialFailed
 
 __all__ = ["farm", "open_folder"]
 
@@ -76,7 +76,7 @@ def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim
     trial = farm.order(speaks_for_its_forkserver, 0, victim=victim.pid)
     farm.scheduler.assign(incarnation, order("t", trial))
     said = farm.scheduler.said
-    eventually(lambda: said(HostFreed), within=60, message=farm.story)
+    eventually(lambda: said(SlotFreed), within=60, message=farm.story)
     (result,) = said(ResultReported)
     assert (result.metrics["stolen"], result.metrics["errno"]) == (-1, 1)
     # A trial's own process is as the user's other processes are: tools that look into it work.
@@ -93,7 +93,7 @@ def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process
     environment = Environment(sys.executable, ("claims",), {}, (str(farm.folder),))
     trial = farm.order(speaks_for_its_forkserver, 0, environment, victim=victim.pid)
     farm.scheduler.assign(incarnation, order("t", trial))
-    eventually(lambda: farm.scheduler.said(HostFreed), within=60, message=farm.story)
+    eventually(lambda: farm.scheduler.said(SlotFreed), within=60, message=farm.story)
     assert victim.poll() is None
     (failed,) = farm.scheduler.said(TrialFailed)
     assert "while it preloaded claims" in failed.error
@@ -110,5 +110,5 @@ def test_interpreter_that_a_search_names_gets_no_more_rights_than_its_trials(far
     incarnation = farm.start(reachable(), *AS_NOBODY)
     trial = farm.order(speaks_for_its_forkserver, 0, Environment(str(program), (), {}, ()))
     farm.scheduler.assign(incarnation, order("t", trial))
-    eventually(lambda: farm.scheduler.said(HostFreed), within=60, message=farm.story)
+    eventually(lambda: farm.scheduler.said(SlotFreed), within=60, message=farm.story)
     assert (shared / "found").read_text().split() == ["NoNewPrivs:", "1"]

@@ -17,8 +17,8 @@ from tests.simulation.memory_objects import Delayed, MemoryObjects
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
-from tunemq_shared.base.retrying import Cancel
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, RetentionPolicy
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.manifest import (
     COMMITTED,
@@ -28,7 +28,7 @@ from tunemq_shared.checkpoints.manifest import (
     FileEntry,
     make_manifest,
 )
-from tunemq_shared.checkpoints.object_checkpoints import Uploaded
+from tunemq_shared.checkpoints.object_checkpoints import UploadedCheckpoint
 from tunemq_shared.protocol import messages as m
 
 #: So many checkpoints of a trial may be on a node and not committed.
@@ -58,7 +58,7 @@ class Host:
 @dataclass(eq=False)
 class Upload:
     written: m.CheckpointWritten
-    uploaded: Uploaded | None = None
+    uploaded: UploadedCheckpoint | None = None
     steps: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -72,10 +72,10 @@ class Node:
     bases: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
-class Cloned(KeptCheckpoints):
+class Cloned(CheckpointManager):
     """Of a trial that begins from what another one has, as exploiting ones will."""
 
-    donor: KeptCheckpoints | None = None
+    donor: CheckpointManager | None = None
 
     def refs(self, node: str) -> tuple[m.CheckpointRef, ...]:
         donor, self.donor = self.donor, None
@@ -108,7 +108,7 @@ class Farm(RuleBasedStateMachine):
         is_cloned=st.booleans(),
     )
     def begin(self, num_to_keep: int | None, in_experiment: int | None, is_cloned: bool) -> None:
-        keep = KeepRule(
+        keep = RetentionPolicy(
             num_to_keep=num_to_keep, score_attribute="score", in_experiment=in_experiment
         )
         restore: tuple[m.CheckpointRef, ...] = ()
@@ -116,7 +116,7 @@ class Farm(RuleBasedStateMachine):
             key = "restored/checkpoint_0-000001"
             written = self.write("restored", 0, 1, 5, key, [0] * FILE_COUNT)
             folder = self.root / key
-            uploaded = object_checkpoints.upload(self.objects, key, folder, None, Cancel())
+            uploaded = object_checkpoints.upload(self.objects, key, folder, None, CancelToken())
             restore = (m.CheckpointRef(key, uploaded.sha256, written.step),)
         for_ever = {"max_failures": -1, "max_storage_failures": -1, "max_node_losses": -1}
         self.runner = TrialRunner(RunnerSettings(**for_ever, keep=keep, restore=restore))
@@ -128,10 +128,10 @@ class Farm(RuleBasedStateMachine):
 
     # --- the scheduler's side ---------------------------------------------------------------------
 
-    def tell(self, event: m.Event, *answers: m.Answer) -> None:
+    def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> None:
         is_wanted = isinstance(event, m.CheckpointCommitted) and self.is_wanted(event)
         commands = self.runner.handle(event, answers)
-        is_recorded = any(isinstance(one, c.RecordCheckpoint) for one in commands)
+        is_recorded = any(isinstance(one, c.NotifyCheckpoint) for one in commands)
         assert is_recorded or not is_wanted, f"{event} was refused"
         for command in commands:
             match command:
@@ -177,9 +177,9 @@ class Farm(RuleBasedStateMachine):
     def read_event(self, which: int, decision: str | None) -> None:
         node = pick([node for node in self.nodes if node.events], which)
         event = node.events.popleft()
-        answers: list[m.Answer] = []
+        answers: list[m.AlgorithmAnswer] = []
         if isinstance(event, m.ResultReported) and decision is not None:
-            answers.append(m.Decided(event.trial, event.step, decision, "drawn"))
+            answers.append(m.DecisionMade(event.trial, event.step, decision, "drawn"))
         self.tell(event, *answers)
 
     @rule()
@@ -263,7 +263,7 @@ class Farm(RuleBasedStateMachine):
 
     def gone(self, host: Host, *events: m.NodeEvent) -> None:
         del host.node.hosts[host.trial]
-        host.node.events += [*events, m.HostFreed(host.trial, host.epoch)]
+        host.node.events += [*events, m.SlotFreed(host.trial, host.epoch)]
 
     def end_host(self, order: c.PauseTrial | c.StopTrial) -> None:
         for host in self.hosts():
@@ -279,7 +279,7 @@ class Farm(RuleBasedStateMachine):
             return
         host = pick(self.hosts(), which)
         if is_death:
-            self.gone(host, m.HostDied(host.trial, host.epoch, 1, 9, None, 0.0))
+            self.gone(host, m.TrialProcessDied(host.trial, host.epoch, 1, 9, None, 0.0))
         else:
             self.gone(host, m.TrialFinished(host.trial, host.epoch))
 
@@ -347,7 +347,7 @@ class Farm(RuleBasedStateMachine):
         path = self.root / base / COMMITTED if base is not None else None
         objects = Delayed(self.objects)
         upload.uploaded = object_checkpoints.upload(
-            objects, written.key, self.root / written.key, path, Cancel()
+            objects, written.key, self.root / written.key, path, CancelToken()
         )
         # It is there when the upload is over, and a retry on this node may ask for it before.
         (self.root / written.key / COMMITTED).unlink()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.simulation.problem import Problem
-from tunemq.testing.journal_replay import Outcome, outcome, replay, replay_lock_step
+from tunemq.testing.journal_replay import ReplayOutcome, outcome, replay, replay_lock_step
 from tunemq.testing.simulated_executor import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.results.trial_view import TrialView
@@ -24,9 +24,9 @@ class ListJournal:
     """Keeps the turns in memory."""
 
     def __init__(self) -> None:
-        self.entries: list[m.Entry] = []
+        self.entries: list[m.JournalRecord] = []
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.entries.extend(entries)
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class CountingJournal:
         self.turns = 0
         self.entries = 0
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.turns += 1
         self.entries += len(entries)
 
@@ -54,7 +54,7 @@ class CountedRecords:
     def __init__(self) -> None:
         self.counts: Counter[type[c.Command]] = Counter()
 
-    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
         self.counts[type(command)] += 1
 
     def trial_waits(self, trial: TrialView) -> None:
@@ -71,7 +71,7 @@ class CountedRecords:
 
 
 class Search:
-    """One simulated search; ``algorithms`` as `Problem` takes them."""
+    """One simulated search; ``algorithms`` as `ExperimentProblem` takes them."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Search:
         **algorithms: Callable[[], Any],
     ) -> None:
         self.settings = RunnerSettings(
-            keep=KeepRule(
+            keep=RetentionPolicy(
                 num_to_keep=2,
                 score_attribute="loss",
                 higher_is_better=False,
@@ -123,14 +123,14 @@ class Search:
         self.loop.run()
         return self
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayOutcome:
         """What the run came to."""
         return outcome(self.settings, self.journal.entries)
 
     def replayed(self) -> TrialRunner:
         return replay(self.settings, self.journal.entries)
 
-    def outcome_in_lock_step(self) -> Outcome:
+    def outcome_in_lock_step(self) -> ReplayOutcome:
         """What its journal comes to when everybody is asked about every result."""
         algorithms = self.problem.algorithms(lock_step=True)
         return replay_lock_step(self.settings, self.problem.plan, algorithms, self.journal.entries)

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
-from tunemq.testing.journal_auditor import Auditor
-from tunemq.testing.journal_replay import Outcome, replay_lock_step
+from tunemq.testing.journal_auditor import JournalAuditor
+from tunemq.testing.journal_replay import ReplayOutcome, replay_lock_step
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq.testing.simulated_faults import FaultSettings
@@ -20,7 +20,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.core.trials.trial import ERROR, TrialSummary
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
@@ -34,7 +34,9 @@ from tunemq_shared.protocol import messages as m
 PATIENCE_S: Final = 1_800.0
 
 LOCAL: Final = UploadSettings()
-TWO_AND_NEWEST: Final = KeepRule(num_to_keep=2, score_attribute="loss", higher_is_better=False)
+TWO_AND_NEWEST: Final = RetentionPolicy(
+    num_to_keep=2, score_attribute="loss", higher_is_better=False
+)
 
 #: Where in a turn a scheduler dies; at the last, all nodes die with it.
 BEFORE_COMMIT, AFTER_COMMIT, WITHIN_ORDERS, BEFORE_RELEASE, POWER_CUT = range(5)
@@ -90,7 +92,7 @@ class FaultySearch:
         gpus: tuple[tuple[m.Gpu, ...], ...] = (),
         request: dict[str, float] | None = None,
         uploads: UploadSettings = LOCAL,
-        keep: KeepRule = TWO_AND_NEWEST,
+        keep: RetentionPolicy = TWO_AND_NEWEST,
         max_failures: int = -1,
         max_node_losses: int = -1,
         max_storage_failures: int = -1,
@@ -119,8 +121,10 @@ class FaultySearch:
         )
         self.turns: list[bytes] = []
         self.records = CountedRecords()
-        self.auditor = Auditor(self.settings, said=self._said, store=self.farm.store, every=every)
-        self._outcome = Outcome()
+        self.auditor = JournalAuditor(
+            self.settings, said=self._said, store=self.farm.store, every=every
+        )
+        self._outcome = ReplayOutcome()
         self._started: dict[tuple[str, int], str] = {}
         self.rng = rng = random.Random(f"{seed}/schedulers")
         until_s = faults.until_s
@@ -263,7 +267,7 @@ class FaultySearch:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.die_at(BEFORE_COMMIT)
         self.die_at(POWER_CUT)
         self.turns.append(m.encode(entries))
@@ -283,16 +287,16 @@ class FaultySearch:
         if self._is_doomed == place:
             raise SchedulerDied
 
-    def entries(self) -> list[m.Entry]:
+    def entries(self) -> list[m.JournalRecord]:
         return [entry for turn in self.turns for entry in m.decode_entries(turn)]
 
     # --- what came of it --------------------------------------------------------------------------
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayOutcome:
         """What its journal comes to; the auditor has replayed it as it grew."""
         return self._outcome
 
-    def outcome_in_lock_step(self) -> Outcome:
+    def outcome_in_lock_step(self) -> ReplayOutcome:
         algorithms = self.problem.algorithms(lock_step=True)
         return replay_lock_step(self.settings, self.problem.plan, algorithms, self.entries())
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from tests.simulation.hard_farm import HardFarm
 from tests.simulation.shared_farm import SharingExperiment
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
-from tunemq_scheduler.core.allotments import Usage
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.offer_pace import Pace
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.core.allotments import OfferUsage
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 NAME: Final = "mine"
@@ -50,7 +50,7 @@ class Desk:
         self,
         farm: HardFarm,
         rng: random.Random,
-        settings: AllotterSettings,
+        settings: FairShareSettings,
         other: list[tuple[dict[str, float], float]] | None,
     ) -> None:
         self._farm, self._rng, self._settings = farm, rng, settings
@@ -61,8 +61,8 @@ class Desk:
         self.is_paused = False
         #: When something happened in the experiment last.
         self.progress = 0.0
-        self._usage: Usage | None = None
-        self._pace = Pace()
+        self._usage: OfferUsage | None = None
+        self._pace = OfferPace()
         self._other = None
         if other is not None:
             self._other = SharingExperiment(_OTHER, "bob", iter(other), at_most=3)
@@ -70,8 +70,8 @@ class Desk:
         self.allotter = self._new_allotter()
         farm.time.after(_LOOKS_S, self._look)
 
-    def _new_allotter(self) -> Allotter:
-        allotter = Allotter(self._settings)
+    def _new_allotter(self) -> FairShareAllocator:
+        allotter = FairShareAllocator(self._settings)
         allotter.advance(self._farm.time.now + 1.0)
         allotter.experiment_added(NAME, OWNER, order=1.0)
         if self._other is not None:
@@ -91,7 +91,7 @@ class Desk:
         executor.desk = self
         self.executor, self.ask = executor, ask
         self._usage = None
-        self._pace = Pace()
+        self._pace = OfferPace()
         if is_new:
             self._start_again()
         else:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_farm import SimulatedFarm
-from tunemq.testing.simulated_trial_processes import Host, SimulatedHosts
+from tunemq.testing.simulated_trial_processes import SimulatedTrialProcess, SimulatedTrialProcesses
 from tunemq.testing.simulated_uploads import SimulatedUploads
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.code.config_packing import unpack_config
@@ -135,7 +135,7 @@ class HardFarm(SimulatedFarm):
             super()._boot(name)
 
 
-class FatedHosts(SimulatedHosts):
+class FatedHosts(SimulatedTrialProcesses):
     """Hosts that wait for the store or a GPU, and trials that fail as it is their fate."""
 
     def __init__(self, farm: HardFarm, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class FatedHosts(SimulatedHosts):
             super().start(order)
             return
         key = order.trial, order.epoch
-        host = self._hosts[key] = Host(order, unpack_config(order.config), 0)
+        host = self._hosts[key] = SimulatedTrialProcess(order, unpack_config(order.config), 0)
         self._blocked[key] = self._time.now
         self._report(order.incarnation, m.TrialWaits(*key, what, reason))
         self._time.after(_ASKS_AGAIN_S, self._ask_again, host)
@@ -186,7 +186,7 @@ class FatedHosts(SimulatedHosts):
             return "restore", "the store gives no answer"
         return "", ""
 
-    def _ask_again(self, host: Host) -> None:
+    def _ask_again(self, host: SimulatedTrialProcess) -> None:
         order = host.order
         key = order.trial, order.epoch
         if not host.alive:
@@ -207,11 +207,11 @@ class FatedHosts(SimulatedHosts):
             if key in self._hosts:
                 self._hosts[key].run_until = host.run_until
 
-    def _step(self, host: Host, seconds: float) -> None:
+    def _step(self, host: SimulatedTrialProcess, seconds: float) -> None:
         if host.alive and not self._suffers(host):
             super()._step(host, seconds)
 
-    def _suffers(self, host: Host) -> bool:
+    def _suffers(self, host: SimulatedTrialProcess) -> bool:
         order, farm = host.order, self._farm
         bad = farm.is_bad(farm.name_of(host.node))
         fate = farm.fates.get(order.number, Fate(0, "", 0))

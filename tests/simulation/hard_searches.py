@@ -30,8 +30,8 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
-from tunemq_scheduler.farm.ipc.status_reporter import Teller
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_shared.base.errors import InvariantBroken, ResourceError, SearchFailed
 from tunemq_shared.protocol import messages as m
 
@@ -174,7 +174,7 @@ class HardSearch:
         self.farm.bad[names[0]] = (bad, FOR_EVER)
         job = {"cpu": rng.choice([1.0, 2.0])}
         other = [(job, rng.uniform(20.0, 200.0)) for _ in range(rng.randint(0, 4))]
-        self.desk = Desk(self.farm, rng, AllotterSettings(preempts=False), other)
+        self.desk = Desk(self.farm, rng, FairShareSettings(preempts=False), other)
 
     def _draw_troubles(self, rng: random.Random) -> None:
         """Make the farm, and plan what goes wrong with it, for a while or for good."""
@@ -235,7 +235,7 @@ class HardSearch:
         if rng.random() < 0.5:
             job: dict[str, float] = rng.choice([{"cpu": 1.0}, {"cpu": 4.0}, {"gpu": 1.0}])
             other = [(job, rng.uniform(5.0, 100.0)) for _ in range(rng.randint(1, 6))]
-        settings = AllotterSettings(quotas=quotas, preempts=rng.random() < 0.5)
+        settings = FairShareSettings(quotas=quotas, preempts=rng.random() < 0.5)
         self.quotas = quotas.get(OWNER, {})
         self.desk = desk = Desk(self.farm, rng, settings, other)
 
@@ -408,7 +408,7 @@ class HardSearch:
         records = SimpleNamespace(fatal={}, failures=None, best=None)
         self.view = ExperimentView(self.loop, records, prepared, lambda: self.loop.runner.elapsed)
         search = SimpleNamespace(loop=self.loop, records=records, is_killed=False)
-        self.teller = Teller(search, self.view)
+        self.teller = SearchStatusReporter(search, self.view)
         if self.desk is not None:
             self.desk.begin(self.executor, self.teller.usage, is_new=is_new)
         self.executor.open(self.problem.plan)
@@ -418,13 +418,13 @@ class HardSearch:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.turns.append(m.encode(entries))
         if any(not isinstance(one.event, _NOTHING_NEW) for one in entries):
             self.progress = self.farm.time.now
             if self.desk is not None:
                 self.desk.progress = self.progress
-        if any(isinstance(one.event, m.TrialFailed | m.HostDied) for one in entries):
+        if any(isinstance(one.event, m.TrialFailed | m.TrialProcessDied) for one in entries):
             self._failed_at = self.farm.time.now
 
     def close(self) -> None:

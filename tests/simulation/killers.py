@@ -13,8 +13,8 @@ from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 CPUS = 4.0
@@ -29,7 +29,7 @@ class Sharer:
     settings: RunnerSettings
     killers: set[str]
     runner: TrialRunner = field(init=False)
-    entries: list[m.Entry] = field(default_factory=list)
+    entries: list[m.JournalRecord] = field(default_factory=list)
     #: What runs, by trial and epoch: its node, and when it does something next.
     hosts: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
     is_over: bool = False
@@ -38,7 +38,7 @@ class Sharer:
         self.runner = TrialRunner(self.settings)
 
     def tell(self, event: m.Event) -> list[c.Command]:
-        self.entries.append(m.Entry(event))
+        self.entries.append(m.JournalRecord(event))
         return self.runner.handle(event)
 
     def on(self, node: str) -> list[tuple[str, int]]:
@@ -72,7 +72,7 @@ class KillerFarm:
         self.accidents = accidents
         self.back: list[tuple[float, str]] = []
         self.nodes: dict[str, m.NodeJoined] = {}
-        self.allotter = Allotter(AllotterSettings(preempts=self.rng.random() < 0.5))
+        self.allotter = FairShareAllocator(FairShareSettings(preempts=self.rng.random() < 0.5))
         self.searches: list[Sharer] = []
         settings = RunnerSettings(request={"cpu": 1.0}, max_node_losses=limit)
         for number in range(searches):
@@ -182,7 +182,7 @@ class KillerFarm:
             if done:
                 del search.hosts[trial, epoch]
                 search.tell(m.TrialFinished(trial, epoch))
-                search.tell(m.HostFreed(trial, epoch))
+                search.tell(m.SlotFreed(trial, epoch))
 
     def _obey(self, search: Sharer, commands: list[c.Command]) -> None:
         for one in commands:
@@ -192,7 +192,7 @@ class KillerFarm:
             ):
                 del search.hosts[one.trial, one.epoch]
                 search.tell(m.TrialPaused(one.trial, one.epoch))
-                search.tell(m.HostFreed(one.trial, one.epoch))
+                search.tell(m.SlotFreed(one.trial, one.epoch))
 
     def _join(self, name: str) -> None:
         life = self.lives[name] = self.lives.get(name, 0) + 1
@@ -214,7 +214,7 @@ class KillerFarm:
             kind = m.FORKSERVER_LOST
             search.tell(m.TrialFailed(trial, epoch, kind, "killed", "", 0.0, is_shared=is_shared))
         for trial, epoch in lost:
-            search.tell(m.HostFreed(trial, epoch))
+            search.tell(m.SlotFreed(trial, epoch))
 
     def _lose(self, node: str) -> None:
         self.deaths += 1

@@ -16,15 +16,18 @@ from tests.simulation.problem import Problem, noise
 from tests.support.farms.farm_api_server import CODE
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink, Wire
+from tunemq_scheduler.farm.ipc.experiment_connection import (
+    ExperimentConnection,
+    ExperimentTransport,
+)
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_shared.broker.redis_keys import events
 from tunemq_shared.protocol import messages as m
@@ -66,7 +69,7 @@ class BytesJournal:
     def __init__(self) -> None:
         self.turns = self.entries = self.bytes = 0
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.turns += 1
         self.entries += len(entries)
         self.bytes += len(m.encode(entries))
@@ -83,14 +86,14 @@ class Experiment:
         number: int,
         owner: str,
         request: dict[str, float],
-        wire: Wire,
+        wire: ExperimentTransport,
         clock: Callable[[], float],
         at_most: int = 0,
     ) -> None:
         self.name, self.owner = f"e{number:03d}", owner
         #: What the allotter was told last.
-        self.told: Usage | None = None
-        self._usage: Usage | None = None
+        self.told: OfferUsage | None = None
+        self._usage: OfferUsage | None = None
         self.journal = BytesJournal()
         ends: list[_NoProcess] = []
 
@@ -98,11 +101,13 @@ class Experiment:
             ends.append(_NoProcess(*arguments, **options))
             return ends[0]
 
-        job = r.Job(name=self.name, results="/nowhere", code=CODE, term=1, prefix=self.name)
-        self.link = ExperimentLink(job, wire, folder=Path("/nowhere"), begin=begin)
+        job = r.ExperimentJob(
+            name=self.name, results="/nowhere", code=CODE, term=1, prefix=self.name
+        )
+        self.link = ExperimentConnection(job, wire, folder=Path("/nowhere"), begin=begin)
         self._mail = select.poll()
         self._mail.register(ends[0].socket.fileno(), select.POLLIN)
-        self.line = SupervisorLine(ends[0].socket)
+        self.line = SupervisorConnection(ends[0].socket)
         self.line.first()
         executor = RelayedExecutor(self.line)
         problem = Problem(FIFOScheduler, seed=number, trials=1_000_000, max_t=RESULTS)
@@ -132,13 +137,13 @@ class Experiment:
         return bool(self._mail.poll(0)) or self.line._frames.waiting > 0
 
     def step(self) -> None:
-        """One turn of its process, as `RelayedExecutor` begins it and `Teller` ends it."""
+        """One turn of its process: from `RelayedExecutor` to `SearchStatusReporter`."""
         self.line.wake()  # it never waits: what there is to read is there
         self.loop.step()
         usage = self.runner.usage()
         if usage != self._usage:
             self._usage = usage
-            self.line.send(r.Used(usage))
+            self.line.send(r.OfferUsageUpdate(usage))
 
     def gpus(self) -> float:
         """How many GPUs its trials hold."""

@@ -1,8 +1,8 @@
 """A large farm in virtual time: all of its scheduler but Redis and the processes is the real one.
 
-One supervisor's `Roster` and `Allotter`; of each experiment the supervisor's `ExperimentLink`, a
-socket, and behind it the `RelayedExecutor`, `ExperimentLoop` and `TrialRunner` of its process. What
-each of them takes is added up by a `Meter`.
+One supervisor's `NodeRegistry` and `FairShareAllocator`; of each experiment the supervisor's
+`ExperimentConnection`, a socket, and behind it the `RelayedExecutor`, `ExperimentLoop` and
+`TrialRunner` of its process. What each of them takes is added up by a `Meter`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tests.simulation.large_experiment import Experiment
 from tests.simulation.large_nodes import LargeNodes
 from tests.simulation.metering import Meter
 from tunemq.testing.virtual_time import VirtualTime
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.nodes.node_registry import Roster
-from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
+from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 
@@ -50,12 +50,12 @@ class LargeFarm:
         self.nodes = LargeNodes(self.time, self._append)
         self.turn_s = turn_s
         self._submitted = 0
-        self._roster = Roster(1)
-        self._allotter = Allotter()
+        self._roster = NodeRegistry(1)
+        self._allotter = FairShareAllocator()
         self._selector = selectors.EpollSelector()
         self._entries: list[tuple[str, bytes, dict[bytes, bytes]]] = []
         self._is_turn_due = False
-        farm = self._roster.tenants["farm"] = Tenant("farm")
+        farm = self._roster.tenants["farm"] = ExperimentChannel("farm")
         with meter("nodes join"):
             for number in range(nodes):
                 self._roster.read_hello(*self.nodes.hello(number))
@@ -70,11 +70,11 @@ class LargeFarm:
 
     # --- what is used of the wire -----------------------------------------------------------------
 
-    def add(self, events_key: str) -> WireClient:
+    def add(self, events_key: str) -> TransportClient:
         """A part of the wire for one experiment."""
-        tenant = self._roster.tenants[events_key] = Tenant(events_key)
+        tenant = self._roster.tenants[events_key] = ExperimentChannel(events_key)
         self._roster.announce(tenant)
-        return WireClient(
+        return TransportClient(
             tenant, self._roster, hold=_nothing, say_goodbye=_nothing, forget=_nothing
         )
 

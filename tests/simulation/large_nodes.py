@@ -11,13 +11,13 @@ from typing import Final
 import cloudpickle
 
 from tests.simulation.large_experiment import metrics, plan_of, step_time
-from tunemq.testing.simulated_trial_processes import SimulatedHosts
+from tunemq.testing.simulated_trial_processes import SimulatedTrialProcesses
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.registration import BatchHeader, NodeHello
+from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 
 GPUS: Final = 8
 _LATENCY_S: Final = 0.05
@@ -46,7 +46,7 @@ class LargeNodes:
         self._hosting: dict[str, set[tuple[str, int]]] = {}
         self._numbers: Counter[tuple[str, str]] = Counter()
         uploads = UploadSettings()
-        self._hosts = SimulatedHosts(
+        self._hosts = SimulatedTrialProcesses(
             time, metrics, step_time, self._report, uploads=uploads, seed=1
         )
         self._hosts.open(plan_of(""))
@@ -55,7 +55,7 @@ class LargeNodes:
         """A node begins; returns its entry in the nodes' stream."""
         name = f"node{number:05d}"
         model, memory = ("A100", 80e9) if number % 10 else ("V100", 32e9)
-        hello = NodeHello(
+        hello = NodeRegistration(
             protocol=m.PROTOCOL_VERSION,
             node=name,
             incarnation=f"{name}.1",
@@ -108,7 +108,7 @@ class LargeNodes:
         first = self._numbers[node, key] + 1
         self._numbers[node, key] += len(events)
         self.seen["results"] += sum(isinstance(one, m.ResultReported) for one in events)
-        self.seen["trials over"] += sum(isinstance(one, m.HostFreed) for one in events)
+        self.seen["trials over"] += sum(isinstance(one, m.SlotFreed) for one in events)
         header = BatchHeader(m.PROTOCOL_VERSION, node, first, (1, self._taken[node]))
         fields = {redis_keys.HEADER: m.encode(header), redis_keys.EVENTS: m.encode(events)}
         self.seen["bytes"] += sum(map(len, fields.values()))
@@ -118,7 +118,7 @@ class LargeNodes:
         return b"%d-0" % next(self._ids)
 
 
-def _start(node: str, order: m.HostOrder, start: m.HostStart) -> StartTrial:
+def _start(node: str, order: m.TrialOrder, start: m.TrialSpec) -> StartTrial:
     return StartTrial(
         trial=order.trial,
         epoch=order.epoch,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tunemq_shared.base.errors import CheckpointCorrupt
-from tunemq_shared.base.retrying import Cancel, ignore
-from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, ObjectStore
+from tunemq_shared.base.retrying import CancelToken, ignore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
 
 
 class MemoryObjects(ObjectStore):
@@ -33,7 +33,7 @@ class MemoryObjects(ObjectStore):
         size: int,
         sha256: str,
         is_unchanged: bool = False,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         data = path.read_bytes()
@@ -43,7 +43,7 @@ class MemoryObjects(ObjectStore):
 
     def get_bytes(self, key: str, *, limit: int) -> bytes:
         if key not in self.objects:
-            raise MissingObject(key)
+            raise NoSuchObject(key)
         return self.objects[key]
 
     def get_file(
@@ -52,7 +52,7 @@ class MemoryObjects(ObjectStore):
         path: Path,
         *,
         size: int,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         path.write_bytes(self.get_bytes(key, limit=size))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tests.support.searches.plans import PLAN
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
@@ -54,14 +54,14 @@ class Problem:
         self._seed, self._trials = seed, trials
         self._curve = functools.cache(self._find_curve)
 
-    def algorithms(self, *, lock_step: bool = False) -> Algorithms:
+    def algorithms(self, *, lock_step: bool = False) -> AlgorithmDriver:
         """Fresh ones, which have decided nothing yet."""
         search = SearchGenerator(
             self._make_search(), SPACE, self._trials, "loss", "min", self._seed
         )
         scheduler = self._make_scheduler()
         scheduler.set_search_properties("loss", "min", seed=self._seed)
-        return Algorithms(
+        return AlgorithmDriver(
             search=search,
             scheduler=scheduler,
             stopper=self._make_stopper(),

@@ -1,4 +1,4 @@
-"""A farm that several experiments share, in virtual time: the `Allotter` and those that use it.
+"""A farm that several experiments share, in virtual time, with its `FairShareAllocator`.
 
 Messages take a while, each way. The experiments place trials as the real ones do: each has a
 `Placement`, goes by the newest offer that reached it, and has the youngest trials give way where it
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.placement.placement import Placement
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol.messages import Gpu, NodeJoined, NodeOffered
 
 #: A request, and how long a trial of it takes.
@@ -79,7 +79,7 @@ class SharingExperiment:
     def join(self, joined: NodeJoined) -> None:
         self.placement.add_node(joined.incarnation, joined.resources, joined.gpus)
         self.placement.withhold(joined.incarnation, joined.withheld)
-        self.placement.offer(joined.incarnation, Amounts())
+        self.placement.offer(joined.incarnation, ResourceAmounts())
         self.seen[joined.incarnation] = self.numbers.get(joined.incarnation, 0)
 
     def lose(self, incarnation: str) -> list[Running]:
@@ -106,7 +106,7 @@ class SharingExperiment:
             assert offer.n > self.seen[offer.incarnation]
             self.seen[offer.incarnation] = offer.n
             self._grace[offer.incarnation] = offer.preempt_grace_s
-            amounts = Amounts(offer.resources, offer.devices)
+            amounts = ResourceAmounts(offer.resources, offer.devices)
             self.placement.offer(offer.incarnation, amounts)
 
     def turn(self, now: float) -> tuple[list[Running], list[Running]]:
@@ -142,15 +142,15 @@ class SharingExperiment:
         if incarnation in self.seen:
             self.placement.withhold(incarnation, devices)
 
-    def usage(self) -> Usage:
+    def usage(self) -> OfferUsage:
         held = {one: self.placement.held(one) for one in self.seen}
         wants = Counter(_key(request) for request, _ in self.back)
         if self._next is not None:
             wants[_key(self._next[0])] += max(0, self.at_most - len(self.running))
-        return Usage(
+        return OfferUsage(
             dict(self.seen),
-            {one: amounts for one, amounts in held.items() if amounts != Amounts()},
-            tuple(Wanted(dict(one), count) for one, count in wants.items() if count > 0)
+            {one: amounts for one, amounts in held.items() if amounts != ResourceAmounts()},
+            tuple(SlotDemand(dict(one), count) for one, count in wants.items() if count > 0)
             if not self.is_over
             else (),
         )
@@ -188,10 +188,10 @@ def _key(request: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 class SharedFarm:
     """The allotter, the experiments, and the messages between them."""
 
-    def __init__(self, seed: int, settings: AllotterSettings | None = None) -> None:
+    def __init__(self, seed: int, settings: FairShareSettings | None = None) -> None:
         self.random = random.Random(seed)
         self.now = 1.0
-        self.allotter = Allotter(settings)
+        self.allotter = FairShareAllocator(settings)
         self.allotter.advance(self.now)
         self.nodes: dict[str, NodeJoined] = {}
         self.experiments: dict[str, SharingExperiment] = {}
@@ -203,7 +203,7 @@ class SharedFarm:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._arrivals: dict[tuple[str, str], float] = {}
-        self._last_usage: dict[str, Usage] = {}
+        self._last_usage: dict[str, OfferUsage] = {}
         self._orders = itertools.count()
 
     # --- what happens -----------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class SharedFarm:
         """Another supervisor takes over; what was under way is lost."""
         self._generation += 1
         self._last_usage.clear()
-        self.allotter = Allotter(self._settings)
+        self.allotter = FairShareAllocator(self._settings)
         self.allotter.advance(self.now)
         for order, one in enumerate(self.experiments.values()):
             self.allotter.experiment_added(one.name, one.owner, one.priority, order)
@@ -380,7 +380,7 @@ class SharedFarm:
             self._last_usage[experiment.name] = usage
             self._send("usage", experiment.name, lambda: self._report(experiment.name, usage))
 
-    def _report(self, name: str, usage: Usage) -> None:
+    def _report(self, name: str, usage: OfferUsage) -> None:
         self.allotter.advance(self.now)
         self.allotter.usage(name, usage)
         experiment = self.experiments.get(name)

@@ -89,7 +89,7 @@ def check_store(run: Search) -> Store:
             written = trial.checkpoints.get(entry.event.key) if trial is not None else None
             is_wanted = written is not None and written.is_wanted
         commands = runner.handle(entry.event, entry.answers)
-        assert not is_wanted or any(isinstance(one, c.RecordCheckpoint) for one in commands)
+        assert not is_wanted or any(isinstance(one, c.NotifyCheckpoint) for one in commands)
         store.perform(commands)
         if any(isinstance(one, c.DeleteCheckpoint | c.DeleteObjects) for one in commands):
             for key in runner.live_checkpoints():

@@ -9,13 +9,13 @@ import pytest
 from tests.simulation.scenarios import check
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_farm import SimulatedFarm
-from tunemq_scheduler.core.events.node_events import NodeEvents
+from tunemq_scheduler.core.events.node_events import NodeEventHandler
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.transport.desired_state import Mailbox
+from tunemq_scheduler.transport.desired_state import DesiredState
 
 
 def noticed(scenario: str, seeds: int = 12) -> str:
@@ -31,10 +31,10 @@ def noticed(scenario: str, seeds: int = 12) -> str:
 def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     review = RunnerState.review
 
-    def careless(self: RunnerState, result: Any) -> Review:
+    def careless(self: RunnerState, result: Any) -> ResultReview:
         trial = self.live.get(result.trial)
         if trial is not None and trial.epoch > result.epoch > 0 and result.step > trial.last_step:
-            return Review.PASSING
+            return ResultReview.PASSING
         return review(self, result)
 
     monkeypatch.setattr(RunnerState, "review", careless)
@@ -52,7 +52,7 @@ def test_when_nodes_forget_what_is_not_journalled(monkeypatch: pytest.MonkeyPatc
 
 
 def test_when_orders_that_were_lost_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mailbox, "is_confirmed", property(lambda _self: True))
+    monkeypatch.setattr(DesiredState, "is_confirmed", property(lambda _self: True))
     assert "I6" in noticed("f13_late_and_lost")
 
 
@@ -78,13 +78,13 @@ def test_when_what_arrives_twice_is_taken_twice(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_when_a_node_that_returns_hears_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    returned = NodeEvents.returned
+    returned = NodeEventHandler.returned
 
-    def silent(self: NodeEvents, event: Any) -> list[Any]:
+    def silent(self: NodeEventHandler, event: Any) -> list[Any]:
         returned(self, event)
         return []
 
-    monkeypatch.setattr(NodeEvents, "returned", silent)
+    monkeypatch.setattr(NodeEventHandler, "returned", silent)
     assert "nothing said how it ended" in noticed("f08_cut_off")
 
 

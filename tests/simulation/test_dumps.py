@@ -31,7 +31,7 @@ def asha() -> TrialScheduler:
     return ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
 
 
-def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.Entry]]:
+def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.JournalRecord]]:
     simulation = SimulationSettings(
         nodes=3, seed=seed, latency_s=0.2, deaths=0.5, death_window_s=30.0
     )
@@ -39,9 +39,11 @@ def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.Entry]]:
     return search, list(search.journal.entries)
 
 
-def resumed(event: m.ExperimentResumed, entries: list[m.Entry], at: int) -> list[m.Entry]:
+def resumed(
+    event: m.ExperimentResumed, entries: list[m.JournalRecord], at: int
+) -> list[m.JournalRecord]:
     """The journal with a cold restart in it; what its dead nodes still say comes too late."""
-    return [*entries[:at], m.Entry(event), *entries[at:]]
+    return [*entries[:at], m.JournalRecord(event), *entries[at:]]
 
 
 @pytest.mark.parity(118, 120)

@@ -1,7 +1,7 @@
 """Two thousand trials on 32 devices of all kinds, which go bad, come back, and vanish with nodes.
 
 Whoever is started is written down in books of the test's own; they are looked at with each start,
-and the `Auditor` follows every event.
+and the `JournalAuditor` follows every event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.unit.scheduler.stories import Story
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.placement.placement import could_hold
 from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
@@ -93,7 +93,7 @@ class GpuFarm(Story):
             max_node_losses=-1,
             log_rules=(LogRule(BUG, DO_NOT_RETRY), LogRule(BAD_NODE, EXCLUDE_NODE)),
         )
-        self.auditor = Auditor(self.settings, every=5)
+        self.auditor = JournalAuditor(self.settings, every=5)
         self.auditor.turn(self.entries)
         self.chance = random.Random(seed)
         self.kinds: dict[str, Kind] = {}
@@ -111,7 +111,7 @@ class GpuFarm(Story):
 
     # --- the scheduler ----------------------------------------------------------------------------
 
-    def tell(self, event: m.Event, *answers: m.Answer) -> list[c.Command]:
+    def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> list[c.Command]:
         commands = super().tell(event, *answers)
         if hasattr(self, "auditor"):
             assert self.auditor.event(event, answers) == commands
@@ -188,7 +188,7 @@ class GpuFarm(Story):
                 for uuid, share in host.devices.items()
             )
             self.tell(m.DevicesUsed(host.trial, host.epoch, tuple(uses)))
-        self.tell(m.HostFreed(host.trial, host.epoch))
+        self.tell(m.SlotFreed(host.trial, host.epoch))
         del self.hosts[host.trial, host.epoch]
 
     def say_how_it_ends(self, host: Host) -> None:

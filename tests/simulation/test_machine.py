@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.searches.plans import PLAN
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.transport.desired_state import Mailbox
-from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
 LAST_STEP = 6
@@ -59,12 +59,12 @@ class Host:
 class Node:
     name: str
     incarnation: str
-    mailbox: Mailbox
+    mailbox: DesiredState
     taken: tuple[int, int] = (0, 0)
     offers: int = 0
     hosts: dict[tuple[str, int], Host] = field(default_factory=dict)
     over: set[tuple[str, int]] = field(default_factory=set)
-    starts: dict[tuple[str, int], m.HostStart] = field(default_factory=dict)
+    starts: dict[tuple[str, int], m.TrialSpec] = field(default_factory=dict)
     said: list[m.NodeEvent] = field(default_factory=list)
     uploads: list[m.CheckpointWritten] = field(default_factory=list)
     #: Orders on their way.
@@ -88,11 +88,11 @@ class Node:
                 host.is_over = host.is_over or order.stop or order.kill
             elif key not in self.over and (order.stop or order.kill):
                 self.over.add(key)
-                self.said.append(m.HostFreed(*key))
+                self.said.append(m.SlotFreed(*key))
             elif key not in self.over and key in self.starts:
                 self.start(key, order)
 
-    def start(self, key: tuple[str, int], order: m.HostOrder) -> None:
+    def start(self, key: tuple[str, int], order: m.TrialOrder) -> None:
         assert sum(1 for _ in self.hosts) < 2, "more hosts than slots"
         start = self.starts[key]
         step = start.restore[0].step if start.restore else 0
@@ -110,13 +110,13 @@ class Mailed(CeleryTrialExecutor):
     """Puts orders into the mailboxes of these nodes; others send them."""
 
     def __init__(self, nodes: list[Node]) -> None:
-        MailedOrders.__init__(self)
+        DesiredStateExecutor.__init__(self)
         self._plan, self._nodes = PLAN, nodes
 
     def on_step_end(self) -> None:
         """Whoever has the mailboxes sends what is in them."""
 
-    def _put(self, incarnation: str, order: m.HostOrder) -> None:
+    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
         for node in self._nodes:
             if node.incarnation == incarnation:
                 node.mailbox.orders(PLAN.events_key).put(order)
@@ -135,11 +135,11 @@ class Drawn(RuleBasedStateMachine):
         self.settings = RunnerSettings(
             max_failures=max_failures,
             max_node_losses=losses,
-            keep=KeepRule(num_to_keep=1 if keep else None),
+            keep=RetentionPolicy(num_to_keep=1 if keep else None),
             request={"cpu": 1.0},
         )
-        self.auditor = Auditor(self.settings, said=self.stated)
-        self.entries: list[m.Entry] = []
+        self.auditor = JournalAuditor(self.settings, said=self.stated)
+        self.entries: list[m.JournalRecord] = []
         self.nodes: list[Node] = []
         self.mailed = Mailed(self.nodes)
         self.every: dict[str, Node] = {}
@@ -155,8 +155,8 @@ class Drawn(RuleBasedStateMachine):
     def stated(self, incarnation: str, number: int) -> m.NodeEvent:
         return self.every[incarnation].said[number - 1]
 
-    def tell(self, event: m.Event, *answers: m.Answer) -> None:
-        self.entries.append(m.Entry(event, answers))
+    def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> None:
+        self.entries.append(m.JournalRecord(event, answers))
         self.perform(self.auditor.event(event, answers))
 
     def perform(self, commands: Sequence[c.Command]) -> None:
@@ -170,7 +170,7 @@ class Drawn(RuleBasedStateMachine):
 
     def join(self, name: str) -> None:
         self.lives += 1
-        node = Node(name, f"{name}.{self.lives}", Mailbox(f"{name}.{self.lives}", self.term))
+        node = Node(name, f"{name}.{self.lives}", DesiredState(f"{name}.{self.lives}", self.term))
         self.nodes.append(node)
         self.every[node.incarnation] = node
         shared = self.lives % 2 == 0
@@ -222,7 +222,7 @@ class Drawn(RuleBasedStateMachine):
         if cold:
             self.nodes.clear()
         for node in self.nodes:
-            node.mailbox = Mailbox(node.incarnation, self.term, node.taken[1])
+            node.mailbox = DesiredState(node.incarnation, self.term, node.taken[1])
         self.tell(m.ExperimentResumed(self.term, 0.0, errored=errored, is_cold=cold))
         if cold:
             for number in range(NODES):
@@ -267,9 +267,9 @@ class Drawn(RuleBasedStateMachine):
         last = first - 1 + len(events)
         self.tell(m.BatchRead(node.incarnation, accepted + 1, last, "0-0"))
         for event in events[accepted + 1 - first :]:
-            answers: list[m.Answer] = []
+            answers: list[m.AlgorithmAnswer] = []
             if isinstance(event, m.ResultReported) and decision and self.is_due(event):
-                answers.append(m.Decided(event.trial, event.step, decision, "drawn"))
+                answers.append(m.DecisionMade(event.trial, event.step, decision, "drawn"))
             self.tell(event, *answers)
 
     def is_due(self, event: m.ResultReported) -> bool:
@@ -366,7 +366,7 @@ class Drawn(RuleBasedStateMachine):
     @rule(which=PICK, kind=st.sampled_from(["died", "user", "storage"]))
     def kill_a_host(self, which: int, kind: str) -> None:
         node, key = pick(self.hosts(), which)
-        died = m.HostDied(*key, 1, 9, None, 0.0)
+        died = m.TrialProcessDied(*key, 1, 9, None, 0.0)
         node.end(key, died if kind == "died" else m.TrialFailed(*key, kind, "drawn", "", 0.0))
 
     @precondition(lambda self: self.hosts(over=True))
@@ -375,7 +375,7 @@ class Drawn(RuleBasedStateMachine):
         node, key = pick(self.hosts(over=True), which)
         del node.hosts[key]
         node.over.add(key)
-        node.said.append(m.HostFreed(*key))
+        node.said.append(m.SlotFreed(*key))
 
     # --- what must hold ---------------------------------------------------------------------------
 

@@ -11,26 +11,26 @@ import pytest
 
 from tests.simulation.shared_farm import node
 from tests.support.waiting import without_collections
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 WAITING = 1000
 
 
-def a_full_farm(gpus: int = 8) -> Allotter:
+def a_full_farm(gpus: int = 8) -> FairShareAllocator:
     """One experiment has all of it, and a thousand of ten owners wait."""
-    allotter = Allotter()
+    allotter = FairShareAllocator()
     allotter.advance(1.0)
     allotter.node_joined(node("one", gpus, 64.0))
     allotter.experiment_added("first", "ada")
-    allotter.usage("first", Usage({"one": 0}, {}, (Wanted(ONE, gpus),)))
+    allotter.usage("first", OfferUsage({"one": 0}, {}, (SlotDemand(ONE, gpus),)))
     [(_, offer)] = allotter.offers()
-    held = {"one": Amounts(offer.resources, offer.devices)}
+    held = {"one": ResourceAmounts(offer.resources, offer.devices)}
     for place in range(WAITING):
         allotter.experiment_added(f"e{place}", f"owner{place % 10}", 0, place)
-        allotter.usage(f"e{place}", Usage({"one": 0}, {}, (Wanted(ONE, 4),)))
-    allotter.usage("first", Usage({"one": 1}, held, (Wanted(ONE, 5),)))
+        allotter.usage(f"e{place}", OfferUsage({"one": 0}, {}, (SlotDemand(ONE, 4),)))
+    allotter.usage("first", OfferUsage({"one": 1}, held, (SlotDemand(ONE, 5),)))
     assert allotter.offers() == []
     return allotter
 
@@ -56,11 +56,11 @@ def test_a_high_priority_has_room_made_in_the_same_turn() -> None:
     allotter = a_full_farm()
     allotter.advance(2.0)
     allotter.experiment_added("urgent", "eve", 100, WAITING)
-    allotter.usage("urgent", Usage({"one": 0}, {}, (Wanted(ONE, 2),)))
+    allotter.usage("urgent", OfferUsage({"one": 0}, {}, (SlotDemand(ONE, 2),)))
     [(name, lowered)] = allotter.offers()
     assert (name, lowered.resources["gpu"], lowered.preempt_grace_s) == ("first", 6.0, 60.0)
-    left = Amounts(lowered.resources, lowered.devices)
-    allotter.usage("first", Usage({"one": lowered.n}, {"one": left}, (Wanted(ONE, 7),)))
+    left = ResourceAmounts(lowered.resources, lowered.devices)
+    allotter.usage("first", OfferUsage({"one": lowered.n}, {"one": left}, (SlotDemand(ONE, 7),)))
     [(name, offer)] = allotter.offers()
     assert (name, offer.resources["gpu"]) == ("urgent", 2.0)
 
@@ -69,14 +69,14 @@ def test_a_high_priority_gets_what_is_free_in_the_same_turn() -> None:
     allotter = a_full_farm()
     allotter.node_joined(node("two", 2, 8.0))
     allotter.experiment_added("urgent", "eve", 100, WAITING)
-    allotter.usage("urgent", Usage({"one": 0}, {}, (Wanted(ONE, 2),)))
+    allotter.usage("urgent", OfferUsage({"one": 0}, {}, (SlotDemand(ONE, 2),)))
     [(name, offer)] = allotter.offers()
     assert (name, offer.incarnation, offer.resources["gpu"]) == ("urgent", "two", 2.0)
 
 
 def test_a_report_while_a_thousand_wait_costs_no_look_at_each_of_them() -> None:
     allotter = a_full_farm()
-    usage = Usage({"one": 0}, {}, (Wanted(ONE, 3),))
+    usage = OfferUsage({"one": 0}, {}, (SlotDemand(ONE, 3),))
 
     def report() -> None:
         allotter.usage("e500", usage)
@@ -88,13 +88,13 @@ def test_a_report_while_a_thousand_wait_costs_no_look_at_each_of_them() -> None:
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_slot_that_comes_free_costs_a_few_looks_at_each_at_most(slots: int) -> None:
     allotter = a_full_farm()
-    left = Amounts(
+    left = ResourceAmounts(
         {"cpu": 8.0 - slots, "gpu": 8.0 - slots},
         {f"one-{place}": 1.0 for place in range(slots, 8)},
     )
-    allotter.usage("first", Usage({"one": 1}, {"one": left}, ()))
+    allotter.usage("first", OfferUsage({"one": 1}, {"one": left}, ()))
     [(_, lowered)] = allotter.offers()
-    allotter.usage("first", Usage({"one": lowered.n}, {"one": left}, ()))
+    allotter.usage("first", OfferUsage({"one": lowered.n}, {"one": left}, ()))
     offers = []
     assert calls_of(lambda: offers.extend(allotter.offers())) < 30 * WAITING
     assert sum(offer.resources["gpu"] for _, offer in offers) == slots

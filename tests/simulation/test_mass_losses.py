@@ -54,7 +54,7 @@ def test_f01_after_a_mass_loss_a_turn_costs_what_it_places(is_dead: bool) -> Non
         assert loop.runner.counts["PENDING"] == trials - 2 * CPUS
         full = calls_of_turn(loop)
         loop.turn(m.TrialPaused("t_00000", 2))
-        freed = calls_of_turn(loop, m.HostFreed("t_00000", 2))
+        freed = calls_of_turn(loop, m.SlotFreed("t_00000", 2))
         assert loop.runner.counts["PENDING"] == trials - 2 * CPUS, "another one took the slot"
         costs.append((placing, full, freed))
     for few, many in zip(*costs, strict=True):

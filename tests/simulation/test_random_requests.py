@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.stories import Story
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.trials.waiting_trials import PATIENCE
 from tunemq_shared.protocol import messages as m
@@ -256,7 +256,7 @@ def test_who_asks_for_much_starts_though_there_is_no_end_of_small_ones(data: st.
         story.end(story.hosted[0] if chance.random() < 0.9 else chance.choice(story.hosted))
         freed += 1
         assert freed <= most, (large, story.runner.placement.reserved)
-    auditor = Auditor(story.settings)
+    auditor = JournalAuditor(story.settings)
     auditor.turn(story.entries)
     auditor.check()
     auditor.same_as(story.runner)

@@ -128,7 +128,7 @@ STATELESS = {"users_own", "function"}
 
 class TurnJournal:
     def __init__(self) -> None:
-        self.turns: list[list[m.Entry]] = []
+        self.turns: list[list[m.JournalRecord]] = []
 
     def append(self, entries) -> None:
         self.turns.append(list(entries))
@@ -162,7 +162,7 @@ class Asked:
         self.driver = driver
         self.suggestions = self.decisions = 0
 
-    def ask(self, turn: list[m.Entry]) -> None:
+    def ask(self, turn: list[m.JournalRecord]) -> None:
         for entry in turn:
             event = entry.event
             if isinstance(event, m.ConfigSuggested):
@@ -229,7 +229,7 @@ def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal(
         for turn in search.journal.turns
         for entry in turn
         for answer in entry.answers
-        if isinstance(answer, m.Decided)
+        if isinstance(answer, m.DecisionMade)
     }
     assert stopped
     algorithms = search.problem.algorithms()

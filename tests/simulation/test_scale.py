@@ -53,11 +53,11 @@ def test_f25_ten_thousand_trials_on_a_thousand_nodes_are_each_counted_once() -> 
     counts, runner = run.records.counts, run.runner
     steps = [runner.summary(trial).last_result.step for trial in runner.finished]
     assert runner.counts["TERMINATED"] == len(runner.finished) == 10_000
-    assert counts[c.RecordTrialAdded] == counts[c.RecordEnd] == 10_000
-    assert counts[c.RecordResult] == sum(steps)
+    assert counts[c.NotifyTrialAdded] == counts[c.NotifyTrialEnd] == 10_000
+    assert counts[c.NotifyResult] == sum(steps)
     assert 15 < sum(steps) / 10_000 < 30
     # Trials of the nodes that died were started again.
-    assert counts[c.RecordStart] > 10_000
+    assert counts[c.NotifyTrialStart] > 10_000
     assert len(runner.nodes) == 1_000
     assert any(node.endswith(".2") for node in runner.nodes)
     assert not run.loop.trials

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 HOUR = 3600.0
 #: So often it is looked who holds what, in seconds.
@@ -100,7 +100,7 @@ def some(count: int, jobs: Iterator[Job]) -> Iterator[Job]:
 
 
 def a_farm(seed: int, shares: dict[str, float], nodes: int, gpus: int) -> Ledgers:
-    farm = SharedFarm(seed, AllotterSettings(shares=shares))
+    farm = SharedFarm(seed, FairShareSettings(shares=shares))
     for place in range(nodes):
         farm.join(node(f"n{place}", gpus, 8.0 * gpus))
     return Ledgers(farm, shares)

@@ -20,7 +20,7 @@ from tests.support.searches.chain_searches import (
     manifests_are_complete,
     needed_objects,
 )
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import compare, outcome, replay_lock_step
 from tunemq_scheduler.cli.checkpoint_list import opened
 from tunemq_scheduler.core import commands as c
@@ -41,11 +41,11 @@ def check_search(farm: SoakFarm) -> str:
     """
     header = read_header(farm.experiment / FILE_NAME)
     entries = list(read_entries(farm.experiment / FILE_NAME))
-    auditor = Auditor(header.settings, every=1000)
-    records: list[c.RecordResult] = []
+    auditor = JournalAuditor(header.settings, every=1000)
+    records: list[c.NotifyResult] = []
     for entry in entries:
         commands = auditor.event(entry.event, entry.answers)
-        records += [one for one in commands if isinstance(one, c.RecordResult)]
+        records += [one for one in commands if isinstance(one, c.NotifyResult)]
     auditor.check()
     runner = auditor.runner
     assert runner.is_finished
@@ -64,7 +64,7 @@ def check_search(farm: SoakFarm) -> str:
     return ", ".join(told)
 
 
-def _configs(farm: SoakFarm, entries: list[m.Entry]) -> dict[str, dict[str, Any]]:
+def _configs(farm: SoakFarm, entries: list[m.JournalRecord]) -> dict[str, dict[str, Any]]:
     """The configurations of all trials; they are those that an undisturbed search draws."""
     prepared = _prepared(farm)
     configs = {}
@@ -94,7 +94,7 @@ def _results_are_exact(
     farm: SoakFarm,
     runner: TrialRunner,
     configs: dict[str, dict[str, Any]],
-    records: list[c.RecordResult],
+    records: list[c.NotifyResult],
 ) -> str:
     """(config, step, metrics) are those of a search that nothing happened to."""
     values = dict.fromkeys(configs, "")
@@ -117,7 +117,7 @@ def _results_are_exact(
     return f"{len(configs)} trials, {len(records)} results identical, {repeats} steps repeated"
 
 
-def _decisions_replay(farm: SoakFarm, header: Any, entries: list[m.Entry]) -> str:
+def _decisions_replay(farm: SoakFarm, header: Any, entries: list[m.JournalRecord]) -> str:
     prepared = _prepared(farm)
     algorithms = prepared.algorithms()
     algorithms._lock_step = True
@@ -142,7 +142,7 @@ def _plan(prepared: Any) -> Any:
     )
 
 
-def _files_tell_the_same(farm: SoakFarm, records: list[c.RecordResult]) -> None:
+def _files_tell_the_same(farm: SoakFarm, records: list[c.NotifyResult]) -> None:
     """Each trial's result.json has every recorded result once, in order."""
     wanted: dict[str, list[tuple[int, str]]] = {}
     for record in records:

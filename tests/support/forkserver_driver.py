@@ -18,23 +18,23 @@ from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.messages import (
     Environment,
-    HostOrder,
-    HostStart,
     NodeEvent,
     ResultReported,
+    TrialOrder,
+    TrialSpec,
     decode_node_event,
     encode,
 )
 from tunemq_shared.trainable.trainable_blobs import ship
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, RoomAnswer
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnswer
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient
 from tunemq_workers.processes.forkserver_messages import (
-    FamilyGone,
-    HostExited,
-    HostForked,
-    Report,
-    Warned,
+    ForkserverReport,
+    ForkserverWarned,
+    ProcessExited,
+    ProcessForked,
+    ProcessTreeGone,
 )
 from tunemq_workers.runtime import frames
 
@@ -55,7 +55,7 @@ class Host:
     every checkpoint is there. While ``is_full``, there is no answer to who asks for room.
     """
 
-    def __init__(self, server: Server, name: str, line: socket.socket, order: HostOrder) -> None:
+    def __init__(self, server: Server, name: str, line: socket.socket, order: TrialOrder) -> None:
         self.server, self.name, self.order = server, name, order
         self.events: list[NodeEvent] = []
         self.kinds: list[int] = []
@@ -91,13 +91,13 @@ class Host:
 
     def give_room(self) -> None:
         """Let it write the checkpoint for which it asked for room."""
-        self._answer(frames.ROOM, RoomAnswer(str(self.server.cache)))
+        self._answer(frames.ROOM, SaveAnswer(str(self.server.cache)))
 
-    def _answer(self, kind: int, answer: RoomAnswer | FetchAnswer) -> None:
+    def _answer(self, kind: int, answer: SaveAnswer | FetchAnswer) -> None:
         with contextlib.suppress(ConnectionError):  # it has died since it asked
             self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
 
-    def tell(self, kind: int, order: HostOrder) -> None:
+    def tell(self, kind: int, order: TrialOrder) -> None:
         """Send an order."""
         self._line.send(frames.frame(kind, encode(order)))
 
@@ -118,21 +118,21 @@ class Host:
             self.server.listen()
             self.listen()
 
-    def exited(self, within: float = 60.0) -> HostExited:
+    def exited(self, within: float = 60.0) -> ProcessExited:
         """How it ended."""
-        self.until(lambda: self.server.said(HostExited, self.name), "end", within)
-        return self.server.said(HostExited, self.name)[0]
+        self.until(lambda: self.server.said(ProcessExited, self.name), "end", within)
+        return self.server.said(ProcessExited, self.name)[0]
 
     def gone(self, within: float = 60.0) -> None:
         """Return when its family is gone."""
-        self.until(lambda: self.server.said(FamilyGone, self.name), "FamilyGone", within)
+        self.until(lambda: self.server.said(ProcessTreeGone, self.name), "ProcessTreeGone", within)
         self.listen()
 
     @property
     def pid(self) -> int:
         """Its process."""
-        self.until(lambda: self.server.said(HostForked, self.name), "pid")
-        return self.server.said(HostForked, self.name)[0].pid
+        self.until(lambda: self.server.said(ProcessForked, self.name), "pid")
+        return self.server.said(ProcessForked, self.name)[0].pid
 
     def output(self, name: str = "stderr") -> str:
         """What it printed."""
@@ -163,7 +163,7 @@ class Server:
         self.client = ForkserverClient(
             self.environment, log=str(root / "forkserver"), hostname="here", node_ip="127.0.0.1"
         )
-        self.reports: list[Report] = []
+        self.reports: list[ForkserverReport] = []
         self.hosts: list[Host] = []
 
     def listen(self) -> None:
@@ -180,7 +180,7 @@ class Server:
 
     def warnings(self) -> list[str]:
         """What it warned of."""
-        return [report.text for report in self.said(Warned)]
+        return [report.text for report in self.said(ForkserverWarned)]
 
     def until_ready(self, within: float = 60.0) -> None:
         """Return when it is ready."""
@@ -191,9 +191,9 @@ class Server:
             select.select([self.client], [], [], 0.1)
             self.listen()
 
-    def order(self, function: Any, number: int = 0, **more: Any) -> HostOrder:
+    def order(self, function: Any, number: int = 0, **more: Any) -> TrialOrder:
         """The order to run ``function`` as trial ``number``."""
-        start = HostStart(
+        start = TrialSpec(
             experiment="experiment",
             events_key="events",
             trial_name=f"trial_{number}",
@@ -206,13 +206,13 @@ class Server:
             store=more.pop("store", str(self.root)),
             **more,
         )
-        return HostOrder(f"t{number}", 1, (), start=start)
+        return TrialOrder(f"t{number}", 1, (), start=start)
 
     def start(self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any) -> Host:
         """Start a host for ``function``."""
         return self.start_order(self.order(function, number, **more), gpus)
 
-    def start_order(self, order: HostOrder, gpus: Sequence[str] = ()) -> Host:
+    def start_order(self, order: TrialOrder, gpus: Sequence[str] = ()) -> Host:
         """Start a host for an order with its start."""
         name = f"h{len(self.hosts)}"
         host = Host(self, name, self.client.start(name, order, gpus), order)

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 from tunemq_scheduler.security.key_folder import SCHEDULER_FILE, WORKER_FILE, KeyFolder
-from tunemq_shared.signing.live_keys import LiveKeys, Role
-from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key
+from tunemq_shared.signing.live_keys import KeyRole, LiveKeys
+from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, SigningKey
 
 
-def a_key() -> Key:
+def a_key() -> SigningKey:
     """One that nobody has."""
-    return Key(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
+    return SigningKey(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
 
 
 def key_folder(folder: Path, *names: str) -> KeyFolder:
@@ -24,7 +24,7 @@ def key_folder(folder: Path, *names: str) -> KeyFolder:
 
 def of_scheduler(folder: KeyFolder) -> LiveKeys:
     """What a scheduler has of them."""
-    return LiveKeys(str(folder.path / SCHEDULER_FILE), Role.SCHEDULER)
+    return LiveKeys(str(folder.path / SCHEDULER_FILE), KeyRole.SCHEDULER)
 
 
 def of_submitter(folder: KeyFolder, name: str) -> str:
@@ -34,4 +34,4 @@ def of_submitter(folder: KeyFolder, name: str) -> str:
 
 def of_worker(folder: KeyFolder) -> LiveKeys:
     """What a worker has of them."""
-    return LiveKeys(str(folder.path / WORKER_FILE), Role.WORKER)
+    return LiveKeys(str(folder.path / WORKER_FILE), KeyRole.WORKER)

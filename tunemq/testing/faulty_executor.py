@@ -17,15 +17,15 @@ import msgspec
 from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
-from tunemq_scheduler.transport.desired_state import Mailbox
-from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
 #: Leases are looked at this often.
 _LOOK_EVERY_S: Final = 1.0
 
 
-class _Watched(msgspec.Struct):
+class _WatchedNode(msgspec.Struct):
     """A node incarnation that introduced itself.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Watched(msgspec.Struct):
             the node hosts, which orders without them would kill.
     """
 
-    mailbox: Mailbox
+    mailbox: DesiredState
     silent_s: float = 0.0
     is_away: bool = False
     journalled: int = 0
@@ -52,7 +52,7 @@ class _Watched(msgspec.Struct):
         return not (self.is_new or self.is_away)
 
 
-class FaultyTrialExecutor(MailedOrders):
+class FaultyTrialExecutor(DesiredStateExecutor):
     """Runs trials on a farm that is there before it and after it.
 
     Args:
@@ -63,7 +63,7 @@ class FaultyTrialExecutor(MailedOrders):
         super().__init__()
         self._farm, self._term = farm, term
         self._time = farm.time
-        self._nodes: dict[str, _Watched] = {}
+        self._nodes: dict[str, _WatchedNode] = {}
         self._dead: set[str] = set()
         self._facts: list[m.Event] = []
         self._read_until = 0
@@ -71,7 +71,7 @@ class FaultyTrialExecutor(MailedOrders):
         #: Whose events were handed out since the journal was last heard of.
         self._given: set[str] = set()
         #: Who joined, or returned, since then.
-        self._newcomers: list[_Watched] = []
+        self._newcomers: list[_WatchedNode] = []
         self._is_closed = False
 
     def open(self, plan: ExperimentPlan) -> None:
@@ -129,7 +129,7 @@ class FaultyTrialExecutor(MailedOrders):
             watched.mailbox.orders(self._opened_plan.events_key).settle()
         self._newcomers.clear()
 
-    def _put(self, incarnation: str, order: m.HostOrder) -> None:
+    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
         if (watched := self._nodes.get(incarnation)) is not None:
             watched.mailbox.orders(self._opened_plan.events_key).put(order)
 
@@ -202,7 +202,7 @@ class FaultyTrialExecutor(MailedOrders):
             self._look_at(incarnation, watched)
         self._time.after(_LOOK_EVERY_S, self._look)
 
-    def _look_at(self, incarnation: str, watched: _Watched) -> None:
+    def _look_at(self, incarnation: str, watched: _WatchedNode) -> None:
         node = self._farm.nodes[incarnation]
         if not node.is_reachable:
             watched.silent_s += _LOOK_EVERY_S
@@ -222,7 +222,7 @@ class FaultyTrialExecutor(MailedOrders):
             self._farm.mail(mailbox.same_assignment())
         watched.is_overdue = not mailbox.is_confirmed
 
-    def _is_heard(self, incarnation: str, watched: _Watched) -> None:
+    def _is_heard(self, incarnation: str, watched: _WatchedNode) -> None:
         watched.silent_s = 0.0
         if watched.is_away:
             watched.is_away = False
@@ -235,7 +235,7 @@ class FaultyTrialExecutor(MailedOrders):
             watched.withheld = withheld
             self._facts.append(m.DevicesWithheld(incarnation, dict(withheld)))
 
-    def _introduced(self, incarnation: str) -> _Watched | None:
+    def _introduced(self, incarnation: str) -> _WatchedNode | None:
         """A node is new here, unless it is dead; its incarnation before is dead now."""
         node = self._farm.nodes[incarnation]
         if incarnation in self._dead or self._farm.current[node.node] != incarnation:
@@ -251,10 +251,10 @@ class FaultyTrialExecutor(MailedOrders):
         self._facts.append(joined)
         return watched
 
-    def _watched(self, joined: m.NodeJoined) -> _Watched:
+    def _watched(self, joined: m.NodeJoined) -> _WatchedNode:
         incarnation = joined.incarnation
-        mailbox = Mailbox(incarnation, self._term, self._farm.nodes[incarnation].taken[1])
+        mailbox = DesiredState(incarnation, self._term, self._farm.nodes[incarnation].taken[1])
         mailbox.is_changed = self._farm.nodes[incarnation].taken[0] > 0
-        watched = _Watched(mailbox, withheld=joined.withheld)
+        watched = _WatchedNode(mailbox, withheld=joined.withheld)
         self._newcomers.append(watched)
         return watched

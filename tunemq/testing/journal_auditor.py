@@ -1,4 +1,4 @@
-"""`Auditor`: reads a journal as it grows, and checks what must always hold.
+"""`JournalAuditor`: reads a journal as it grows, and checks what must always hold.
 
 It keeps a runner of its own, which hears nothing but what stands in the journal, and books of its
 own, which are simple enough to be seen to be right. What it checks:
@@ -31,20 +31,20 @@ from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol import messages as m
 
 #: (incarnation, number) -> the event that this node stated under this number, if that is known.
-Said = Callable[[str, int], m.Event | None]
+StatedEvent = Callable[[str, int], m.Event | None]
 
 _SLACK = 1e-6
 _NODE_EVENTS = frozenset(get_args(m.NodeEvent))
 
 
-class Store(Protocol):
+class StoreContents(Protocol):
     """What is to be known of a store."""
 
     def has(self, key: str) -> bool:
         """Whether a checkpoint is there, with all that it refers to."""
 
 
-class _Book(msgspec.Struct):
+class _TrialRecord(msgspec.Struct):
     """What is known of a trial: its newest epoch, its last recorded step, whether it is over.
 
     ``is_complete``: that step's result said that it is the last.
@@ -59,7 +59,7 @@ class _Book(msgspec.Struct):
     written: set[str] = msgspec.field(default_factory=set)
 
 
-class Auditor:
+class JournalAuditor:
     """Follows one experiment.
 
     Args:
@@ -78,31 +78,31 @@ class Auditor:
         self,
         settings: RunnerSettings,
         *,
-        said: Said | None = None,
-        store: Store | None = None,
+        said: StatedEvent | None = None,
+        store: StoreContents | None = None,
         every: int = 1,
     ) -> None:
         self.runner = TrialRunner(settings)
         self.events = 0
         self._said, self._store, self._every = said, store, every
-        self._books: dict[str, _Book] = {}
+        self._books: dict[str, _TrialRecord] = {}
         self._accepted: dict[str, int] = {}
         #: Of the batch that is being read: whose, and the number of the next event.
         self._batch: tuple[str, int, int] | None = None
         self._has_removed = False
         self._store_due = 0
         self._checks: dict[type[c.Command], Callable[..., None]] = {
-            c.RecordResult: self._recorded_result,
-            c.RecordStart: self._recorded_start,
-            c.RecordCheckpoint: self._recorded_checkpoint,
-            c.RecordEnd: self._recorded_end,
+            c.NotifyResult: self._recorded_result,
+            c.NotifyTrialStart: self._recorded_start,
+            c.NotifyCheckpoint: self._recorded_checkpoint,
+            c.NotifyTrialEnd: self._recorded_end,
             c.StartTrial: self._started,
             c.DeleteCheckpoint: self._removed,
         }
 
     # --- the journal grows ------------------------------------------------------------------------
 
-    def turn(self, entries: Iterable[m.Entry]) -> list[c.Command]:
+    def turn(self, entries: Iterable[m.JournalRecord]) -> list[c.Command]:
         """A turn is journalled; returns what it orders.
 
         Raises:
@@ -118,7 +118,7 @@ class Auditor:
             commands += self.event(entry.event, entry.answers)
         return commands
 
-    def event(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[c.Command]:
+    def event(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[c.Command]:
         """One event of a turn is journalled; returns what it orders.
 
         Raises:
@@ -160,7 +160,7 @@ class Auditor:
         elif type(event) is m.ConfigSuggested:
             if event.trial in self._books or event.n != len(self._books):
                 self._broken("I1", event.trial, f"it is suggested as number {event.n}")
-            self._books[event.trial] = _Book()
+            self._books[event.trial] = _TrialRecord()
 
     def _batch_read(self, event: m.BatchRead) -> None:
         accepted = self._accepted.get(event.incarnation, 0)
@@ -196,7 +196,7 @@ class Auditor:
 
     # --- what is ordered --------------------------------------------------------------------------
 
-    def _recorded_result(self, command: c.RecordResult) -> None:
+    def _recorded_result(self, command: c.NotifyResult) -> None:
         book, result = self._books[command.trial], command.result
         if result.epoch != book.epoch:
             told = f"epoch {result.epoch} reported step {result.step}, {book.epoch} is the newest"
@@ -212,19 +212,19 @@ class Auditor:
         book.is_complete = result.done
         book.step = result.step
 
-    def _recorded_start(self, command: c.RecordStart) -> None:
+    def _recorded_start(self, command: c.NotifyTrialStart) -> None:
         book = self._books[command.trial]
         if command.started.epoch != book.epoch or book.is_over:
             self._broken("I4", command.trial, f"epoch {command.started.epoch} is said to start")
 
-    def _recorded_checkpoint(self, command: c.RecordCheckpoint) -> None:
+    def _recorded_checkpoint(self, command: c.NotifyCheckpoint) -> None:
         kept, book = command.checkpoint, self._books[command.trial]
         if kept.epoch != book.epoch and kept.key not in book.written:
             self._broken("I4", command.trial, f"{kept.key} is kept, {book.epoch} is the newest")
         if self._store is not None and not self._store.has(kept.key):
             self._broken("I7", command.trial, f"{kept.key} is kept and not in the store")
 
-    def _recorded_end(self, command: c.RecordEnd) -> None:
+    def _recorded_end(self, command: c.NotifyTrialEnd) -> None:
         book = self._books[command.trial]
         if book.is_over:
             self._broken("I1", command.trial, "it ends a second time")

@@ -16,7 +16,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_shared.base.errors import BugError, InvariantBroken
@@ -24,7 +24,7 @@ from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
 
-def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
+def replay(settings: RunnerSettings, entries: Iterable[m.JournalRecord]) -> TrialRunner:
     """The state after these entries; equal, by `TrialRunner.snapshot`, to the live one's."""
     runner = TrialRunner(settings)
     for entry in entries:
@@ -32,7 +32,7 @@ def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
     return runner
 
 
-class Outcome(msgspec.Struct):
+class ReplayOutcome(msgspec.Struct):
     """What a run came to; two runs agree when these are equal.
 
     Attributes:
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct):
     ends: list[tuple[str, str]] = msgspec.field(default_factory=list)
     suggestions: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
 
-    def note_turn(self, entries: Iterable[m.Entry], commands: Iterable[c.Command]) -> None:
+    def note_turn(self, entries: Iterable[m.JournalRecord], commands: Iterable[c.Command]) -> None:
         """Take in a turn of the journal, and what it orders."""
         for entry in entries:
             if type(entry.event) is m.ConfigSuggested:
@@ -58,20 +58,22 @@ class Outcome(msgspec.Struct):
                 self.note(entry.answers, ())
         self.note((), commands)
 
-    def note(self, entry_answers: Iterable[m.Answer], commands: Iterable[c.Command]) -> None:
+    def note(
+        self, entry_answers: Iterable[m.AlgorithmAnswer], commands: Iterable[c.Command]
+    ) -> None:
         """Take in what one event led to."""
         for answer in entry_answers:
-            if isinstance(answer, m.Decided):
+            if isinstance(answer, m.DecisionMade):
                 self.decisions.append((answer.trial, answer.step, answer.decision))
         for command in commands:
             match command:
-                case c.RecordResult():
+                case c.NotifyResult():
                     self.records.append(
                         (command.trial, command.result.step, command.result.metrics)
                     )
-                case c.RecordEnd():
+                case c.NotifyTrialEnd():
                     self.ends.append((command.trial, command.status))
-                case c.RecordCheckpoint():
+                case c.NotifyCheckpoint():
                     self.kept.setdefault(command.trial, []).append(command.checkpoint.key)
                 case c.DeleteCheckpoint():
                     keys = self.kept.setdefault(command.trial, [])
@@ -81,9 +83,9 @@ class Outcome(msgspec.Struct):
                     pass
 
 
-def outcome(settings: RunnerSettings, entries: Iterable[m.Entry]) -> Outcome:
+def outcome(settings: RunnerSettings, entries: Iterable[m.JournalRecord]) -> ReplayOutcome:
     """What the run that wrote these entries came to."""
-    runner, seen = TrialRunner(settings), Outcome()
+    runner, seen = TrialRunner(settings), ReplayOutcome()
     for entry in entries:
         seen.note_turn((entry,), runner.handle(entry.event, entry.answers))
     return seen
@@ -92,9 +94,9 @@ def outcome(settings: RunnerSettings, entries: Iterable[m.Entry]) -> Outcome:
 def replay_lock_step(
     settings: RunnerSettings,
     plan: ExperimentPlan,
-    algorithms: Algorithms,
-    entries: Iterable[m.Entry],
-) -> Outcome:
+    algorithms: AlgorithmDriver,
+    entries: Iterable[m.JournalRecord],
+) -> ReplayOutcome:
     """What the same results, in the same order, come to when the algorithms are asked about each.
 
     Args:
@@ -103,7 +105,7 @@ def replay_lock_step(
     Raises:
         InvariantBroken: the events cannot have come from a run with these decisions.
     """
-    driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), Outcome()
+    driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), ReplayOutcome()
     for entry in entries:
         event = entry.event
         if isinstance(event, m.ConfigSuggested):
@@ -119,7 +121,7 @@ def replay_lock_step(
     return seen
 
 
-def compare(live: Outcome, again: Outcome) -> None:
+def compare(live: ReplayOutcome, again: ReplayOutcome) -> None:
     """Check that two runs came to the same.
 
     Raises:
@@ -142,6 +144,6 @@ def compare(live: Outcome, again: Outcome) -> None:
         raise InvariantBroken(f"kept checkpoints differ: {kept} and {again_kept}")
 
 
-def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
+def _suggested_again(algorithms: AlgorithmDriver, event: m.ConfigSuggested) -> bytes:
     suggestion = algorithms.suggest(event.n, event.trial)
     return pack_config(suggestion.config) if isinstance(suggestion, Suggestion) else b""

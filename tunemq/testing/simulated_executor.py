@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
+from tunemq.testing.simulated_trial_processes import Metrics, SimulatedTrialProcesses, StepTime
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
@@ -83,7 +83,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         self._time = VirtualTime()
         self._numbers: dict[str, int] = {}
         self._arrived: list[m.Event] = []
-        self._hosts = SimulatedHosts(
+        self._hosts = SimulatedTrialProcesses(
             self._time,
             metrics,
             step_time,

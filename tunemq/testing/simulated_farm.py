@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq.testing.simulated_faults import Faults, FaultSettings
+from tunemq.testing.simulated_faults import FaultSettings, SimulatedFaults
 from tunemq.testing.simulated_node import SimulatedNode
 from tunemq.testing.simulated_store import SimulatedStore
-from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
+from tunemq.testing.simulated_trial_processes import Metrics, SimulatedTrialProcesses, StepTime
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import StartTrial
@@ -24,7 +24,7 @@ from tunemq_shared.protocol import messages as m
 _HEARS_S: Final = 0.5
 
 #: A batch as it stands in the stream.
-Entry = tuple[m.BatchRead, Sequence[m.NodeEvent]]
+StreamItem = tuple[m.BatchRead, Sequence[m.NodeEvent]]
 
 
 class SimulatedFarm:
@@ -52,7 +52,7 @@ class SimulatedFarm:
         on_start: Callable[[StartTrial, list[StartTrial]], None] = lambda _order, _held: None,
     ) -> None:
         self.settings = settings
-        self.faults = Faults(faults, settings.seed)
+        self.faults = SimulatedFaults(faults, settings.seed)
         self.time = VirtualTime()
         self.store = SimulatedStore()
         self.nodes: dict[str, SimulatedNode] = {}
@@ -60,11 +60,11 @@ class SimulatedFarm:
         self.generation = 0
         self.is_open = True
         self._on_start = on_start
-        self._stream: deque[tuple[int, Entry]] = deque()
+        self._stream: deque[tuple[int, StreamItem]] = deque()
         self._entries = 0
         self._lives: dict[str, int] = {}
         self._queued: dict[str, list[m.Assignment]] = {}
-        self._hosts = SimulatedHosts(
+        self._hosts = SimulatedTrialProcesses(
             self.time,
             metrics,
             step_time,
@@ -102,7 +102,7 @@ class SimulatedFarm:
 
     # --- the wire ---------------------------------------------------------------------------------
 
-    def read(self, after: int) -> Iterator[tuple[int, Entry]]:
+    def read(self, after: int) -> Iterator[tuple[int, StreamItem]]:
         """What stands in the stream behind an entry."""
         if self._stream and self._stream[-1][0] > after:
             for number, entry in list(self._stream):

@@ -52,7 +52,7 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float = 60.0
 
 
-class Faults:
+class SimulatedFaults:
     """Draws what becomes of each message, and when what happens."""
 
     def __init__(self, settings: FaultSettings, seed: int) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from tunemq.testing.simulated_faults import Faults
-from tunemq.testing.simulated_trial_processes import SimulatedHosts
+from tunemq.testing.simulated_faults import SimulatedFaults
+from tunemq.testing.simulated_trial_processes import SimulatedTrialProcesses
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.protocol import messages as m
 
 #: A trial's id and an epoch of it.
-Key = tuple[str, int]
+AttemptId = tuple[str, int]
 #: How long a node waits for the answer to a batch before it sends that again.
 _ANSWER_S: Final = 0.5
 
@@ -45,8 +45,8 @@ class SimulatedNode:
         node: str,
         *,
         time: VirtualTime,
-        faults: Faults,
-        hosts: SimulatedHosts,
+        faults: SimulatedFaults,
+        hosts: SimulatedTrialProcesses,
         append: Callable[[int, m.BatchRead, Sequence[m.NodeEvent]], bool],
         generation: int,
         on_start: Callable[[StartTrial], None],
@@ -60,9 +60,9 @@ class SimulatedNode:
         self._time, self._faults, self._hosts = time, faults, hosts
         self._append, self._on_start = append, on_start
         self._generation = generation
-        self._hosting: set[Key] = set()
-        self._over: set[Key] = set()
-        self._starts: dict[Key, m.HostStart] = {}
+        self._hosting: set[AttemptId] = set()
+        self._over: set[AttemptId] = set()
+        self._starts: dict[AttemptId, m.TrialSpec] = {}
         #: What is not known to be journalled, and the number of the first of it.
         self._outbox: deque[m.NodeEvent] = deque()
         self._first = 1
@@ -103,11 +103,11 @@ class SimulatedNode:
             if key in self._hosting:
                 self._tell(order)
             elif order.kill and key not in self._over:  # it never was there
-                self.state(m.HostFreed(*key))
+                self.state(m.SlotFreed(*key))
             elif key not in self._over and key in self._starts:
                 self._begin(order, self._starts[key])
 
-    def _tell(self, order: m.HostOrder) -> None:
+    def _tell(self, order: m.TrialOrder) -> None:
         if order.kill:
             self._hosts.kill(order.trial, order.epoch)
         elif order.stop:
@@ -117,13 +117,13 @@ class SimulatedNode:
         else:
             self._hosts.run_on(order.trial, order.epoch, order.run_until)
 
-    def _begin(self, order: m.HostOrder, start: m.HostStart) -> None:
+    def _begin(self, order: m.TrialOrder, start: m.TrialSpec) -> None:
         if order.stop:  # it is over before it began
             self._over.add((order.trial, order.epoch))
-            self.state(m.HostFreed(order.trial, order.epoch))
+            self.state(m.SlotFreed(order.trial, order.epoch))
             return
         if start.devices.keys() & self.withheld:  # the order crossed the news on its way
-            freed = m.HostFreed(order.trial, order.epoch)
+            freed = m.SlotFreed(order.trial, order.epoch)
             self.state(m.TrialPaused(order.trial, order.epoch), freed)
             return
         begun = StartTrial(
@@ -149,7 +149,7 @@ class SimulatedNode:
     def state(self, *events: m.NodeEvent) -> None:
         """State what happened; it is sent as soon as no batch is under way."""
         for event in events:
-            if type(event) is m.HostFreed:
+            if type(event) is m.SlotFreed:
                 self._hosting.discard((event.trial, event.epoch))
                 self._over.add((event.trial, event.epoch))
         self._outbox.extend(events)

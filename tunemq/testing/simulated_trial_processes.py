@@ -22,7 +22,7 @@ StepTime = Callable[[dict[str, Any], int], float]
 Report = Callable[..., None]
 
 
-class Host:
+class SimulatedTrialProcess:
     """A simulated trial host: steps in virtual time until told otherwise."""
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Host:
         self.unsaved: bool | None = None
 
 
-class SimulatedHosts:
+class SimulatedTrialProcesses:
     """All hosts of all nodes, by trial and epoch.
 
     Args:
@@ -93,11 +93,11 @@ class SimulatedHosts:
         self._horizon_error = horizon_error
         self._cleanup_s, self._linger_s = cleanup_s, linger_s
         self._skew = skew
-        self._hosts: dict[tuple[str, int], Host] = {}
+        self._hosts: dict[tuple[str, int], SimulatedTrialProcess] = {}
         #: By trial and node, those that wait for room for a checkpoint.
-        self._saving: dict[tuple[str, str], Host] = {}
+        self._saving: dict[tuple[str, str], SimulatedTrialProcess] = {}
         #: Ended, and not quite gone: what they hold of their node.
-        self._lingering: dict[tuple[str, int], Host] = {}
+        self._lingering: dict[tuple[str, int], SimulatedTrialProcess] = {}
         self._uploads = SimulatedUploads(
             uploads,
             seed,
@@ -119,11 +119,11 @@ class SimulatedHosts:
         self._saves_at_end = plan.checkpoint_at_end
         self._uploads_waiting = plan.uploads_waiting
 
-    def get(self, trial: str, epoch: int) -> Host | None:
+    def get(self, trial: str, epoch: int) -> SimulatedTrialProcess | None:
         """The host of an incarnation, unless it has ended."""
         return self._hosts.get((trial, epoch))
 
-    def all(self) -> list[Host]:
+    def all(self) -> list[SimulatedTrialProcess]:
         """All hosts that have not ended."""
         return list(self._hosts.values())
 
@@ -140,7 +140,9 @@ class SimulatedHosts:
         at = self._time.now + self._skew(order.incarnation)
         started = m.TrialStarted(order.trial, order.epoch, 1, order.incarnation, "127.0.0.1", at)
         self._report(order.incarnation, started, *damaged)
-        host = Host(order, unpack_config(order.config), 0 if ref is None else ref.step)
+        host = SimulatedTrialProcess(
+            order, unpack_config(order.config), 0 if ref is None else ref.step
+        )
         self._hosts[order.trial, order.epoch] = host
         if ref is None and order.restore:
             self._report(host.node, *self._failed(host, "restore", "no checkpoint is usable"))
@@ -185,7 +187,7 @@ class SimulatedHosts:
         host = self._hosts.get((trial, epoch))
         if host is not None:
             at = self._time.now + self._skew(host.node)
-            died = m.HostDied(trial, epoch, 1, 9, None, at)
+            died = m.TrialProcessDied(trial, epoch, 1, 9, None, at)
             self._report(host.node, died, *self._gone(host))
 
     def node_died(self, node: str) -> None:
@@ -205,11 +207,11 @@ class SimulatedHosts:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _next_step(self, host: Host) -> None:
+    def _next_step(self, host: SimulatedTrialProcess) -> None:
         seconds = self._step_time(host.config, host.step + 1)
         self._time.after(seconds, self._step, host, seconds)
 
-    def _step(self, host: Host, seconds: float) -> None:
+    def _step(self, host: SimulatedTrialProcess, seconds: float) -> None:
         if not host.alive:
             return
         host.step += 1
@@ -236,7 +238,7 @@ class SimulatedHosts:
             done = host.unsaved
             self._finish_step(host, done, self._saved_at_last(host))
 
-    def _saved_at_last(self, host: Host) -> list[m.NodeEvent]:
+    def _saved_at_last(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
         """What is stated when a host gets the room that it waited for."""
         if host.unsaved is None:
             return []
@@ -244,7 +246,9 @@ class SimulatedHosts:
         self._saving.pop((host.order.trial, host.node), None)
         return [m.TrialWaits(host.order.trial, host.epoch, "", ""), self._checkpoint(host)]
 
-    def _finish_step(self, host: Host, done: bool, events: list[m.NodeEvent]) -> None:
+    def _finish_step(
+        self, host: SimulatedTrialProcess, done: bool, events: list[m.NodeEvent]
+    ) -> None:
         if done and self._cleanup_s:
             self._report(host.node, *events)
             self._time.after(self._cleanup_s, self._finish, host)
@@ -261,18 +265,18 @@ class SimulatedHosts:
             else:
                 self._next_step(host)
 
-    def _finish(self, host: Host) -> None:
+    def _finish(self, host: SimulatedTrialProcess) -> None:
         """It has cleaned up."""
         if host.alive:
             self._report(host.node, *self._finished(host))
 
-    def _has_reached(self, host: Host) -> bool:
+    def _has_reached(self, host: SimulatedTrialProcess) -> bool:
         """Whether somebody has to decide; nobody does about a repeated step."""
         is_new = host.step > host.order.last_step
         return is_new and first_that_holds(host.run_until, host.shown) is not None
 
     def _result(
-        self, host: Host, metrics: dict[str, Any], seconds: float, *, done: bool
+        self, host: SimulatedTrialProcess, metrics: dict[str, Any], seconds: float, *, done: bool
     ) -> m.ResultReported:
         return m.ResultReported(
             trial=host.order.trial,
@@ -287,34 +291,36 @@ class SimulatedHosts:
             done=done,
         )
 
-    def _checkpoint(self, host: Host) -> m.CheckpointWritten | m.CheckpointCommitted:
+    def _checkpoint(
+        self, host: SimulatedTrialProcess
+    ) -> m.CheckpointWritten | m.CheckpointCommitted:
         host.saved = host.step
         return self._uploads.save(host.order.trial, host.epoch, host.step, host.node)
 
-    def _failed(self, host: Host, kind: str, reason: str) -> list[m.NodeEvent]:
+    def _failed(self, host: SimulatedTrialProcess, kind: str, reason: str) -> list[m.NodeEvent]:
         at = self._time.now + self._skew(host.node)
         failed = m.TrialFailed(host.order.trial, host.epoch, kind, reason, "", at)
         return [failed, *self._gone(host)]
 
-    def _finished(self, host: Host) -> list[m.NodeEvent]:
+    def _finished(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
         return [m.TrialFinished(host.order.trial, host.epoch), *self._gone(host)]
 
-    def _paused(self, host: Host) -> list[m.NodeEvent]:
+    def _paused(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
         events: list[m.NodeEvent] = [self._checkpoint(host)] if host.step > host.saved else []
         return [*events, m.TrialPaused(host.order.trial, host.epoch), *self._gone(host)]
 
-    def _gone(self, host: Host) -> list[m.NodeEvent]:
+    def _gone(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
         """A host has ended; returns the news that nothing of it is left, if that is so."""
         host.alive = False
         key = host.order.trial, host.epoch
         del self._hosts[key]
         if not self._linger_s:
-            return [m.HostFreed(*key)]
+            return [m.SlotFreed(*key)]
         self._lingering[key] = host
         self._time.after(self._linger_s, self._leave, host)
         return []
 
-    def _leave(self, host: Host) -> None:
+    def _leave(self, host: SimulatedTrialProcess) -> None:
         key = host.order.trial, host.epoch
         if self._lingering.pop(key, None) is not None:
-            self._report(host.node, m.HostFreed(*key))
+            self._report(host.node, m.SlotFreed(*key))

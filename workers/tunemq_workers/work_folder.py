@@ -24,7 +24,7 @@ from typing import Final
 
 from tunemq_workers.broker.outbox_spool import is_spool
 from tunemq_workers.logs import output_files
-from tunemq_workers.runtime.checkpoint_interfaces import Disk, Timers
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
 from tunemq_workers.system.trial_user import own_files
 
 #: Above this size a log is shortened to its newest half.
@@ -76,7 +76,7 @@ class LogCaps:
     def __init__(
         self,
         timers: Timers,
-        disk: Disk,
+        disk: DiskJobs,
         folder: str,
         *,
         period_s: float = PERIOD_S,

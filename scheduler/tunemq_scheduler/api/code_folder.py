@@ -14,21 +14,21 @@ from tunemq_shared.base.errors import ConfigError
 _TUNER: Final = "tuner"
 
 
-class CodePlace(NamedTuple):
+class CodeLocation(NamedTuple):
     """What is bundled (a script alone, or a folder), and the script's path in there, with ``/``."""
 
     source: Path
     script: str
 
 
-class ScriptName(NamedTuple):
+class ScriptReference(NamedTuple):
     """A script, and the name of its Tuner."""
 
     path: Path
     tuner: str
 
 
-def script_name(given: str) -> ScriptName:
+def script_name(given: str) -> ScriptReference:
     """What ``SCRIPT`` or ``SCRIPT:NAME`` means.
 
     Raises:
@@ -43,10 +43,10 @@ def script_name(given: str) -> ScriptName:
         raise ConfigError(f"{path} is no Python script; its name must end in .py.")
     if not name.isidentifier():
         raise ConfigError(f"{given!r} is not usable: write SCRIPT:NAME, with the name of a Tuner.")
-    return ScriptName(Path(path).absolute(), name)
+    return ScriptReference(Path(path).absolute(), name)
 
 
-def code_place(script: Path, folder: str | None = None) -> CodePlace:
+def code_place(script: Path, folder: str | None = None) -> CodeLocation:
     """What of a script's surroundings is sent.
 
     Args:
@@ -58,12 +58,12 @@ def code_place(script: Path, folder: str | None = None) -> CodePlace:
     """
     if folder is None:
         source = script.parent if _imports_neighbours(script) else script
-        return CodePlace(source, script.name)
+        return CodeLocation(source, script.name)
     root = Path(folder).absolute()
     if not root.is_dir():
         raise ConfigError(f"--folder {folder} is no folder.")
     try:
-        return CodePlace(root, script.resolve().relative_to(root.resolve()).as_posix())
+        return CodeLocation(root, script.resolve().relative_to(root.resolve()).as_posix())
     except ValueError:
         raise ConfigError(
             f"{script} is not in {root}; give with --folder a folder that holds the script."

@@ -7,7 +7,12 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, ExperimentRow, ExperimentState
+from tunemq_scheduler.api.farm_answers import (
+    ExperimentDetail,
+    ExperimentRow,
+    ExperimentState,
+    RequestDone,
+)
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.log_following import follow
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
@@ -15,10 +20,16 @@ from tunemq_scheduler.experiment.restore import can_restore, restored, results_s
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.output.terminal.harmless import write_output
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_shared.base.errors import JournalError, NoScheduler, TuneError, WireUnavailable
+from tunemq_shared.base.errors import JournalError, NoScheduler, RedisUnavailable, TuneError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.objects.store_address import is_remote, without_settings
-from tunemq_shared.protocol.farm_requests import Pause, Request, Resume, ShowExperiment, Stop
+from tunemq_shared.protocol.farm_requests import (
+    FarmRequest,
+    PauseExperiment,
+    ResumeExperiment,
+    ShowExperiment,
+    StopExperiment,
+)
 from tunemq_shared.system.standard_streams import tell
 
 _PAUSE_S: Final = 0.5
@@ -51,15 +62,15 @@ class ExperimentHandle:
 
     def stop(self) -> str:
         """Stop it; what its trials have is saved. Says what happens."""
-        return self._have(Stop(name=self.name))
+        return self._have(StopExperiment(name=self.name))
 
     def pause(self) -> str:
         """Have it give its slots back until `resume`. Says what happens."""
-        return self._have(Pause(name=self.name))
+        return self._have(PauseExperiment(name=self.name))
 
     def resume(self) -> str:
         """Go on with it. Says what happens."""
-        return self._have(Resume(name=self.name))
+        return self._have(ResumeExperiment(name=self.name))
 
     def wait(self, timeout_s: float | None = None) -> ExperimentState:
         """Wait until it is over, however often its scheduler is started again meanwhile.
@@ -75,7 +86,7 @@ class ExperimentHandle:
         while True:
             try:
                 state = self.status().state
-            except (NoScheduler, WireUnavailable):
+            except (NoScheduler, RedisUnavailable):
                 if deadline is not None and time.monotonic() > deadline:
                     raise
             if state is not None and state.is_over:
@@ -122,9 +133,9 @@ class ExperimentHandle:
             raise TuneError(f"{self.name} failed: {page.reason}")
         return self.get_results()
 
-    def _have(self, request: Request) -> str:
+    def _have(self, request: FarmRequest) -> str:
         with FarmClient(self.address) as client:
-            return client.ask(request, Done).text
+            return client.ask(request, RequestDone).text
 
     def _detail(self) -> ExperimentDetail:
         with FarmClient(self.address) as client:

@@ -33,11 +33,11 @@ class ExperimentState(StrEnum):
 _OVER = frozenset({ExperimentState.FINISHED, ExperimentState.STOPPED, ExperimentState.FAILED})
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class FarmAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The base of all answers."""
 
 
-class Submitted(Answer, frozen=True, kw_only=True):
+class ExperimentSubmitted(FarmAnswer, frozen=True, kw_only=True):
     """An experiment is in the queue.
 
     Attributes:
@@ -50,7 +50,7 @@ class Submitted(Answer, frozen=True, kw_only=True):
     ahead: int = 0
 
 
-class ExperimentRow(Answer, frozen=True, kw_only=True):
+class ExperimentRow(FarmAnswer, frozen=True, kw_only=True):
     """An experiment in a list.
 
     Attributes:
@@ -77,13 +77,13 @@ class ExperimentRow(Answer, frozen=True, kw_only=True):
     position: int | None = None
 
 
-class ExperimentList(Answer, frozen=True, kw_only=True):
+class ExperimentList(FarmAnswer, frozen=True, kw_only=True):
     """Answers `ListExperiments`: those that run, those that wait in their order, then the rest."""
 
     experiments: tuple[ExperimentRow, ...]
 
 
-class DeviceUseRow(Answer, frozen=True, kw_only=True):
+class DeviceUseRow(FarmAnswer, frozen=True, kw_only=True):
     """What a trial used of a GPU; see `tunemq_shared.protocol.device_use.DeviceUse`."""
 
     uuid: str
@@ -95,7 +95,7 @@ class DeviceUseRow(Answer, frozen=True, kw_only=True):
     energy_j: float | None = None
 
 
-class TrialRow(Answer, frozen=True, kw_only=True):
+class TrialRow(FarmAnswer, frozen=True, kw_only=True):
     """A trial in a table.
 
     Attributes:
@@ -122,7 +122,7 @@ class TrialRow(Answer, frozen=True, kw_only=True):
     devices_used: tuple[DeviceUseRow, ...] = ()
 
 
-class ExperimentDetail(Answer, frozen=True, kw_only=True):
+class ExperimentDetail(FarmAnswer, frozen=True, kw_only=True):
     """Answers `ShowExperiment`.
 
     Attributes:
@@ -147,7 +147,7 @@ class ExperimentDetail(Answer, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class LogPage(Answer, frozen=True, kw_only=True):
+class LogPage(FarmAnswer, frozen=True, kw_only=True):
     """Answers `ReadLog`.
 
     Attributes:
@@ -168,20 +168,20 @@ class LogPage(Answer, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Done(Answer, frozen=True, kw_only=True):
+class RequestDone(FarmAnswer, frozen=True, kw_only=True):
     """It was done; says what, in a line for people, and the state that the experiment is in now."""
 
     text: str
     state: ExperimentState | None = None
 
 
-class Why(Answer, frozen=True, kw_only=True):
-    """Answers `AskWhy`, in lines for people, the most important one first."""
+class Explanation(FarmAnswer, frozen=True, kw_only=True):
+    """Answers `ExplainState`, in lines for people, the most important one first."""
 
     lines: tuple[str, ...]
 
 
-class GpuRow(Answer, frozen=True, kw_only=True):
+class GpuRow(FarmAnswer, frozen=True, kw_only=True):
     """A GPU of a node; ``used`` is the share of it that trials have, ``memory`` in bytes.
 
     ``withheld``: why no trial begins on it now; None where it is used as always. ``foreign``: what
@@ -196,7 +196,7 @@ class GpuRow(Answer, frozen=True, kw_only=True):
     foreign: str = ""
 
 
-class NodeRow(Answer, frozen=True, kw_only=True):
+class NodeRow(FarmAnswer, frozen=True, kw_only=True):
     """A node in a list.
 
     Attributes:
@@ -223,7 +223,7 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     refused: int = 0
 
 
-class RefusedRow(Answer, frozen=True, kw_only=True):
+class RejectionRow(FarmAnswer, frozen=True, kw_only=True):
     """How many messages of a kind were refused, for a reason; see `refusals.Refused`.
 
     Attributes:
@@ -236,7 +236,7 @@ class RefusedRow(Answer, frozen=True, kw_only=True):
     times: int
 
 
-class StoreTroubleRow(Answer, frozen=True, kw_only=True):
+class StoreTroubleRow(FarmAnswer, frozen=True, kw_only=True):
     """A process of the scheduler that an object store fails; see `store_traffic.StoreTraffic`.
 
     Attributes:
@@ -252,7 +252,7 @@ class StoreTroubleRow(Answer, frozen=True, kw_only=True):
     copy_behind_s: float = 0.0
 
 
-class NodeList(Answer, frozen=True, kw_only=True):
+class NodeList(FarmAnswer, frozen=True, kw_only=True):
     """Answers `ListNodes`.
 
     Attributes:
@@ -261,11 +261,11 @@ class NodeList(Answer, frozen=True, kw_only=True):
     """
 
     nodes: tuple[NodeRow, ...]
-    refused: tuple[RefusedRow, ...] = ()
+    refused: tuple[RejectionRow, ...] = ()
     stores: tuple[StoreTroubleRow, ...] = ()
 
 
-class FarmDescription(Answer, frozen=True, kw_only=True):
+class FarmDescription(FarmAnswer, frozen=True, kw_only=True):
     """Answers `DescribeFarm`.
 
     Attributes:
@@ -283,7 +283,7 @@ class FarmDescription(Answer, frozen=True, kw_only=True):
 _NOTHING: Final = msgspec.Raw(b"\xc0")  # msgpack's nil
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRejection(msgspec.Struct, frozen=True, kw_only=True):
     """A request was not done.
 
     Attributes:
@@ -295,7 +295,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     is_wrong_use: bool = False
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class FarmReply(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in `wire.answer`: an answer, or why there is none.
 
     Attributes:
@@ -305,7 +305,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     version: int = REQUESTS_VERSION
     tunemq: str = ""
     answer: msgspec.Raw = _NOTHING
-    refusal: Refusal | None = None
+    refusal: RequestRejection | None = None
 
 
 class FarmAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

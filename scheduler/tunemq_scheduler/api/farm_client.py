@@ -10,16 +10,25 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import Answer, FarmDescription, Refusal, Reply
+from tunemq_scheduler.api.farm_answers import (
+    FarmAnswer,
+    FarmDescription,
+    FarmReply,
+    RequestRejection,
+)
 from tunemq_scheduler.api.login import login_name
 from tunemq_scheduler.api.request_signing import close_request, open_answer
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, RedisRefusesWrites
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    RedisRefusesWrites,
+)
 from tunemq_shared.base.errors import (
     ConfigError,
     NoScheduler,
-    RequestRefused,
-    WireError,
-    WireUnavailable,
+    RedisUnavailable,
+    RequestRejected,
+    TransportError,
 )
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
@@ -27,13 +36,13 @@ from tunemq_shared.protocol.farm_requests import (
     MAX_REQUEST_BYTES,
     REQUESTS_VERSION,
     DescribeFarm,
-    Request,
+    FarmRequest,
 )
 from tunemq_shared.signing.key_files import KEYS_VARIABLE, OPERATOR
-from tunemq_shared.signing.live_keys import Role, find_keys
-from tunemq_shared.signing.message_signing import Seal, SealBroken
+from tunemq_shared.signing.live_keys import KeyRole, find_keys
+from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
 
-_A = TypeVar("_A", bound=Answer)
+_A = TypeVar("_A", bound=FarmAnswer)
 _E = TypeVar("_E", bound=msgspec.Struct)
 
 #: How long an answer may take to come.
@@ -56,7 +65,7 @@ _MOST_REQUESTS: Final = 10_000
 
 
 class _Envelope(msgspec.Struct):
-    """The part of a `Reply` that every version has."""
+    """The part of a `FarmReply` that every version has."""
 
     version: int
     tunemq: str
@@ -86,12 +95,12 @@ class FarmClient:
     def __init__(
         self, url: str, *, owner: str = "", timeout_s: float = TIMEOUT_S, keys: str | None = None
     ) -> None:
-        self._keys = find_keys(keys, Role.SUBMITTER)
+        self._keys = find_keys(keys, KeyRole.SUBMITTER)
         self._is_named = bool(owner)
         self.owner = owner or self._own_name()
         self._check_owner()
         try:
-            self._line = RedisLine(url)
+            self._line = RedisConnection(url)
         except ValueError as error:
             raise ConfigError(
                 f"the address of Redis cannot be used: {error} Give it like"
@@ -118,7 +127,7 @@ class FarmClient:
         """
         return self.ask(DescribeFarm(), FarmDescription)
 
-    def ask(self, request: Request, answer: type[_A]) -> _A:
+    def ask(self, request: FarmRequest, answer: type[_A]) -> _A:
         """Ask, and wait for the answer.
 
         Args:
@@ -135,26 +144,26 @@ class FarmClient:
         self._check_version(_decoded(self._find_scheduler(), _Envelope, is_json=True))
         if self._keys.look():
             self._check_owner()  # others stand there now
-        asked = _Asked(request, self.owner, self._tunemq, self._keys.submitter(self.owner))
+        asked = _SentRequest(request, self.owner, self._tunemq, self._keys.submitter(self.owner))
         try:
             data = self._answer_to(asked)
         except KeyboardInterrupt:
-            with suppress(WireError):
+            with suppress(TransportError):
                 self._withdraw(asked)
             raise
         self._check_version(_decoded(data, _Envelope))
-        reply = _decoded(data, Reply)
+        reply = _decoded(data, FarmReply)
         if reply.refusal is not None:
             raise _refused(reply.refusal)
         return _decoded(bytes(reply.answer), answer)
 
     # --- the two ways -----------------------------------------------------------------------------
 
-    def _answer_to(self, asked: _Asked) -> bytes:
+    def _answer_to(self, asked: _SentRequest) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         again, pause = 0.0, _FIRST_PAUSE_S
-        trouble: WireUnavailable | None = None
-        broken: SealBroken | None = None
+        trouble: RedisUnavailable | None = None
+        broken: InvalidSignature | None = None
         seen = time.monotonic()
         while (now := time.monotonic()) < deadline:
             try:
@@ -165,18 +174,18 @@ class FarmClient:
                 found, lease = self._ask([("GET", asked.key), ("GET", redis_keys.SCHEDULER)])
                 trouble = None
                 seen = seen if lease is None else now
-            except WireUnavailable as error:
+            except RedisUnavailable as error:
                 trouble, found, seen = error, None, now
                 time.sleep(_RETRY_S)
             except RedisRefusesWrites as error:
-                trouble, found, seen = WireUnavailable(str(error)), None, now
+                trouble, found, seen = RedisUnavailable(str(error)), None, now
                 if not asked.entries:
                     break
                 time.sleep(_RETRY_S)
             if found is not None:
                 try:
                     data = open_answer(asked.seal, bytes(found), asked.id)
-                except SealBroken as error:
+                except InvalidSignature as error:
                     if broken is None:
                         deadline = min(deadline, now + _MENDED_WITHIN_S)
                     broken = error
@@ -199,7 +208,7 @@ class FarmClient:
             f"{at} has taken the request, and {what}; it may have been done: look with `tunemq ls`."
         )
 
-    def _withdraw(self, asked: _Asked) -> bool:
+    def _withdraw(self, asked: _SentRequest) -> bool:
         """Take the request back; whether nobody had begun it, so that it is never done."""
         if not asked.entries:
             return True
@@ -233,12 +242,14 @@ class FarmClient:
         Raises:
             WireUnavailable: it does not; says why.
         """
-        asked = _Asked(DescribeFarm(), self.owner, self._tunemq, self._keys.submitter(self.owner))
+        asked = _SentRequest(
+            DescribeFarm(), self.owner, self._tunemq, self._keys.submitter(self.owner)
+        )
         try:
             asked.entries += self._ask([asked.command()])
             self._withdraw(asked)
         except RedisRefusesWrites as error:
-            raise WireUnavailable(str(error)) from error
+            raise RedisUnavailable(str(error)) from error
 
     def _own_name(self) -> str:
         name, known = login_name(), self._keys.submitters
@@ -264,14 +275,14 @@ class FarmClient:
             f" copy scheduler.toml again: tunemq keys add FOLDER {OPERATOR}"
         )
 
-    def _distrusted(self, broken: SealBroken) -> RequestRefused:
+    def _distrusted(self, broken: InvalidSignature) -> RequestRejected:
         """What is said of an answer that is not believed; not what it says itself."""
         if not self._keys.is_signed:
-            return RequestRefused(
+            return RequestRejected(
                 f"the answer {broken}: this farm has keys. Have who runs it make some for you"
                 f" (tunemq keys add FOLDER {self.owner}), and name the file by ${KEYS_VARIABLE}."
             )
-        return RequestRefused(
+        return RequestRejected(
             f"whoever answers at {self._line.address} does not have the keys of {self.owner} in"
             f" {self._keys.path}: the answer {broken}. The scheduler may run without keys, or know"
             " others than these, which its log says: start it with --keys scheduler.toml, and copy"
@@ -279,23 +290,23 @@ class FarmClient:
             " place. What you asked may have been done: look with `tunemq ls`."
         )
 
-    def _ask(self, commands: list[Command]) -> list[Any]:
+    def _ask(self, commands: list[RedisCommand]) -> list[Any]:
         self._line.connect()
         return self._line.ask(commands)
 
     def _check_version(self, found: _Envelope) -> None:
         if found.version != REQUESTS_VERSION:
-            raise RequestRefused(
+            raise RequestRejected(
                 f"this farm's scheduler (TuneMQ {found.tunemq}) speaks version {found.version} of"
                 f" requests, and this is TuneMQ {self._tunemq} with version {REQUESTS_VERSION}; use"
                 " the same TuneMQ on both sides."
             )
 
 
-class _Asked:
+class _SentRequest:
     """A request on its way: its entry for the stream, and what is known of it there."""
 
-    def __init__(self, request: Request, owner: str, tunemq: str, seal: Seal) -> None:
+    def __init__(self, request: FarmRequest, owner: str, tunemq: str, seal: MessageSigner) -> None:
         self.id, self.seal = os.urandom(16).hex(), seal
         self._body = msgspec.msgpack.encode(request)
         if len(self._body) > MAX_REQUEST_BYTES:
@@ -309,7 +320,7 @@ class _Asked:
         #: Where it stands in the stream, each time that it was sent.
         self.entries: list[bytes] = []
 
-    def command(self) -> Command:
+    def command(self) -> RedisCommand:
         """Sends it now."""
         sent = str(int(time.time() * 1000))
         fields: dict[str, str | bytes] = {
@@ -334,7 +345,7 @@ def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
             return msgspec.json.decode(data, type=kind)
         return msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise RequestRefused(f"what the farm's scheduler says cannot be read: {error}.") from error
+        raise RequestRejected(f"what the farm's scheduler says cannot be read: {error}.") from error
 
 
 def _term_of(lease: bytes) -> int:
@@ -349,5 +360,5 @@ def _term_in(announced: bytes) -> int:
     return -1
 
 
-def _refused(refusal: Refusal) -> ConfigError | RequestRefused:
-    return ConfigError(refusal.text) if refusal.is_wrong_use else RequestRefused(refusal.text)
+def _refused(refusal: RequestRejection) -> ConfigError | RequestRejected:
+    return ConfigError(refusal.text) if refusal.is_wrong_use else RequestRejected(refusal.text)

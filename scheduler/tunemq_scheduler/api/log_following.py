@@ -8,7 +8,7 @@ from typing import Final
 
 from tunemq_scheduler.api.farm_answers import LogPage
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_shared.base.errors import NoScheduler, WireUnavailable
+from tunemq_shared.base.errors import NoScheduler, RedisUnavailable
 from tunemq_shared.protocol.farm_requests import MAX_PAGE_BYTES, ReadLog
 
 #: Between two looks where nothing new came.
@@ -63,7 +63,7 @@ def follow(
                     tell("The farm answers again.")
                 show(page.data)
                 offset, is_first = page.end, False
-        except (NoScheduler, WireUnavailable) as error:
+        except (NoScheduler, RedisUnavailable) as error:
             if is_first:
                 raise
             if not is_away:

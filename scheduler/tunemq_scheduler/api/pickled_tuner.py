@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
-from tunemq_shared.base.errors import ConfigError, TrainableError, TunerOfOtherVersion
+from tunemq_shared.base.errors import ConfigError, TrainableError, TunerVersionMismatch
 from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import load_pickled
 from tunemq_shared.code.code_by_value import load_trainable, pickle_trainable
-from tunemq_shared.trainable.attached import Parameters, attach, attached_to
+from tunemq_shared.trainable.attached import BoundParameters, attach, attached_to
 
 _VERSION: Final = 1
 
@@ -82,14 +82,14 @@ def load_tuner_parts(data: bytes) -> LoadedTuner:
         raise ConfigError(f"the pickled Tuner cannot be read: {error}.") from error
     for what, ours in {"version": _VERSION, **_versions()}.items():
         if (theirs := getattr(found, what)) != ours:
-            raise TunerOfOtherVersion(
+            raise TunerVersionMismatch(
                 f"the Tuner was pickled with {what} {theirs}, and this farm's scheduler has {what}"
                 f" {ours}; use the same on both sides, or submit the script: tunemq submit SCRIPT."
             )
     trainable = load_trainable(found.trainable)
     if found.parameters is not None:
         objects = load_pickled(found.parameters, "the objects of with_parameters")
-        trainable = attach(trainable, parameters=Parameters(objects))
+        trainable = attach(trainable, parameters=BoundParameters(objects))
     if found.resources is not None:
         resources = load_pickled(found.resources, "what with_resources asks for")
         trainable = attach(trainable, resources=resources)

@@ -8,10 +8,10 @@ and version; and to the time at which it was sent, so that one that was kept is 
 from __future__ import annotations
 
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 
-def close_request(seal: Seal, body: bytes, *, request: str, kind: str, sent: str) -> bytes:
+def close_request(seal: MessageSigner, body: bytes, *, request: str, kind: str, sent: str) -> bytes:
     """A request as it travels.
 
     Args:
@@ -24,7 +24,9 @@ def close_request(seal: Seal, body: bytes, *, request: str, kind: str, sent: str
     return seal.close(body, *_context(request, kind, sent))
 
 
-def open_request(seal: Seal, sealed: bytes, *, request: str, kind: str, sent: str) -> bytes:
+def open_request(
+    seal: MessageSigner, sealed: bytes, *, request: str, kind: str, sent: str
+) -> bytes:
     """What is asked.
 
     Raises:
@@ -33,12 +35,12 @@ def open_request(seal: Seal, sealed: bytes, *, request: str, kind: str, sent: st
     return seal.open(sealed, *_context(request, kind, sent))
 
 
-def close_answer(seal: Seal, reply: bytes, request: str) -> bytes:
+def close_answer(seal: MessageSigner, reply: bytes, request: str) -> bytes:
     """The answer to a request as it travels."""
     return seal.close(reply, b"answer", request.encode())
 
 
-def open_answer(seal: Seal, sealed: bytes, request: str) -> bytes:
+def open_answer(seal: MessageSigner, sealed: bytes, request: str) -> bytes:
     """The answer to a request.
 
     Raises:

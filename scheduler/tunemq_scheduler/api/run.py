@@ -19,14 +19,14 @@ from tunemq_scheduler.settings.config import (
     FailureConfig,
     Mode,
     RunConfig,
-    Stop,
+    StopCriteria,
     TuneConfig,
 )
 from tunemq_scheduler.settings.trial_limit_settings import TrialLimits
 from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import ConfigError, TrialError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.trainable.resources import Request, with_resources
+from tunemq_shared.trainable.resources import ResourceInput, with_resources
 
 #: Before the name of a score in ``checkpoint_score_attr``.
 _LOWER_IS_BETTER: Final = "min-"
@@ -38,10 +38,10 @@ def run(
     name: str | None = None,
     metric: str | None = None,
     mode: Mode | None = None,
-    stop: Stop | Stopper | Sequence[Stop | Stopper] | None = None,
+    stop: StopCriteria | Stopper | Sequence[StopCriteria | Stopper] | None = None,
     time_budget_s: float | dt.timedelta | None = None,
     config: dict[str, Any] | None = None,
-    resources_per_trial: Request | None = None,
+    resources_per_trial: ResourceInput | None = None,
     num_samples: int = 1,
     storage_path: str | os.PathLike[str] | None = None,
     local_dir: str | os.PathLike[str] | None = None,

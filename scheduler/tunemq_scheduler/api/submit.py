@@ -11,13 +11,19 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.code_folder import code_place, script_name
-from tunemq_scheduler.api.farm_answers import Submitted
+from tunemq_scheduler.api.farm_answers import ExperimentSubmitted
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.storage.folders import experiment_name, safe_name
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.code.blob_store import PATIENCE_S, BlobStore, open_blobs
 from tunemq_shared.code.bundles import bundle
-from tunemq_shared.protocol.farm_requests import Code, PickledCode, ScriptCode, Settings, Submit
+from tunemq_shared.protocol.farm_requests import (
+    ExperimentEnvironment,
+    PickledCode,
+    ScriptCode,
+    SubmitExperiment,
+    SubmittedCode,
+)
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.standard_streams import tell
 
@@ -25,7 +31,7 @@ from tunemq_shared.system.standard_streams import tell
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What may be said of an experiment beside its code.
 
     Attributes:
@@ -36,7 +42,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     priority: int = 0
     folder: str | None = None
-    settings: Settings = Settings()
+    settings: ExperimentEnvironment = ExperimentEnvironment()
 
     def __post_init__(self) -> None:
         safe = safe_name(self.name, "experiment")
@@ -44,7 +50,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"an experiment cannot be called {self.name!r}; call it {safe!r}.")
 
 
-def submit_script(client: FarmClient, given: str, wishes: Wishes) -> Submitted:
+def submit_script(client: FarmClient, given: str, wishes: SubmitOptions) -> ExperimentSubmitted:
     """Have a farm run the Tuner of a script, which does not run here.
 
     Args:
@@ -64,7 +70,9 @@ def submit_script(client: FarmClient, given: str, wishes: Wishes) -> Submitted:
     return _submit(client, code, wishes, script.path.stem)
 
 
-def submit_pickled(client: FarmClient, pickled: bytes, wishes: Wishes, fallback: str) -> Submitted:
+def submit_pickled(
+    client: FarmClient, pickled: bytes, wishes: SubmitOptions, fallback: str
+) -> ExperimentSubmitted:
     """Have a farm run a Tuner of this process.
 
     What it imports from beside the running script, or from the folder that is wished for, is sent
@@ -115,12 +123,14 @@ def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
     return bundle(place.source, blobs) if place.source.is_dir() else None
 
 
-def _submit(client: FarmClient, code: Code, wishes: Wishes, fallback: str) -> Submitted:
-    request = Submit(
+def _submit(
+    client: FarmClient, code: SubmittedCode, wishes: SubmitOptions, fallback: str
+) -> ExperimentSubmitted:
+    request = SubmitExperiment(
         name=wishes.name or experiment_name(fallback, time.time()),
         is_made_up=not wishes.name,
         code=code,
         priority=wishes.priority,
         settings=wishes.settings,
     )
-    return client.ask(request, Submitted)
+    return client.ask(request, ExperimentSubmitted)

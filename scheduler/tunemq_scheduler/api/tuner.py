@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
 from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.experiment.restore import Restored, can_restore, restored, results_so_far
+from tunemq_scheduler.experiment.restore import (
+    RestoredExperiment,
+    can_restore,
+    restored,
+    results_so_far,
+)
 from tunemq_scheduler.experiment.run_experiment import Experiment, storage_for
 from tunemq_scheduler.experiment.start_checks import prepare
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
-from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_shared.base.errors import ConfigError, TuneError
 from tunemq_shared.system.standard_streams import fill_closed_descriptors
 
@@ -54,7 +59,7 @@ class Tuner:
         self._param_space = param_space
         self._tune_config = _given("tune_config", tune_config, TuneConfig)
         self._run_config = _given("run_config", run_config, RunConfig)
-        self._restored: Restored | None = None
+        self._restored: RestoredExperiment | None = None
         self._results: ResultGrid | None = None
 
     @classmethod
@@ -214,8 +219,8 @@ class Tuner:
         with installed_packages_first("redis"):
             from tunemq_scheduler.api.experiment_handle import ExperimentHandle
             from tunemq_scheduler.api.farm_client import FarmClient
-            from tunemq_scheduler.api.submit import Wishes, submit_pickled
-        wishes = Wishes(
+            from tunemq_scheduler.api.submit import SubmitOptions, submit_pickled
+        wishes = SubmitOptions(
             name=self._run_config.name or "",
             priority=priority,
             folder=None if folder is None else os.fspath(folder),
@@ -233,7 +238,7 @@ class Tuner:
         if found is None:
             storage, options = storage_for(prepared), None
         else:
-            storage, options = Storage(found.folder, found.store), found.options
+            storage, options = StorageLocation(found.folder, found.store), found.options
 
         def keep() -> None:
             save_tuner(storage.folder, kept, name=prepared.trainable_name, seed=prepared.seed)

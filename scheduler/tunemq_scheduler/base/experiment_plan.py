@@ -8,12 +8,12 @@ import msgspec
 
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.protocol.conditions import Condition
-from tunemq_shared.protocol.messages import BlobRef, Environment, HostStart
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
 class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a `HostStart` that does not differ between trials.
+    """The part of a `TrialSpec` that does not differ between trials.
 
     Attributes:
         experiment: its name, as users see it.
@@ -23,7 +23,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         store: the address of the store of its checkpoints; empty where that is its folder.
         cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
         sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see
-            `HostStart`.
+            `TrialSpec`.
         is_apart: whether nodes read and write nothing in its folder, but have trials in their own.
         trainable_name: the first part of every trial's name.
     """
@@ -47,7 +47,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
-    limits: TrialLimits = TrialLimits()
+    limits: TrialLimitSpec = TrialLimitSpec()
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
     is_apart: bool = False
@@ -71,9 +71,9 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.experiment_id}/{self.trial_name(trial)}"
         return self.trial_folder(trial)
 
-    def host_start(self, order: StartTrial) -> HostStart:
+    def host_start(self, order: StartTrial) -> TrialSpec:
         """What a node is told to start one trial."""
-        return HostStart(
+        return TrialSpec(
             experiment=self.experiment,
             events_key=self.events_key,
             trial_name=self.trial_name(order.trial),

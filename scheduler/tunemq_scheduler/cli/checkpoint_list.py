@@ -23,15 +23,15 @@ from tunemq_shared.checkpoints.open_store import (
     open_objects,
     open_store,
 )
-from tunemq_shared.checkpoints.remote_store import RemoteStore
-from tunemq_shared.checkpoints.store import Store
-from tunemq_shared.objects.object_store import MissingObject
+from tunemq_shared.checkpoints.remote_store import RemoteCheckpointStore
+from tunemq_shared.checkpoints.store import CheckpointStore
+from tunemq_shared.objects.object_store import NoSuchObject
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 @dataclass(frozen=True)
-class KeptCheckpoint:
+class JournalledCheckpoint:
     """One checkpoint that the journal knows.
 
     Attributes:
@@ -55,7 +55,7 @@ class KeptCheckpoint:
         return self.key.partition("/")[0]
 
 
-class Kept:
+class ExperimentCheckpoints:
     """All checkpoints of one experiment, and the store that has them.
 
     Args:
@@ -64,15 +64,15 @@ class Kept:
         address: of the store, or the folder.
     """
 
-    def __init__(self, runner: TrialRunner, store: Store, address: str) -> None:
+    def __init__(self, runner: TrialRunner, store: CheckpointStore, address: str) -> None:
         self.runner = runner
         self.store = store
         self.address = address
 
-    def all(self) -> list[KeptCheckpoint]:
+    def all(self) -> list[JournalledCheckpoint]:
         """By trial in the order of the search, the oldest first."""
         return [
-            KeptCheckpoint(trial, committed, committed is kept[-1])
+            JournalledCheckpoint(trial, committed, committed is kept[-1])
             for trial in sorted([*self.runner.finished, *self.runner.live])
             if (kept := self.runner.summary(trial).checkpoints)
             for committed in kept
@@ -88,7 +88,7 @@ class Kept:
         There are some where the journal is not the newest one. Only in an object store do they
         matter to anybody: they may refer to objects of others.
         """
-        if not isinstance(self.store, RemoteStore):
+        if not isinstance(self.store, RemoteCheckpointStore):
             return {}
         known = {*self.runner.live_checkpoints(), *(one.key for one in self.all())}
         return {
@@ -98,7 +98,7 @@ class Kept:
             for key in sorted(self.there() - known)
         }
 
-    def named(self, name: str) -> KeptCheckpoint:
+    def named(self, name: str) -> JournalledCheckpoint:
         """The checkpoint with this key; of a trial's id or name, the newest one.
 
         Raises:
@@ -121,7 +121,7 @@ class Kept:
 
 
 @contextmanager
-def opened(experiment: str) -> Iterator[Kept]:
+def opened(experiment: str) -> Iterator[ExperimentCheckpoints]:
     """The checkpoints of the experiment at a local folder or at its address in a store.
 
     Raises:
@@ -147,7 +147,7 @@ def opened(experiment: str) -> Iterator[Kept]:
         address = address or found.header.store or str(folder)
         store = open_store(address)
         try:
-            yield Kept(runner, store, address)
+            yield ExperimentCheckpoints(runner, store, address)
         finally:
             store.close()
 
@@ -158,7 +158,7 @@ def _fetched_journal(address: str, scratch: str) -> Path:
     objects.probe(is_read_only=True)
     try:
         fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(address))
-    except MissingObject as error:
+    except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
             "there yet: give the local folder of the search instead."

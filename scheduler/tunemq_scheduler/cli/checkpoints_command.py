@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from tunemq_scheduler.cli.checkpoint_list import Kept, KeptCheckpoint, opened
+from tunemq_scheduler.cli.checkpoint_list import ExperimentCheckpoints, JournalledCheckpoint, opened
 from tunemq_scheduler.output.terminal.formatting import clean
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
 from tunemq_shared.base.safe_text import harmless
@@ -126,13 +126,13 @@ def remove(options: argparse.Namespace) -> int:
     return 0
 
 
-def _collected_without(kept: Kept, condemned: set[str]) -> int:
+def _collected_without(kept: ExperimentCheckpoints, condemned: set[str]) -> int:
     live = {**kept.runner.live_checkpoints(), **kept.unknown()}
     rest = {key: sha256 for key, sha256 in live.items() if key not in condemned}
     return kept.store.collect(rest, lambda key: key not in condemned).bytes
 
 
-def _agreed(chosen: Iterable[KeptCheckpoint]) -> bool:
+def _agreed(chosen: Iterable[JournalledCheckpoint]) -> bool:
     for one in chosen:
         newest = ", the newest of its trial" if one.is_newest else ""
         sys.stdout.write(f"{clean(one.key)}: {decimal(one.committed.size)}{newest}\n")
@@ -142,7 +142,7 @@ def _agreed(chosen: Iterable[KeptCheckpoint]) -> bool:
         return False
 
 
-def _with_bar(chosen: list[KeptCheckpoint], what: str) -> Iterable[KeptCheckpoint]:
+def _with_bar(chosen: list[JournalledCheckpoint], what: str) -> Iterable[JournalledCheckpoint]:
     """Each in turn, with a bar of the bytes that are done, on stderr where that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:

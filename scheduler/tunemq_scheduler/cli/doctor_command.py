@@ -12,7 +12,7 @@ from typing import Final
 
 from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.cli.farm_arguments import tell, write_json
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.storage.folders import farm_results_folder
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE
@@ -26,7 +26,7 @@ EXIT_WRONG_USE: Final = 2
 _OPTIONS_VARIABLE: Final = "TUNEMQ_SCHEDULER_OPTIONS"
 _STORE_OPTION: Final = re.compile(r"(?:^|\s)--store(?:=|\s+)(\S+)")
 
-_WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
+_WORST_FIRST: Final = (FindingLevel.PROBLEM, FindingLevel.WARNING, FindingLevel.OK)
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,13 +94,13 @@ def run(options: argparse.Namespace) -> int:
         write_json(
             {
                 "findings": found,
-                "problems": _number(found, Level.PROBLEM),
-                "warnings": _number(found, Level.WARNING),
+                "problems": _number(found, FindingLevel.PROBLEM),
+                "warnings": _number(found, FindingLevel.WARNING),
             }
         )
     else:
         sys.stdout.write(shown(found))
-    return int(any(one.level is Level.PROBLEM for one in found))
+    return int(any(one.level is FindingLevel.PROBLEM for one in found))
 
 
 def shown(findings: Iterable[Finding]) -> str:
@@ -114,7 +114,7 @@ def shown(findings: Iterable[Finding]) -> str:
     for check, group in groupby(sorted(found, key=_place(found)), key=lambda one: one.check):
         of_check = sorted(group, key=lambda one: _WORST_FIRST.index(one.level))
         worst = of_check[0]
-        wrong = [one for one in of_check if one.level is not Level.OK]
+        wrong = [one for one in of_check if one.level is not FindingLevel.OK]
         said = "" if wrong else "; ".join(one.what for one in of_check)
         lines.append(f"{worst.level.value:7}  {check:{width}}  {said}".rstrip())
         for one in wrong:
@@ -131,7 +131,7 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
         )
     with installed_packages_first("redis"):
         from tunemq_scheduler.security.doctor.examination import (
-            Patient,
+            DoctorTarget,
             allowed_by_insecure,
             examine,
         )
@@ -155,7 +155,7 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
 
     keys = environ.get(KEYS_VARIABLE, "") if options.keys is None else options.keys
     found = examine(
-        Patient(
+        DoctorTarget(
             url=url,
             keys=os.path.abspath(os.path.expanduser(keys)) if keys else "",
             store=options.store or "",
@@ -184,13 +184,13 @@ def _place(found: Sequence[Finding]) -> Callable[[Finding], int]:
 
 def _sum(found: Sequence[Finding]) -> str:
     checks = len({one.check for one in found})
-    problems, warnings = _number(found, Level.PROBLEM), _number(found, Level.WARNING)
+    problems, warnings = _number(found, FindingLevel.PROBLEM), _number(found, FindingLevel.WARNING)
     if not problems and not warnings:
         return f"{checks} checks: all is well."
     return f"{checks} checks: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}."
 
 
-def _number(found: Iterable[Finding], level: Level) -> int:
+def _number(found: Iterable[Finding], level: FindingLevel) -> int:
     return sum(one.level is level for one in found)
 
 

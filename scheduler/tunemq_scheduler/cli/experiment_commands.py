@@ -125,23 +125,23 @@ def show_log(client: FarmClient, options: argparse.Namespace) -> int:
 def stop_it(client: FarmClient, options: argparse.Namespace) -> int:
     """Stop an experiment or a trial."""
     name, trial = named(options)
-    return _done(client, r.Stop(name=name, trial=trial), options)
+    return _done(client, r.StopExperiment(name=name, trial=trial), options)
 
 
 def pause(client: FarmClient, options: argparse.Namespace) -> int:
     """Pause an experiment."""
-    return _done(client, r.Pause(name=options.experiment), options)
+    return _done(client, r.PauseExperiment(name=options.experiment), options)
 
 
 def resume(client: FarmClient, options: argparse.Namespace) -> int:
     """Go on with an experiment."""
-    return _done(client, r.Resume(name=options.experiment), options)
+    return _done(client, r.ResumeExperiment(name=options.experiment), options)
 
 
 def retry_it(client: FarmClient, options: argparse.Namespace) -> int:
     """Run trials in ERROR again."""
     name, trial = named(options)
-    return _done(client, r.Retry(name=name, trial=trial), options)
+    return _done(client, r.RetryTrials(name=name, trial=trial), options)
 
 
 def remove(client: FarmClient, options: argparse.Namespace) -> int:
@@ -150,13 +150,13 @@ def remove(client: FarmClient, options: argparse.Namespace) -> int:
     if options.files and not options.yes and not _agreed(name):
         tell("nothing was removed")
         return 1
-    return _done(client, r.Remove(name=name, with_files=options.files), options)
+    return _done(client, r.RemoveExperiment(name=name, with_files=options.files), options)
 
 
 def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
     """Say why it is as it is."""
     name, trial = named(options)
-    why = client.ask(r.AskWhy(name=name, trial=trial), a.Why)
+    why = client.ask(r.ExplainState(name=name, trial=trial), a.Explanation)
     if options.json:
         write_json(why)
     else:
@@ -164,8 +164,8 @@ def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
     return 0
 
 
-def _done(client: FarmClient, request: r.Request, options: argparse.Namespace) -> int:
-    done = client.ask(request, a.Done)
+def _done(client: FarmClient, request: r.FarmRequest, options: argparse.Namespace) -> int:
+    done = client.ask(request, a.RequestDone)
     if options.json:
         write_json(done)
     else:

@@ -16,9 +16,9 @@ from tunemq_shared.base.errors import (
     BugError,
     ConfigError,
     NoScheduler,
+    RedisUnavailable,
     TuneError,
     UserError,
-    WireUnavailable,
 )
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
@@ -41,11 +41,11 @@ EXIT_CODES: Final = (
     " cannot be reached, or takes no writes; 75 no scheduler runs there."
 )
 
-Act = Callable[["FarmClient", argparse.Namespace], int]
+FarmAction = Callable[["FarmClient", argparse.Namespace], int]
 
 
 def add_command(
-    groups: Any, name: str, act: Act, what: str, *, more: str = "", epilog: str = EXIT_CODES
+    groups: Any, name: str, act: FarmAction, what: str, *, more: str = "", epilog: str = EXIT_CODES
 ) -> argparse.ArgumentParser:
     """Add a command that asks a farm, with the options that all of them have."""
     parser: argparse.ArgumentParser = groups.add_parser(
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
 
 
-def run(act: Act, options: argparse.Namespace) -> int:
+def run(act: FarmAction, options: argparse.Namespace) -> int:
     """Ask the farm; the exit status.
 
     Raises:
@@ -100,7 +100,7 @@ def run(act: Act, options: argparse.Namespace) -> int:
         raise
     except TuneError as problem:
         tell(str(problem))
-        if isinstance(problem, WireUnavailable):
+        if isinstance(problem, RedisUnavailable):
             return EXIT_UNAVAILABLE
         return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REFUSED
     except BrokenPipeError:  # `| head` has read enough

@@ -16,7 +16,7 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_scheduler.output.terminal.formatting import (
     GAP,
-    Column,
+    TableColumn,
     clean,
     duration,
     fit,
@@ -113,7 +113,7 @@ def show_nodes(rows: Sequence[a.NodeRow], now: float | None = None) -> None:
     write_lines(clean(line) for row in rows for gpu in row.gpus for line in _troubles(row, gpu))
 
 
-def show(columns: Sequence[Column]) -> None:
+def show(columns: Sequence[TableColumn]) -> None:
     """A table: with colours, and as wide as the terminal, where there is one."""
     console = Console()
     if not console.is_terminal:
@@ -138,8 +138,10 @@ def write_lines(lines: Iterable[str]) -> None:
     sys.stdout.writelines(f"{harmless(line)}\n" for line in lines)
 
 
-def _column(header: str, cells: Iterable[str], *, right: bool = False, rank: int = 0) -> Column:
-    return Column(header=header, cells=[clean(cell) for cell in cells], right=right, rank=rank)
+def _column(
+    header: str, cells: Iterable[str], *, right: bool = False, rank: int = 0
+) -> TableColumn:
+    return TableColumn(header=header, cells=[clean(cell) for cell in cells], right=right, rank=rank)
 
 
 def _trials(row: a.ExperimentRow) -> str:
@@ -174,7 +176,7 @@ def _trial_note(trial: a.TrialRow) -> str:
     return ", ".join(told)
 
 
-def _gpu_use(trials: Sequence[a.TrialRow]) -> list[Column]:
+def _gpu_use(trials: Sequence[a.TrialRow]) -> list[TableColumn]:
     """What they used of GPUs, where any used one: how busy these were, memory and energy."""
     if not any(trial.devices_used for trial in trials):
         return []

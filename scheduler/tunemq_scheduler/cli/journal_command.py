@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
-from tunemq_scheduler.journal import FILE_NAME, Recovered
-from tunemq_scheduler.journal.damage_check import Verdict, examine
+from tunemq_scheduler.journal import FILE_NAME, RecoveredJournal
+from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_keys import known_journal_seal
 from tunemq_scheduler.journal.journal_layout import (
     SNAPSHOT_SUFFIX,
@@ -28,12 +28,12 @@ from tunemq_scheduler.journal.journal_layout import (
     numbers,
     turns_file,
 )
-from tunemq_scheduler.journal.salvage import Salvaged, salvage
+from tunemq_scheduler.journal.salvage import SalvageResult, salvage
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, open_objects
 from tunemq_shared.code.config_packing import peek_config
-from tunemq_shared.protocol.messages import Entry, decode_entries
+from tunemq_shared.protocol.messages import JournalRecord, decode_entries
 
 #: Exit code where the journal is damaged, or was.
 EXIT_DAMAGED = 1
@@ -111,12 +111,12 @@ def _lines(path: Path, trial: str | None, *, as_json: bool) -> Iterator[str]:
                 yield write(turn, entry)
 
 
-def _turns(path: Path) -> Iterator[tuple[int, list[Entry]]]:
+def _turns(path: Path) -> Iterator[tuple[int, list[JournalRecord]]]:
     """All turns that are there, up to the first damage, each with its number."""
     last = -1
     for number in numbers(path, TURNS_SUFFIX):
         segment = turns_file(path, number)
-        frames = iter(Frames(segment))
+        frames = iter(JournalFrames(segment))
         if (first := next(frames, None)) is not None:
             decode_header(first.payload, SegmentHeader, segment)
         for frame in frames:
@@ -125,7 +125,7 @@ def _turns(path: Path) -> Iterator[tuple[int, list[Entry]]]:
                 last = frame.number
 
 
-def _as_text(turn: int, entry: Entry) -> str:
+def _as_text(turn: int, entry: JournalRecord) -> str:
     said = [f"{turn:>6}  {_sentence(entry.event)}"]
     said += [f"-> {_sentence(answer)}" for answer in entry.answers]
     return "  ".join(said)
@@ -142,7 +142,7 @@ def _short(value: object) -> str:
     return plain if plain.isprintable() and plain else json.dumps(text)
 
 
-def _as_json(turn: int, entry: Entry) -> str:
+def _as_json(turn: int, entry: JournalRecord) -> str:
     shown = {"turn": turn, "event": type(entry.event).__name__, **_fields(entry.event)}
     if entry.answers:
         shown["answers"] = [{"answer": type(one).__name__, **_fields(one)} for one in entry.answers]
@@ -192,7 +192,7 @@ def check_journal(options: argparse.Namespace) -> int:
     return 0
 
 
-def _examined_while_used(path: Path) -> Verdict:
+def _examined_while_used(path: Path) -> JournalCheckResult:
     """Its search may take a snapshot meanwhile, and remove what is just being read."""
     while True:
         files = numbers(path, TURNS_SUFFIX)
@@ -206,7 +206,7 @@ def _examined_while_used(path: Path) -> Verdict:
                 return verdict
 
 
-def _described(found: Recovered) -> list[str]:
+def _described(found: RecoveredJournal) -> list[str]:
     runner = replay_recovered(found)
     header, states = found.header, dict(sorted(runner.counts.items()))
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
@@ -245,7 +245,7 @@ def salvage_journal(options: argparse.Namespace) -> int:
     return 0
 
 
-def told_lost(done: Salvaged) -> str:
+def told_lost(done: SalvageResult) -> str:
     """What the new journal lacks, for people."""
     if done.gone:
         files = ", ".join(map(str, done.gone))
@@ -265,7 +265,7 @@ def told_lost(done: Salvaged) -> str:
     )
 
 
-def _lost_history(done: Salvaged) -> list[str]:
+def _lost_history(done: SalvageResult) -> list[str]:
     if not done.lost_records:
         return []
     trials = ", ".join(done.missing) or "none"

@@ -17,7 +17,7 @@ from tunemq_shared.protocol.rejections import OFTEN_HONEST
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
 
-_REQUESTS = {"drain": r.Drain, "resume": r.ResumeNode, "retire": r.Retire}
+_REQUESTS = {"drain": r.DrainNode, "resume": r.ResumeNode, "retire": r.RetireNode}
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,7 +52,7 @@ def nodes(client: FarmClient, options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_of(refused: Sequence[a.RefusedRow]) -> None:
+def _tell_of(refused: Sequence[a.RejectionRow]) -> None:
     """What was not believed; what happens on honest farms too is in --json and in metrics."""
     for row in refused:
         if row.reason not in OFTEN_HONEST:
@@ -64,7 +64,7 @@ def _tell_of(refused: Sequence[a.RefusedRow]) -> None:
 def _changed(client: FarmClient, options: argparse.Namespace) -> int:
     if options.node is None:
         raise ConfigError(f"which node? Write: tunemq nodes {options.change} NODE")
-    done = client.ask(_REQUESTS[options.change](node=options.node), a.Done)
+    done = client.ask(_REQUESTS[options.change](node=options.node), a.RequestDone)
     if options.json:
         write_json(done)
     else:

@@ -7,11 +7,16 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentState, LogPage, Submitted
+from tunemq_scheduler.api.farm_answers import (
+    ExperimentDetail,
+    ExperimentState,
+    ExperimentSubmitted,
+    LogPage,
+)
 from tunemq_scheduler.cli.farm_arguments import EXIT_REFUSED, add_command, tell, write_json
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.known_variables import unknown_variables
-from tunemq_shared.protocol.farm_requests import Settings, ShowExperiment
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ShowExperiment
 
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
@@ -76,15 +81,15 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def submit(client: FarmClient, options: argparse.Namespace) -> int:
     """Queue it; without ``--detach`` follow it to its end."""
-    from tunemq_scheduler.api.submit import Wishes, submit_script
+    from tunemq_scheduler.api.submit import SubmitOptions, submit_script
 
     for unknown in unknown_variables(os.environ):
         tell(unknown)
-    wishes = Wishes(
+    wishes = SubmitOptions(
         name=options.name,
         priority=options.priority,
         folder=options.folder,
-        settings=Settings(
+        settings=ExperimentEnvironment(
             python=options.python or "",
             variables=_variables(options.env),
             preload=_modules(options.preload),
@@ -100,7 +105,7 @@ def submit(client: FarmClient, options: argparse.Namespace) -> int:
     return _attached(client, submitted, is_json=options.json)
 
 
-def _attached(client: FarmClient, submitted: Submitted, *, is_json: bool) -> int:
+def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bool) -> int:
     from tunemq_scheduler.api.log_following import follow
 
     name = submitted.name

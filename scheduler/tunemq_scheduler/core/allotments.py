@@ -1,7 +1,7 @@
 """What a farm lets an experiment have of its nodes, what it holds of it, and what it would like.
 
 A farm offers each experiment a part of each node (`tunemq_shared.protocol.messages.NodeOffered`);
-the experiment says what it makes of that, whenever it changed (`Usage`).
+the experiment says what it makes of that, whenever it changed (`OfferUsage`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import msgspec
 
 from tunemq_shared.protocol.message_limits import Amount, Count
 
-#: Asks for the whole of a node, for a trial that may kill it (`Wanted.is_alone`).
+#: Asks for the whole of a node, for a trial that may kill it (`SlotDemand.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
 
 
-class Amounts(msgspec.Struct, frozen=True, array_like=True):
+class ResourceAmounts(msgspec.Struct, frozen=True, array_like=True):
     """An amount of a node: resources by name, and of which GPUs, by UUID, how much."""
 
     resources: dict[str, Amount] = {}
     devices: dict[str, Amount] = {}
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
+class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
     """So many slots for the same request would be used at once; best on the ``preferred`` node.
 
     ``preferred`` is an incarnation, empty where any node is as good. ``excluded`` are those of
@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     is_alone: bool = False
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
+class OfferUsage(msgspec.Struct, frozen=True, array_like=True):
     """What an experiment makes of what it was offered.
 
     Attributes:
@@ -49,6 +49,6 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """
 
     seen: dict[str, Count] = {}
-    held: dict[str, Amounts] = {}
-    wants: tuple[Wanted, ...] = ()
+    held: dict[str, ResourceAmounts] = {}
+    wants: tuple[SlotDemand, ...] = ()
     alone: tuple[str, ...] = ()

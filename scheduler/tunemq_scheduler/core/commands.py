@@ -12,10 +12,10 @@ from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
-    HostDied,
     NodeLost,
     ResultReported,
     TrialFailed,
+    TrialProcessDied,
     TrialStarted,
 )
 
@@ -90,7 +90,7 @@ class ReattachTrial(Command, frozen=True):
 
     A host that is there goes on as if nothing had been; where there is none, and never was one, it
     is started. ``is_wanted`` is False where another incarnation took over, or the trial is over:
-    its host is killed. In any case its `HostFreed` follows when nothing of it is left.
+    its host is killed. In any case its `SlotFreed` follows when nothing of it is left.
     """
 
     start: StartTrial
@@ -113,13 +113,13 @@ ExecutorCommand = (
 # --- to the record keepers ------------------------------------------------------------------------
 
 
-class RecordTrialAdded(Command, frozen=True):
+class NotifyTrialAdded(Command, frozen=True):
     """A new trial exists."""
 
     trial: str
 
 
-class RecordTrialRevived(Command, frozen=True):
+class NotifyTrialRevived(Command, frozen=True):
     """A trial that was over goes on; ``is_anew``: from nothing, which begins ``lineage``."""
 
     trial: str
@@ -127,7 +127,7 @@ class RecordTrialRevived(Command, frozen=True):
     is_anew: bool
 
 
-class RecordStart(Command, frozen=True):
+class NotifyTrialStart(Command, frozen=True):
     """A host began to run the trial, on the node of this name."""
 
     trial: str
@@ -135,7 +135,7 @@ class RecordStart(Command, frozen=True):
     node: str = ""
 
 
-class RecordResult(Command, frozen=True):
+class NotifyResult(Command, frozen=True):
     """A result stands in the journal, for the first time; ``done``: it is the trial's last."""
 
     trial: str
@@ -143,14 +143,14 @@ class RecordResult(Command, frozen=True):
     done: bool
 
 
-class RecordCheckpoint(Command, frozen=True):
+class NotifyCheckpoint(Command, frozen=True):
     """A checkpoint of the trial is in the store, and kept."""
 
     trial: str
     checkpoint: CheckpointCommitted
 
 
-class RecordFailure(Command, frozen=True):
+class NotifyFailure(Command, frozen=True):
     """An incarnation failed; ``retried`` says whether the trial goes on.
 
     ``kind`` is the class of the failure (`tunemq_scheduler.core.failure_policy.CLASSES`), ``told``
@@ -158,14 +158,14 @@ class RecordFailure(Command, frozen=True):
     """
 
     trial: str
-    failure: TrialFailed | HostDied | NodeLost
+    failure: TrialFailed | TrialProcessDied | NodeLost
     hostname: str
     retried: bool
     kind: str = ""
     told: str = ""
 
 
-class RecordEnd(Command, frozen=True):
+class NotifyTrialEnd(Command, frozen=True):
     """The trial is finished: ``status`` is TERMINATED or ERROR, ``reason`` says why.
 
     ``early``: an algorithm or a person stopped it; ``had_run``: it was neither paused nor new.
@@ -178,20 +178,20 @@ class RecordEnd(Command, frozen=True):
     had_run: bool = True
 
 
-RecordCommand = (
-    RecordTrialAdded
-    | RecordTrialRevived
-    | RecordStart
-    | RecordResult
-    | RecordCheckpoint
-    | RecordFailure
-    | RecordEnd
+NotifyCommand = (
+    NotifyTrialAdded
+    | NotifyTrialRevived
+    | NotifyTrialStart
+    | NotifyResult
+    | NotifyCheckpoint
+    | NotifyFailure
+    | NotifyTrialEnd
 )
 
 # --- to the person at the terminal ----------------------------------------------------------------
 
 
-class TellOfNode(Command, frozen=True):
+class WarnFailingNode(Command, frozen=True):
     """A node keeps failing, and nothing is placed on it for ``pause_s`` seconds.
 
     ``trials`` different ones failed on it in a row, the last for this ``reason``.
@@ -204,7 +204,7 @@ class TellOfNode(Command, frozen=True):
     pause_s: float
 
 
-class TellOfEnd(Command, frozen=True):
+class WarnTrialEnd(Command, frozen=True):
     """A trial ends whose process failed, or was gone, after its last result, of this ``step``.
 
     ``failure`` says how, on ``hostname``; None where nobody did. ``saved`` is the step of its
@@ -212,7 +212,7 @@ class TellOfEnd(Command, frozen=True):
     """
 
     trial: str
-    failure: TrialFailed | HostDied | NodeLost | None
+    failure: TrialFailed | TrialProcessDied | NodeLost | None
     hostname: str
     step: int
     saved: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy, TrialCheckpoint
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
@@ -25,7 +25,7 @@ class LimitedCheckpoint(msgspec.Struct, array_like=True):
 
 
 class ExperimentLimits:
-    """What `KeepRule.in_experiment` and `KeepRule.max_bytes` leave no place for.
+    """What `RetentionPolicy.in_experiment` and `RetentionPolicy.max_bytes` leave no place for.
 
     Every committed checkpoint is held back at first: as the newest of a live trial, from which a
     retry goes on, or as one that somebody is restored from. Once it may go it competes with all
@@ -36,7 +36,7 @@ class ExperimentLimits:
     Without limits nothing is held here.
     """
 
-    def __init__(self, rule: KeepRule) -> None:
+    def __init__(self, rule: RetentionPolicy) -> None:
         self._rule = rule
         self._entries: dict[str, LimitedCheckpoint] = {}
         #: Those that may go, worst first; holds stale ones, too, which are passed over.
@@ -53,7 +53,7 @@ class ExperimentLimits:
         """Whose checkpoint it is."""
         return self._entries[key].checkpoint.trial
 
-    def add(self, kept: Kept | None) -> None:
+    def add(self, kept: TrialCheckpoint | None) -> None:
         """A checkpoint is committed; it is held back until `let_go`."""
         checkpoint = kept.committed if kept is not None else None
         if not self._is_active or kept is None or checkpoint is None:

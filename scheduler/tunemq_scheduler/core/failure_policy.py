@@ -28,7 +28,7 @@ import msgspec
 from tunemq_scheduler.core.placement.resource_request import TOLERANCE
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.trial import Trial
-from tunemq_shared.protocol.messages import FORKSERVER_LOST, HostDied, NodeLost, TrialFailed
+from tunemq_shared.protocol.messages import FORKSERVER_LOST, NodeLost, TrialFailed, TrialProcessDied
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 FAILURES: Final = "failures"
@@ -105,7 +105,7 @@ _ALL: Final = (
 CLASSES: Final = {one.kind: one for one in _ALL}
 
 
-class Match(NamedTuple):
+class LogMatch(NamedTuple):
     """A line that a trial printed, and the pattern of a log policy that it matches."""
 
     pattern: str
@@ -115,7 +115,7 @@ class Match(NamedTuple):
         return f"it printed {self.line!r}, which matches {self.pattern!r}"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RetryDecision(msgspec.Struct, frozen=True):
     """What follows from a failure.
 
     Attributes:
@@ -127,22 +127,24 @@ class Verdict(msgspec.Struct, frozen=True):
     told: str
 
 
-def classify(fact: TrialFailed | HostDied | NodeLost) -> FailureClass:
+def classify(fact: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
     """The class of a failure; what a newer node may say is taken as the user's."""
     if isinstance(fact, NodeLost):
         return CLASSES["node"]
-    if isinstance(fact, HostDied):
+    if isinstance(fact, TrialProcessDied):
         return CLASSES[fact.cause if fact.cause in {"memory", "cuda_memory"} else "died"]
     return CLASSES.get(fact.kind, CLASSES["user"])
 
 
-def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verdict:
+def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> RetryDecision:
     """What follows from a failure that the trial has counted (`Trial.count_failure`)."""
     budget = failure.budget
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory is True:
         budget = FAILURES
     if budget == NEVER:
-        return Verdict(is_retried=False, told="not tried again, for that would change nothing")
+        return RetryDecision(
+            is_retried=False, told="not tried again, for that would change nothing"
+        )
     if budget == FAILURES:
         number = sum(
             count
@@ -155,11 +157,11 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verd
     return _within(f"{failure.kind} failure", number, limit, " in a row")
 
 
-def match_of(trial: Trial, settings: RunnerSettings, action: str) -> Match | None:
+def match_of(trial: Trial, settings: RunnerSettings, action: str) -> LogMatch | None:
     """The first thing that the trial's newest incarnation printed for which this action follows."""
     for pattern, line in trial.matched.items():
         if settings.action_of(pattern) == action:
-            return Match(pattern, line)
+            return LogMatch(pattern, line)
     return None
 
 
@@ -173,8 +175,10 @@ def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
     return {**request, GPU: 1.0} if is_part else None
 
 
-def _within(what: str, number: int, limit: int, how: str) -> Verdict:
+def _within(what: str, number: int, limit: int, how: str) -> RetryDecision:
     """Whether one more try is allowed where ``limit`` are; -1 are any number."""
     if limit < 0:
-        return Verdict(is_retried=True, told=f"{what} {number}{how}, and there may be any number")
-    return Verdict(number <= limit, f"{what} {number} of at most {limit + 1}{how}")
+        return RetryDecision(
+            is_retried=True, told=f"{what} {number}{how}, and there may be any number"
+        )
+    return RetryDecision(number <= limit, f"{what} {number} of at most {limit + 1}{how}")

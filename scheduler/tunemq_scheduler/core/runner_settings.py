@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_shared.protocol.messages import CheckpointRef
 
 #: What may follow from a line that a trial printed, when it fails.
@@ -52,7 +52,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_node_losses: int = 2
     retry_cuda_memory: bool | str = False
     fail_fast: bool = False
-    keep: KeepRule = KeepRule()
+    keep: RetentionPolicy = RetentionPolicy()
     request: dict[str, float] | None = None
     restore: tuple[CheckpointRef, ...] = ()
     log_rules: tuple[LogRule, ...] = ()

@@ -13,15 +13,19 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.core.checkpoints.checkpoint_book import BookState
+from tunemq_scheduler.core.checkpoints.checkpoint_book import CheckpointBookState
 from tunemq_scheduler.core.nodes.away_nodes import AwayNode
-from tunemq_scheduler.core.nodes.failing_nodes import NodeTrouble
-from tunemq_scheduler.core.nodes.slots import SlotsState
+from tunemq_scheduler.core.nodes.failing_nodes import NodeFailures
+from tunemq_scheduler.core.nodes.slots import SlotTableState
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import (
+    CheckpointManager,
+    RetentionPolicy,
+    TrialCheckpoint,
+)
 from tunemq_scheduler.core.trials.trial import STORY_LENGTH, Trial
-from tunemq_scheduler.core.trials.waiting_trials import PassedOver
+from tunemq_scheduler.core.trials.waiting_trials import PassedOverLines
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol import messages as m
@@ -39,10 +43,10 @@ class _State(msgspec.Struct, kw_only=True):
     counts: dict[str, int]
     nodes: list[m.NodeJoined]
     away: list[tuple[str, AwayNode]]
-    health: list[tuple[str, NodeTrouble]]
+    health: list[tuple[str, NodeFailures]]
     aside: dict[str, float]
-    slots: SlotsState
-    book: BookState
+    slots: SlotTableState
+    book: CheckpointBookState
     elapsed: float
     run: int
     cold_run: int
@@ -58,18 +62,18 @@ class _State(msgspec.Struct, kw_only=True):
     offers: dict[str, m.NodeOffered]
     giving_way: dict[str, float]
     alone: dict[str, str]
-    passed_over: PassedOver
+    passed_over: PassedOverLines
 
 
 class _Version(msgspec.Struct):
     version: int
 
 
-def _read(kind: type, items: list[Any]) -> KeptCheckpoints | deque[m.Message]:
-    if kind is not KeptCheckpoints:
+def _read(kind: type, items: list[Any]) -> CheckpointManager | deque[m.Message]:
+    if kind is not CheckpointManager:
         return deque(msgspec.convert(items, list[m.Event]), STORY_LENGTH)
-    checkpoints = KeptCheckpoints(KeepRule())
-    checkpoints.take_back(msgspec.convert(items, list[Kept]))
+    checkpoints = CheckpointManager(RetentionPolicy())
+    checkpoints.take_back(msgspec.convert(items, list[TrialCheckpoint]))
     return checkpoints
 
 

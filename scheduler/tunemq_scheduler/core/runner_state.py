@@ -13,11 +13,11 @@ import msgspec
 from tunemq_scheduler.core.checkpoints.checkpoint_book import CheckpointBook
 from tunemq_scheduler.core.metric_values import reaches
 from tunemq_scheduler.core.nodes.away_nodes import AwayNode
-from tunemq_scheduler.core.nodes.failing_nodes import NodeHealth
-from tunemq_scheduler.core.nodes.slots import Slots
+from tunemq_scheduler.core.nodes.failing_nodes import FailingNodes
+from tunemq_scheduler.core.nodes.slots import SlotTable
 from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
     FINISHED,
@@ -55,9 +55,9 @@ class RunnerState:
 
     def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
-        self.slots = Slots()
+        self.slots = SlotTable()
         self.placement = self.slots.placement
-        self.health = NodeHealth()
+        self.health = FailingNodes()
         #: The nodes on which nothing is placed now, and until when; worked out of `health`.
         self.aside: dict[str, float] = {}
         self.nodes: dict[str, m.NodeJoined] = {}
@@ -104,18 +104,18 @@ class RunnerState:
         """How many checkpoints are written and neither committed nor lost."""
         return self.book.uploading
 
-    def review(self, result: m.ResultReported) -> Review:
+    def review(self, result: m.ResultReported) -> ResultReview:
         """What a reported result means, before it is handled."""
         trial = self.live.get(result.trial)
         if trial is None or not self.is_epoch(trial, result.epoch) or trial.status in FINISHED:
-            return Review.STALE
+            return ResultReview.STALE
         if result.step <= trial.last_step or trial.is_complete:
-            return Review.REPEATED
+            return ResultReview.REPEATED
         if result.done:
-            return Review.FINAL
+            return ResultReview.FINAL
         is_leaving = trial.ending or trial.pausing
         is_due = not is_leaving and reaches(result, trial.run_until)
-        return Review.DUE if is_due else Review.PASSING
+        return ResultReview.DUE if is_due else ResultReview.PASSING
 
     def is_current(self, trial: str, epoch: int) -> bool:
         """Whether facts of this incarnation still count."""
@@ -179,7 +179,7 @@ class RunnerState:
     def avoided(self, trial: Trial) -> Container[str]:
         """The nodes, by incarnation, that a trial is not placed on, whatever room they have."""
         names = self.kept_from(trial)
-        return _Avoided(self, names) if names else ()
+        return _ExcludedNodes(self, names) if names else ()
 
     def kept_from(self, trial: Trial) -> list[str]:
         """The names of the nodes that a trial is not placed on now.
@@ -415,7 +415,7 @@ class RunnerState:
         )
 
 
-class _Avoided:
+class _ExcludedNodes:
     """The nodes that a trial is not placed on any more; ``excluded``: their names."""
 
     def __init__(self, state: RunnerState, excluded: Container[str]) -> None:

@@ -18,32 +18,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.core.commands import (
     Command,
     ContinueTrial,
+    NotifyResult,
+    NotifyTrialAdded,
+    NotifyTrialEnd,
+    NotifyTrialStart,
     PauseTrial,
     ReattachTrial,
-    RecordEnd,
-    RecordResult,
-    RecordStart,
-    RecordTrialAdded,
     ReleaseTrial,
     StartTrial,
     StopTrial,
-    TellOfEnd,
+    WarnTrialEnd,
 )
-from tunemq_scheduler.core.events.checkpoint_events import CheckpointEvent, CheckpointEvents
-from tunemq_scheduler.core.events.failure_events import Endings, FailureEvents
-from tunemq_scheduler.core.events.node_events import Failure, Moves, NodeEvents
-from tunemq_scheduler.core.events.offer_events import OfferEvents
-from tunemq_scheduler.core.events.resume_events import ResumeEvents, Turns
+from tunemq_scheduler.core.events.checkpoint_events import CheckpointEvent, CheckpointEventHandler
+from tunemq_scheduler.core.events.failure_events import FailureActions, FailureEventHandler
+from tunemq_scheduler.core.events.node_events import FailureEvent, NodeActions, NodeEventHandler
+from tunemq_scheduler.core.events.offer_events import OfferEventHandler
+from tunemq_scheduler.core.events.resume_events import ResumeActions, ResumeEventHandler
 from tunemq_scheduler.core.metric_values import reaches
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import restore, snapshot
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trials.kept_checkpoints import KeptCheckpoints
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
     PAUSED,
@@ -53,7 +53,7 @@ from tunemq_scheduler.core.trials.trial import (
     TERMINATED,
     Trial,
 )
-from tunemq_scheduler.core.usage import ANY_NUMBER, UsageBook
+from tunemq_scheduler.core.usage import ANY_NUMBER, UsageTracker
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import next_result
@@ -65,13 +65,17 @@ class TrialRunner(RunnerState):
 
     def __init__(self, settings: RunnerSettings) -> None:
         super().__init__(settings)
-        self._checkpoints = CheckpointEvents(self)
-        self._failures = FailureEvents(self, Endings(self._try_again, self._end_in_error))
-        self._offers = OfferEvents(self, self._set_aside)
-        self._usage = UsageBook(self)
-        self._nodes = NodeEvents(
+        self._checkpoints = CheckpointEventHandler(self)
+        self._failures = FailureEventHandler(
+            self, FailureActions(self._try_again, self._end_in_error)
+        )
+        self._offers = OfferEventHandler(self, self._set_aside)
+        self._usage = UsageTracker(self)
+        self._nodes = NodeEventHandler(
             self,
-            Moves(self._move, self._end_if_due, self._failures.lost_its_node, self._forget_if_over),
+            NodeActions(
+                self._move, self._end_if_due, self._failures.lost_its_node, self._forget_if_over
+            ),
             self._offers,
         )
         self._handlers: dict[type[Any], Callable[[Any], list[Command]]] = {
@@ -84,9 +88,9 @@ class TrialRunner(RunnerState):
             m.TrialStarted: self._trial_started,
             m.TrialFinished: self._trial_finished,
             m.TrialFailed: self._incarnation_failed,
-            m.HostDied: self._incarnation_failed,
+            m.TrialProcessDied: self._incarnation_failed,
             m.TrialPaused: self._trial_paused,
-            m.HostFreed: self._host_freed,
+            m.SlotFreed: self._host_freed,
             m.DevicesUsed: self._devices_used,
             m.LogMatched: self._failures.matched,
             m.NodeWarned: lambda _event: [],
@@ -100,12 +104,12 @@ class TrialRunner(RunnerState):
             m.SearchExhausted: self._search_exhausted,
             m.TrialChosen: self._trial_chosen,
             m.StopRequested: self._stop_requested,
-            m.Interrupted: self._interrupted,
+            m.RunInterrupted: self._interrupted,
         }
-        turns = Turns(self._set_aside, self._stop, self._end_if_due, self._nodes.lost)
-        self._resuming = ResumeEvents(self, turns)
+        turns = ResumeActions(self._set_aside, self._stop, self._end_if_due, self._nodes.lost)
+        self._resuming = ResumeEventHandler(self, turns)
 
-    def handle(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[Command]:
+    def handle(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[Command]:
         """Take in an event and what was answered about it; returns what is to be done."""
         if type(event) is m.ResultReported:
             return self._result_reported(event, answers)
@@ -132,7 +136,7 @@ class TrialRunner(RunnerState):
         restore(runner, state, finished)
         return runner
 
-    def usage(self, configurations: int = ANY_NUMBER) -> Usage:
+    def usage(self, configurations: int = ANY_NUMBER) -> OfferUsage:
         """What is held of the nodes, and wanted; see `tunemq_scheduler.core.usage`."""
         return self._usage.usage(configurations)
 
@@ -143,36 +147,36 @@ class TrialRunner(RunnerState):
     # --- results ----------------------------------------------------------------------------------
 
     def _result_reported(
-        self, event: m.ResultReported, answers: Sequence[m.Answer]
+        self, event: m.ResultReported, answers: Sequence[m.AlgorithmAnswer]
     ) -> list[Command]:
         review = self.review(event)
-        if review is Review.STALE:
+        if review is ResultReview.STALE:
             self.stale += 1
             return []
         trial = self.live[event.trial]
         trial.restoring = ""
-        if review is Review.REPEATED:
+        if review is ResultReview.REPEATED:
             self.repeated += 1
             trial.repeated += 1
             return self._stop_behind_end(trial, event)
         trial.story.append(event)
         self._failures.got_on(trial, event)
         trial.last_result = event
-        if review is Review.PASSING:
-            return [RecordResult(event.trial, event, done=False)]
+        if review is ResultReview.PASSING:
+            return [NotifyResult(event.trial, event, done=False)]
         commands: list[Command] = []
-        if review is Review.FINAL:
+        if review is ResultReview.FINAL:
             # Its end follows, when its host has said that the last checkpoint is kept, too.
             trial.ending = trial.ending or REACHED_ITS_END
         else:
             self._decide(trial, event, answers, commands)
-        return [RecordResult(event.trial, event, done=event.done or trial.is_finished), *commands]
+        return [NotifyResult(event.trial, event, done=event.done or trial.is_finished), *commands]
 
     def _decide(
         self,
         trial: Trial,
         event: m.ResultReported,
-        answers: Sequence[m.Answer],
+        answers: Sequence[m.AlgorithmAnswer],
         commands: list[Command],
     ) -> None:
         trial.run_until = next_result(event.step)
@@ -180,10 +184,10 @@ class TrialRunner(RunnerState):
             match answer:
                 case m.HorizonSet() if not reaches(event, answer.horizon):
                     trial.run_until = answer.horizon
-                case m.Decided(decision=m.STOP):
+                case m.DecisionMade(decision=m.STOP):
                     commands.append(StopTrial(*self._where(trial)))
                     self._end(trial, TERMINATED, answer.reason, commands, early=True)
-                case m.Decided(decision=m.PAUSE):
+                case m.DecisionMade(decision=m.PAUSE):
                     trial.pausing = answer.reason or "it was paused"
                     if trial.status == RUNNING:
                         commands.append(PauseTrial(*self._where(trial)))
@@ -204,7 +208,7 @@ class TrialRunner(RunnerState):
     # --- the life of a trial ----------------------------------------------------------------------
 
     def _config_suggested(
-        self, event: m.ConfigSuggested, answers: Sequence[m.Answer]
+        self, event: m.ConfigSuggested, answers: Sequence[m.AlgorithmAnswer]
     ) -> list[Command]:
         if event.trial in self.live or event.trial in self.finished:
             raise BugError(f"trial {event.trial} was suggested twice")
@@ -214,7 +218,7 @@ class TrialRunner(RunnerState):
             config=event.config,
             tag=event.tag,
             resources=event.resources,
-            checkpoints=KeptCheckpoints(self.settings.keep),
+            checkpoints=CheckpointManager(self.settings.keep),
         )
         trial.run_until = next_result(0)
         for answer in answers:
@@ -225,7 +229,7 @@ class TrialRunner(RunnerState):
         self.live[event.trial] = trial
         self.queue.follow(trial)
         self.counts[PENDING] += 1
-        return [RecordTrialAdded(event.trial)]
+        return [NotifyTrialAdded(event.trial)]
 
     def _search_exhausted(self, _event: m.SearchExhausted) -> list[Command]:
         self.exhausted = True
@@ -272,7 +276,7 @@ class TrialRunner(RunnerState):
         trial.started = event
         trial.story.append(event)
         node = self.nodes.get(self.slots.node_at(event.trial, event.epoch) or "")
-        return [RecordStart(event.trial, event, node.node if node is not None else "")]
+        return [NotifyTrialStart(event.trial, event, node.node if node is not None else "")]
 
     def _trial_waits(self, event: m.TrialWaits) -> list[Command]:
         if self.is_current(event.trial, event.epoch):
@@ -296,7 +300,7 @@ class TrialRunner(RunnerState):
             self.stale += 1
         return commands
 
-    def _incarnation_failed(self, event: m.TrialFailed | m.HostDied) -> list[Command]:
+    def _incarnation_failed(self, event: m.TrialFailed | m.TrialProcessDied) -> list[Command]:
         trial = self.live.get(event.trial)
         is_current = trial is not None and self.is_epoch(trial, event.epoch)
         if trial is None or not is_current or trial.status != RUNNING:
@@ -308,7 +312,9 @@ class TrialRunner(RunnerState):
             self._failures.failed(trial, event, commands)
         return commands
 
-    def _end_if_due(self, trial: Trial, failure: Failure | None, commands: list[Command]) -> bool:
+    def _end_if_due(
+        self, trial: Trial, failure: FailureEvent | None, commands: list[Command]
+    ) -> bool:
         """Its host is gone: end a trial that was to end anyway; returns whether it was.
 
         It has all of its results then. Only one that says itself that it could not keep its last
@@ -322,7 +328,7 @@ class TrialRunner(RunnerState):
             return False
         saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
         hostname = self.hostname_of(trial)
-        commands.append(TellOfEnd(trial.trial_id, failure, hostname, trial.last_step, saved))
+        commands.append(WarnTrialEnd(trial.trial_id, failure, hostname, trial.last_step, saved))
         self._end(trial, TERMINATED, trial.end_reason, commands)
         return True
 
@@ -360,7 +366,7 @@ class TrialRunner(RunnerState):
         trial.back_off(self.elapsed)
         self._set_aside(trial)
 
-    def _host_freed(self, event: m.HostFreed) -> list[Command]:
+    def _host_freed(self, event: m.SlotFreed) -> list[Command]:
         node = self.slots.give_back(event.trial, event.epoch)
         if node is None:
             return []
@@ -401,7 +407,7 @@ class TrialRunner(RunnerState):
         had_run = trial.epoch > 0 and trial.status != PAUSED
         self._move(trial, status)
         trial.reason = reason
-        commands.append(RecordEnd(trial.trial_id, status, reason, early, had_run))
+        commands.append(NotifyTrialEnd(trial.trial_id, status, reason, early, had_run))
         self._forget_if_over(trial, commands)
 
     def _forget_if_over(self, trial: Trial, commands: list[Command]) -> None:
@@ -439,7 +445,7 @@ class TrialRunner(RunnerState):
         else:
             self._end(trial, TERMINATED, reason, commands, early=True)
 
-    def _interrupted(self, event: m.Interrupted) -> list[Command]:
+    def _interrupted(self, event: m.RunInterrupted) -> list[Command]:
         self.interrupted = event.reason
         commands: list[Command] = []
         for trial in self.live.values():

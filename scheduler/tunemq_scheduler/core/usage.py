@@ -1,4 +1,4 @@
-"""`UsageBook`: what an experiment tells its farm: what it holds of each node, and would like to.
+"""`UsageTracker`: what an experiment tells its farm: what it holds of each node, and would like to.
 
 What it costs to ask grows with the nodes of which something changed, and with the number of
 different requests; not with how many trials or nodes there are.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.nodes.failing_nodes import LAST_NODE_PAUSE_S
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
@@ -18,16 +18,16 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 ANY_NUMBER: Final = 1_000_000
 
 
-class UsageBook:
-    """Works out the `Usage` of one experiment."""
+class UsageTracker:
+    """Works out the `OfferUsage` of one experiment."""
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
         self._seen: dict[str, int] = {}
-        self._held: dict[str, Amounts] = {}
-        self._newest = Usage()
+        self._held: dict[str, ResourceAmounts] = {}
+        self._newest = OfferUsage()
 
-    def usage(self, configurations: int = ANY_NUMBER) -> Usage:
+    def usage(self, configurations: int = ANY_NUMBER) -> OfferUsage:
         """What holds now; the very same object as before where nothing changed.
 
         Args:
@@ -38,9 +38,9 @@ class UsageBook:
         wants = tuple(_wants(state, configurations))
         alone = tuple(node for node, trial in state.alone.items() if trial)
         if changed:
-            self._newest = Usage(dict(self._seen), dict(self._held), wants, alone)
+            self._newest = OfferUsage(dict(self._seen), dict(self._held), wants, alone)
         elif (wants, alone) != (newest.wants, newest.alone):
-            self._newest = Usage(newest.seen, newest.held, wants, alone)
+            self._newest = OfferUsage(newest.seen, newest.held, wants, alone)
         return self._newest
 
     def _follow(self, node: str) -> bool:
@@ -55,32 +55,34 @@ class UsageBook:
         return before != (self._seen[node], self._held.get(node))
 
 
-def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
+def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
     if state.interrupted:
         return
     suspects = state.queue.apart(PENDING)
     for trial, count in state.queue.lines(PENDING):
         if trial not in suspects:
-            yield Wanted(trial.resources, count, trial.checkpoints.node, _excluded(state, trial))
+            yield SlotDemand(
+                trial.resources, count, trial.checkpoints.node, _excluded(state, trial)
+            )
     request = state.settings.request
     if request is not None and not (state.exhausted or state.stopping):
         unfinished = state.counts[PENDING] + state.counts[RUNNING] + state.counts[PAUSED]
         limit = state.settings.max_concurrent
         more = min(configurations, limit - unfinished if limit else ANY_NUMBER)
         if more > 0:
-            yield Wanted(request, more, excluded=tuple(_set_aside(state)))
+            yield SlotDemand(request, more, excluded=tuple(_set_aside(state)))
     # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
     # place, so that one place for each request is all that is known to be of use.
     paused = state.queue.apart(PAUSED)
     for trial, _ in state.queue.lines(PAUSED):
         if trial not in paused:
-            yield Wanted(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
+            yield SlotDemand(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
     # One at a time is given a node; a paused one only where nothing else could get on.
     if not suspects and not (state.counts[PENDING] or state.counts[RUNNING]):
         suspects = paused
     for trial in suspects[:1]:
         excluded = _excluded(state, trial)
-        yield Wanted(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
+        yield SlotDemand(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
 
 
 def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:

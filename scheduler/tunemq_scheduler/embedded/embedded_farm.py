@@ -27,7 +27,7 @@ from tunemq_scheduler.embedded.command_lines import (
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
 from tunemq_scheduler.embedded.watchdog import KEEPER_PID
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
 
 #: Makes the node's command line from the URL of Redis, a folder, the keeper's pid, the number of
@@ -170,7 +170,7 @@ class EmbeddedFarm:
                 log = self._tail(runtime_layout.REDIS)
                 trouble = f"its Redis did not answer within {within:g} s{log}"
             if trouble is not None:
-                raise WireUnavailable(f"The embedded farm cannot be used: {trouble}.")
+                raise RedisUnavailable(f"The embedded farm cannot be used: {trouble}.")
             # Redis makes its socket when it is ready; a fact from the keeper ends the pause early.
             select.select([self._control], [], [], 0.002)
 

@@ -39,7 +39,7 @@ _PATIENCE_S = 0.8
 KEEPER_PID = "{keeper}"
 
 
-class Service:
+class WatchedService:
     """Redis, or the node: a command that is to run."""
 
     def __init__(self, name: str, argv: list[str]) -> None:
@@ -71,7 +71,7 @@ class Service:
         self._excused += times
 
 
-class Keeper:
+class Watchdog:
     """Watches one script and its services.
 
     Args:
@@ -81,7 +81,9 @@ class Keeper:
         services: in the order in which they are started; they are ended in the opposite one.
     """
 
-    def __init__(self, folder: str, control: int, script: int, services: list[Service]) -> None:
+    def __init__(
+        self, folder: str, control: int, script: int, services: list[WatchedService]
+    ) -> None:
         self._folder = folder
         self._control = control
         self._script = script
@@ -194,13 +196,13 @@ def main() -> None:
     )  # the thread that started us may have blocked some
     set_name("tunemq-keeper")
     adopt_orphans()
-    services: list[Service] = []
+    services: list[WatchedService] = []
     while rest:
         name, _, count = rest.pop(0).partition(":")
-        services.append(Service(name, rest[: int(count)]))
+        services.append(WatchedService(name, rest[: int(count)]))
         del rest[: int(count)]
     try:
-        Keeper(folder, int(control), int(script), services).run()
+        Watchdog(folder, int(control), int(script), services).run()
     except Exception:  # noqa: BLE001  the process's boundary: its log says it, and all has been ended
         sys.excepthook(*sys.exc_info())
         os._exit(1)

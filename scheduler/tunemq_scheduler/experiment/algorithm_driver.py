@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from tunemq_scheduler.base.plugin_calls import call_plugin
-from tunemq_scheduler.core.commands import RecordEnd
+from tunemq_scheduler.core.commands import NotifyTrialEnd
 from tunemq_scheduler.core.trials.trial import ERROR
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
@@ -21,7 +21,14 @@ from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup, next_result
-from tunemq_shared.protocol.messages import PAUSE, STOP, Answer, Decided, HorizonSet, ResultReported
+from tunemq_shared.protocol.messages import (
+    PAUSE,
+    STOP,
+    AlgorithmAnswer,
+    DecisionMade,
+    HorizonSet,
+    ResultReported,
+)
 
 
 def _none() -> Iterator[TrialView]:
@@ -50,7 +57,7 @@ class RunnerView:
         return self.placeable()
 
 
-class Algorithms:
+class AlgorithmDriver:
     """The search algorithm, the trial scheduler and the stopper of one experiment.
 
     Args:
@@ -94,12 +101,12 @@ class Algorithms:
         """See `SearchGenerator.suggest`."""
         return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
 
-    def added(self, trial: TrialView) -> list[Answer]:
+    def added(self, trial: TrialView) -> list[AlgorithmAnswer]:
         """A new trial is there; returns up to where it may run unasked."""
         call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
         return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
-    def taken_up(self, trial: TrialView) -> list[Answer]:
+    def taken_up(self, trial: TrialView) -> list[AlgorithmAnswer]:
         """A trial of an earlier run is there, or lives again; as `added`."""
         tell = self.search.on_trial_restored
         call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
@@ -130,28 +137,30 @@ class Algorithms:
 
     # --- results ----------------------------------------------------------------------------------
 
-    def told(self, trial: TrialView, event: ResultReported, answers: Iterable[Answer]) -> None:
+    def told(
+        self, trial: TrialView, event: ResultReported, answers: Iterable[AlgorithmAnswer]
+    ) -> None:
         """A result is recorded: the search algorithm may learn from it.
 
         Args:
             answers: what was decided about it; of a trial's last result `ended` tells.
         """
-        is_last = any(isinstance(one, Decided) and one.decision == STOP for one in answers)
+        is_last = any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers)
         if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
             call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
 
-    def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
+    def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[AlgorithmAnswer]:
         """What is to become of a trial whose result reached the horizon.
 
         A trial that is paused has a horizon too, for when it goes on.
         """
         result = self._shown(result)
-        answers: list[Answer] = []
+        answers: list[AlgorithmAnswer] = []
         stopper = self.stopper
         if stopper is not None and call_plugin("the stopper", stopper, trial.trial_id, result):
             reason = f"{type(stopper).__name__} stopped it"
-            return [Decided(trial.trial_id, step, STOP, reason)]
+            return [DecisionMade(trial.trial_id, step, STOP, reason)]
         scheduler = self.scheduler
         told = call_plugin(
             "the trial scheduler", scheduler.on_trial_result, self.view, trial, result
@@ -160,10 +169,10 @@ class Algorithms:
         if verdict == STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
             reason = verdict.reason or f"{type(scheduler).__name__} stopped it"
-            return [Decided(trial.trial_id, step, STOP, reason)]
+            return [DecisionMade(trial.trial_id, step, STOP, reason)]
         if verdict == PAUSE:
             reason = verdict.reason or f"{type(scheduler).__name__} paused it"
-            answers.append(Decided(trial.trial_id, step, PAUSE, reason))
+            answers.append(DecisionMade(trial.trial_id, step, PAUSE, reason))
         if not self._lock_step:
             answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
         return answers
@@ -175,7 +184,7 @@ class Algorithms:
             return f"{type(stopper).__name__} stopped the experiment"
         return ""
 
-    def ended(self, trial: TrialView, end: RecordEnd) -> None:
+    def ended(self, trial: TrialView, end: NotifyTrialEnd) -> None:
         """A trial is over: tell all, once; a trial scheduler that stopped it knows already."""
         result = self._shown(trial.last_result) or None
         scheduler = self.scheduler
@@ -193,9 +202,9 @@ class Algorithms:
         error = end.status == ERROR
         call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
 
-    def decided(self, trial: str, answers: Iterable[Answer]) -> None:
+    def decided(self, trial: str, answers: Iterable[AlgorithmAnswer]) -> None:
         """What counts is what stands in the journal, whatever was answered when asked again."""
-        if not any(isinstance(one, Decided) and one.decision == STOP for one in answers):
+        if not any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers):
             self._stopped_by_scheduler.discard(trial)
 
     # --- their states -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.code_by_value import modules_of
 from tunemq_shared.objects.store_address import is_remote
@@ -28,7 +28,7 @@ from tunemq_shared.trainable.trainable_blobs import blobs_of, preload_of, ship
 _OURS: Final = "TUNEMQ_"
 
 
-class Carriage(msgspec.Struct, frozen=True, kw_only=True):
+class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
     """By what code gets to the nodes.
 
     Attributes:
@@ -49,7 +49,9 @@ class Carriage(msgspec.Struct, frozen=True, kw_only=True):
         return self.bundle is not None and is_remote(self.store)
 
 
-def carry(outline: ExperimentPlan, prepared: Prepared, carriage: Carriage) -> ExperimentPlan:
+def carry(
+    outline: ExperimentPlan, prepared: PreparedSearch, carriage: CodePackage
+) -> ExperimentPlan:
     """Write the code where nodes find it; the plan with all that they are told of it.
 
     Raises:
@@ -75,7 +77,7 @@ def carry(outline: ExperimentPlan, prepared: Prepared, carriage: Carriage) -> Ex
 
 
 def environment_of(
-    prepared: Prepared, code: BlobRef | None = None, carriage: Carriage | None = None
+    prepared: PreparedSearch, code: BlobRef | None = None, carriage: CodePackage | None = None
 ) -> Environment:
     """What hosts are forked from.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
-from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.settings.storage_settings import StorageLocation
 
 if TYPE_CHECKING:
     from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
 
 
-def copier_of(sync: SyncConfig, experiment: str, storage: Storage) -> SyncerCallback | None:
+def copier_of(sync: SyncConfig, experiment: str, storage: StorageLocation) -> SyncerCallback | None:
     """The callback that copies a search's files to its store, or to ``upload_dir``.
 
     Args:

@@ -17,16 +17,16 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.events.resume_events import RESTART
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import PENDING, TrialSummary
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.protocol import messages as m
 
 #: Takes what is a fact, and its trial.
-Note = Callable[[c.RecordCommand, TrialView], None]
+Note = Callable[[c.NotifyCommand, TrialView], None]
 #: The journalled answers to an event; None where the algorithms are to be asked.
-Answers = Sequence[m.Answer] | None
+Answers = Sequence[m.AlgorithmAnswer] | None
 
 
 class EventDriver:
@@ -43,15 +43,17 @@ class EventDriver:
         plan: of the experiment; what trials run is of no interest here.
     """
 
-    def __init__(self, runner: TrialRunner, algorithms: Algorithms, plan: ExperimentPlan) -> None:
+    def __init__(
+        self, runner: TrialRunner, algorithms: AlgorithmDriver, plan: ExperimentPlan
+    ) -> None:
         self.runner, self.algorithms, self.plan = runner, algorithms, plan
         self.trials = {name: TrialView(name, one, plan) for name, one in runner.live.items()}
-        self.entries: list[m.Entry] = []
+        self.entries: list[m.JournalRecord] = []
         self.commands: list[c.Command] = []
         #: Trials that are over and whose hosts may not be gone yet.
         self._leaving = set(filter(runner.is_leaving, self.trials))
         #: What has to be told before the runner handles an event; gives the answers to it.
-        self._tells: dict[type, Callable[[Any, Answers], Sequence[m.Answer]]] = {
+        self._tells: dict[type, Callable[[Any, Answers], Sequence[m.AlgorithmAnswer]]] = {
             m.ConfigSuggested: self._added,
             m.ExperimentResumed: self._resumed,
             m.ResultReported: self._result,
@@ -72,20 +74,20 @@ class EventDriver:
         answers = tell(event, journalled) if tell is not None else ()
         if journalled is not None:
             answers = journalled
-        self.entries.append(m.Entry(event, tuple(answers)))
+        self.entries.append(m.JournalRecord(event, tuple(answers)))
         for command in self.runner.handle(event, answers):
             self.commands.append(command)
-            if isinstance(command, c.RecordEnd):
+            if isinstance(command, c.NotifyTrialEnd):
                 self._leaving.add(command.trial)
                 self.algorithms.ended(self.trials[command.trial], command)
-            elif isinstance(command, c.RecordTrialAdded | c.RecordTrialRevived):
+            elif isinstance(command, c.NotifyTrialAdded | c.NotifyTrialRevived):
                 self._leaving.discard(command.trial)
                 self.trials[command.trial].state = self.runner.live[command.trial]
 
     def end_turn(self, note: Note = lambda _command, _trial: None) -> None:
         """Have the facts of this turn noted, and forget trials whose hosts are gone."""
         for command in self.commands:
-            if isinstance(command, c.RecordCommand) and command.trial in self.trials:
+            if isinstance(command, c.NotifyCommand) and command.trial in self.trials:
                 view = self.trials[command.trial]
                 view.learn(command)
                 note(command, view)
@@ -96,7 +98,7 @@ class EventDriver:
 
     def replay(
         self,
-        turns: Iterable[Iterable[m.Entry]],
+        turns: Iterable[Iterable[m.JournalRecord]],
         note: Note = lambda _command, _trial: None,
     ) -> None:
         """Tell all of the journal's turns.
@@ -109,36 +111,38 @@ class EventDriver:
                 self.handle(entry.event, entry.answers)
             self.end_turn(note)
 
-    def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.Answer]:
+    def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
         if self.runner.is_current(event.trial, event.epoch):
             self.trials[event.trial].started(event)
         return ()
 
-    def _result(self, event: m.ResultReported, journalled: Answers) -> Sequence[m.Answer]:
+    def _result(self, event: m.ResultReported, journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
         review = self.runner.review(event)
-        if review is Review.STALE or review is Review.REPEATED:
+        if review is ResultReview.STALE or review is ResultReview.REPEATED:
             return ()
         view, answers = self.trials[event.trial], journalled or ()
         view.newest = event
-        if review is Review.DUE:
+        if review is ResultReview.DUE:
             asked = self.algorithms.decide(view, view.full_result(event), event.step)
             if journalled is None:
                 answers = asked
             else:
                 self.algorithms.decided(event.trial, journalled)
-        if review is not Review.FINAL:
+        if review is not ResultReview.FINAL:
             self.algorithms.told(view, event, answers)
         return answers
 
-    def _added(self, event: m.ConfigSuggested, journalled: Answers) -> Sequence[m.Answer]:
+    def _added(self, event: m.ConfigSuggested, journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
         summary = TrialSummary(event.n, event.config, event.tag, event.resources)
         view = self.trials[event.trial] = TrialView(event.trial, summary, self.plan)
         is_new = journalled is None
         return self.algorithms.added(view) if is_new else self.algorithms.taken_up(view)
 
-    def _resumed(self, event: m.ExperimentResumed, _journalled: Answers) -> Sequence[m.Answer]:
+    def _resumed(
+        self, event: m.ExperimentResumed, _journalled: Answers
+    ) -> Sequence[m.AlgorithmAnswer]:
         """Add trials once more that ended and are to continue; returns how far they may run."""
-        answers: list[m.Answer] = []
+        answers: list[m.AlgorithmAnswer] = []
         for trial in self.runner.revived_by(event):
             summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
             if event.errored == RESTART and trial not in event.also:

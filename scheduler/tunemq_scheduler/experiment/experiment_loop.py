@@ -16,7 +16,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.experiment.loop_interfaces import RecordKeeper, TurnLog
+from tunemq_scheduler.experiment.loop_interfaces import NotificationSink, TurnLog
 from tunemq_scheduler.output.terminal.notices import (
     told_of,
     told_of_end,
@@ -29,7 +29,7 @@ from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal
 from tunemq_scheduler.storage.disk_full import append_when_there_is_room
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
-from tunemq_shared.base.errors import ResourceError, SearchFailed, TuneError, WireError
+from tunemq_shared.base.errors import ResourceError, SearchFailed, TransportError, TuneError
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
@@ -68,7 +68,7 @@ class ExperimentLoop:
         plan: ExperimentPlan,
         executor: TrialExecutor,
         journal: TurnLog,
-        records: RecordKeeper,
+        records: NotificationSink,
         resources_for: Callable[[dict[str, object]], dict[str, float]],
         trial_prefix: str,
         clock: Callable[[], float],
@@ -184,7 +184,7 @@ class ExperimentLoop:
 
     def interrupt(self, reason: str) -> None:
         """End now and leave every trial where it is, to be resumed; for signal handlers too."""
-        self._requests.append(m.Interrupted(reason))
+        self._requests.append(m.RunInterrupted(reason))
         self.executor.wake()
 
     def step(self) -> None:
@@ -208,7 +208,7 @@ class ExperimentLoop:
             self._fill_slots()
         except TuneError:
             # The search ends here; what was reported before an algorithm raised is kept.
-            records = [one for one in self.driver.commands if isinstance(one, c.RecordCommand)]
+            records = [one for one in self.driver.commands if isinstance(one, c.NotifyCommand)]
             self.driver.commands[:] = records
             self._commit()
             raise
@@ -251,7 +251,7 @@ class ExperimentLoop:
 
     def _is_interrupted(self) -> bool:
         return bool(self.runner.interrupted) or any(
-            isinstance(request, m.Interrupted) for request in tuple(self._requests)
+            isinstance(request, m.RunInterrupted) for request in tuple(self._requests)
         )
 
     # --- events -----------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class ExperimentLoop:
                 if last < batch.last:
                     read = m.BatchRead(batch.incarnation, batch.first, last, self._cursor_before)
                     self.runner.handle(read)
-                    entries[place] = m.Entry(read)
+                    entries[place] = m.JournalRecord(read)
                 return
 
     def _take(self, event: m.Event) -> None:
@@ -301,7 +301,7 @@ class ExperimentLoop:
             case m.CheckpointLost() | m.CheckpointDamaged():
                 self.has_leftovers = True
                 self._warnings.append(told_of(event))
-            case m.HostDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
+            case m.TrialProcessDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
                 self.has_leftovers = True  # of a copy or an upload that was cut off
             case m.NodeLost():
                 self.has_leftovers = True
@@ -319,7 +319,7 @@ class ExperimentLoop:
             return batch.last - batch.first + 1
         expected = self.runner.accepted.get(batch.incarnation, 0) + 1
         if batch.first > expected:
-            raise WireError(
+            raise TransportError(
                 f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
                 "it."
             )
@@ -458,9 +458,9 @@ class ExperimentLoop:
                 orders.append(command)
             elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
                 removals.append(command)
-            elif isinstance(command, c.TellOfNode):
+            elif isinstance(command, c.WarnFailingNode):
                 self._warnings.append(told_of_node(command))
-            elif isinstance(command, c.TellOfEnd):
+            elif isinstance(command, c.WarnTrialEnd):
                 at_end = self.plan.checkpoint_at_end
                 self._warnings.append(told_of_end(command, saves_at_end=at_end))
         if orders:

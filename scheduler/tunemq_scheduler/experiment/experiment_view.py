@@ -9,8 +9,8 @@ from typing import Any, Final
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, awaited
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.experiment.start_checks import Prepared
-from tunemq_scheduler.output.callback_dispatcher import Records
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.results.trial_failures import FailureGroup
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.objects.store_address import without_settings
@@ -37,8 +37,8 @@ class ExperimentView:
     def __init__(
         self,
         loop: ExperimentLoop,
-        records: Records,
-        prepared: Prepared,
+        records: CallbackDispatcher,
+        prepared: PreparedSearch,
         elapsed: Callable[[], float],
     ) -> None:
         self._loop = loop
@@ -153,7 +153,7 @@ class ExperimentView:
         return self._records.failures.groups()
 
 
-class UploadNews:
+class UploadNotice:
     """Says once that a search waits for nothing but uploads, unless that passes quickly.
 
     Args:

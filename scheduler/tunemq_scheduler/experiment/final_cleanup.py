@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.storage.checkpoint_garbage_collector import StoreKeeper
+from tunemq_scheduler.storage.checkpoint_garbage_collector import CheckpointGarbageCollector
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.base.retrying import Cancel, Cancelled
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.base.retrying import CancelToken, TransferCancelled
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.system.folder_trees import remove_tree
 
@@ -27,8 +27,8 @@ _NAMED: Final = 5
 
 def settle_store(
     loop: ExperimentLoop,
-    store: Store,
-    keeper: StoreKeeper,
+    store: CheckpointStore,
+    keeper: CheckpointGarbageCollector,
     tell: Callable[[str], None],
     is_enough: Callable[[], bool],
 ) -> None:
@@ -65,7 +65,7 @@ def settle_store(
         try:
             with _called_off_once(is_enough) as cancel:
                 store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
-        except Cancelled:
+        except TransferCancelled:
             tell(f"What broken uploads left in {place} was not removed: there was no time for it.")
         except StoreError as error:
             tell(f"What broken uploads left in {place} could not be removed: {error}")
@@ -73,8 +73,8 @@ def settle_store(
 
 
 @contextmanager
-def _called_off_once(is_enough: Callable[[], bool]) -> Iterator[Cancel]:
-    cancel, is_over = Cancel(), threading.Event()
+def _called_off_once(is_enough: Callable[[], bool]) -> Iterator[CancelToken]:
+    cancel, is_over = CancelToken(), threading.Event()
 
     def watch() -> None:
         while not is_over.wait(_LOOK_S):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.journal import Recovered
-from tunemq_scheduler.journal.damage_check import Replayed
+from tunemq_scheduler.journal import RecoveredJournal
+from tunemq_scheduler.journal.damage_check import ReplayExtent
 from tunemq_shared.base.errors import TuneError
 
 #: What the core raises at turns that did not follow from the state that it is in.
@@ -20,7 +20,7 @@ _UNREPLAYABLE: Final = (
 )
 
 
-def begin(found: Recovered) -> TrialRunner:
+def begin(found: RecoveredJournal) -> TrialRunner:
     """The state before the first of a journal's turns.
 
     Raises:
@@ -32,7 +32,7 @@ def begin(found: Recovered) -> TrialRunner:
     return TrialRunner.load(settings, snapshot.state, found.finished)
 
 
-def replay_recovered(found: Recovered) -> TrialRunner:
+def replay_recovered(found: RecoveredJournal) -> TrialRunner:
     """The state that a journal comes to: that of its snapshot, and the turns behind it.
 
     Raises:
@@ -46,7 +46,7 @@ def replay_recovered(found: Recovered) -> TrialRunner:
     return runner
 
 
-def replay_as_far_as_possible(found: Recovered) -> Replayed:
+def replay_as_far_as_possible(found: RecoveredJournal) -> ReplayExtent:
     """How many turns of a journal follow from its beginning, and which trials it lacks then."""
     turns = -1
     try:
@@ -57,8 +57,8 @@ def replay_as_far_as_possible(found: Recovered) -> Replayed:
                 runner.handle(entry.event, entry.answers)
             turns += 1
     except _UNREPLAYABLE as error:
-        return Replayed(turns, f"{type(error).__name__}: {error}")
+        return ReplayExtent(turns, f"{type(error).__name__}: {error}")
     known = {int(trial.rpartition("_")[2]) for trial in (*runner.live, *runner.finished)}
     prefix = found.header.experiment_id[:5]
     missing = (number for number in range(runner.suggested) if number not in known)
-    return Replayed(turns, "", tuple(f"{prefix}_{number:05d}" for number in missing))
+    return ReplayExtent(turns, "", tuple(f"{prefix}_{number:05d}" for number in missing))

@@ -13,17 +13,17 @@ from tunemq_shared.protocol import messages as m
 class TurnLog(Protocol):
     """What a turn is written to: the journal, or in a simulation a list."""
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         """Keep one turn, durably."""
 
     def close(self) -> None:
         """No turn follows."""
 
 
-class RecordKeeper(Protocol):
+class NotificationSink(Protocol):
     """Loggers, callbacks and the table: they learn what has become a fact."""
 
-    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
         """One thing happened to a trial."""
 
     def trial_waits(self, trial: TrialView) -> None:

@@ -22,9 +22,9 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import ERROR, TERMINATED
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.journal_replay import begin
-from tunemq_scheduler.experiment.start_checks import Prepared
-from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, Snapshot
-from tunemq_scheduler.output.log_repair import Mending
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, JournalSnapshot
+from tunemq_scheduler.output.log_repair import LogRepair
 from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.trial_view import TrialView
@@ -61,7 +61,7 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Opened:
+class OpenExperiment:
     """An experiment that is open.
 
     Attributes:
@@ -113,14 +113,14 @@ class Opened:
         if states is None:
             return
         runner = self.runner
-        taken = Snapshot(state=dump(runner), algorithms=states)
+        taken = JournalSnapshot(state=dump(runner), algorithms=states)
         if self.journal.snapshot(taken, runner.changed_summaries()):
             runner.forget_changes()
 
 
 def open_new(
-    folder: Path, header: JournalHeader, prepared: Prepared, plan: ExperimentPlan
-) -> Opened:
+    folder: Path, header: JournalHeader, prepared: PreparedSearch, plan: ExperimentPlan
+) -> OpenExperiment:
     """Begin an experiment in its own folder.
 
     Raises:
@@ -128,15 +128,15 @@ def open_new(
     """
     journal = Journal.create(folder / FILE_NAME, header)
     driver = EventDriver(TrialRunner(header.settings), prepared.algorithms(), plan)
-    return Opened(journal, driver)
+    return OpenExperiment(journal, driver)
 
 
 def take_up(
     folder: Path,
-    prepared: Prepared,
+    prepared: PreparedSearch,
     make_plan: MakePlan,
     when_locked: Callable[[], None] = lambda: None,
-) -> Opened:
+) -> OpenExperiment:
     """Go on with an experiment: its algorithms are told what happened, its files made good.
 
     Args:
@@ -157,7 +157,7 @@ def take_up(
         if found.snapshot is not None:
             algorithms.set_state(found.snapshot.algorithms)
         runner = begin(found)
-        mending = Mending(runner)
+        mending = LogRepair(runner)
         driver = EventDriver(runner, algorithms, plan)
         driver.replay(found.turns, mending.note)
         mending.finish()
@@ -166,7 +166,7 @@ def take_up(
     except BaseException:
         journal.close()
         raise
-    return Opened(
+    return OpenExperiment(
         journal,
         driver,
         cut=found.cut,
@@ -177,7 +177,11 @@ def take_up(
 
 
 def resumption(
-    opened: Opened, options: ResumeOptions, settings: RunnerSettings, *, is_cold: bool = True
+    opened: OpenExperiment,
+    options: ResumeOptions,
+    settings: RunnerSettings,
+    *,
+    is_cold: bool = True,
 ) -> m.ExperimentResumed:
     """The event with which a further run begins.
 
@@ -208,7 +212,7 @@ def resumption(
     )
 
 
-def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> bool:
+def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: PreparedSearch) -> bool:
     """Whether anything would run after this event; where not, nothing need be started."""
     runner, tune = opened.runner, prepared.tune
     if event.also or (event.errored and runner.errored()):
@@ -226,13 +230,13 @@ def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> 
     return not is_over and not opened.driver.algorithms.enough()
 
 
-def _tried_again(opened: Opened, trials: tuple[str, ...]) -> tuple[str, ...]:
+def _tried_again(opened: OpenExperiment, trials: tuple[str, ...]) -> tuple[str, ...]:
     """Those that are in ERROR; the run before may have tried the others again already."""
     errored = opened.runner.errored() if trials else ()
     return tuple(trial for trial in trials if trial in errored)
 
 
-def _may_go_further(opened: Opened, options: ResumeOptions) -> tuple[str, ...]:
+def _may_go_further(opened: OpenExperiment, options: ResumeOptions) -> tuple[str, ...]:
     """The trials that ended by the criteria of the run before and do not meet this run's."""
     if not options.stopped_by:
         return ()

@@ -30,12 +30,12 @@ from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.code.code_by_value import trainable_name
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment
 from tunemq_shared.signing.key_files import journal_seal
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
 
@@ -44,7 +44,7 @@ _MOST_BYTES: Final = 2**32
 _CHECKPOINT: Final = "checkpoint_"
 
 
-class Restored(NamedTuple):
+class RestoredExperiment(NamedTuple):
     """An experiment that can go on, and with what."""
 
     folder: str
@@ -77,7 +77,7 @@ def restored(
     param_space: dict[str, Any] | None = None,
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
-) -> Restored:
+) -> RestoredExperiment:
     """Find the experiment, and check what is given anew against what it was run with.
 
     Raises:
@@ -107,7 +107,7 @@ def restored(
         old, new = make_stopping(before.stop)[0], make_stopping(run_config.stop)[0]
         if old != new:
             stopped_by, stops_now = old, new
-    return Restored(
+    return RestoredExperiment(
         folder=folder,
         store=header.store,
         param_space=space,
@@ -122,7 +122,7 @@ def restored(
     )
 
 
-def results_so_far(found: Restored, trainable: Any) -> ResultGrid:
+def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
     """What became of the experiment's trials, as far as its journal tells; changes nothing.
 
     Raises:
@@ -248,7 +248,7 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(address: str, folder: str, seal: Seal) -> None:
+def bring_experiment(address: str, folder: str, seal: MessageSigner) -> None:
     """Copy an experiment from its store into an empty folder, but for its checkpoints.
 
     Args:
@@ -265,7 +265,7 @@ def bring_experiment(address: str, folder: str, seal: Seal) -> None:
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
             fetch_journal(objects, Path(folder) / FILE_NAME, seal)
-    except MissingObject as error:
+    except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
             "there yet: give the local folder of the search instead."

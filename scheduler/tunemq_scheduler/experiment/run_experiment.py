@@ -18,10 +18,10 @@ from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import ask_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
-from tunemq_scheduler.experiment.code_upload import Carriage, carry, environment_of
+from tunemq_scheduler.experiment.code_upload import CodePackage, carry, environment_of
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
-    Opened,
+    OpenExperiment,
     ResumeOptions,
     has_work,
     open_new,
@@ -29,17 +29,17 @@ from tunemq_scheduler.experiment.open_experiment import (
     take_up,
 )
 from tunemq_scheduler.experiment.search_run import SearchRun, grid_of
-from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal import JournalHeader
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
-from tunemq_scheduler.settings.storage_settings import Storage, make_storage, storage_of
+from tunemq_scheduler.settings.storage_settings import StorageLocation, make_storage, storage_of
 from tunemq_scheduler.storage.folders import experiment_name
 from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
 from tunemq_scheduler.transport.in_process_executor import InProcessExecutor
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
-from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.base.errors import ConfigError, RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.code.blob_folder import BlobFolder
@@ -63,8 +63,8 @@ class Experiment:
 
     def __init__(
         self,
-        prepared: Prepared,
-        storage: Storage,
+        prepared: PreparedSearch,
+        storage: StorageLocation,
         resume: ResumeOptions | None = None,
         *,
         keep: Callable[[], None] = lambda: None,
@@ -92,14 +92,14 @@ class Experiment:
                 return self._is_over_already(opened, self._event)
             return self._run_on_own_farm(opened)
 
-    def _run_on_own_farm(self, opened: Opened) -> ResultGrid:
+    def _run_on_own_farm(self, opened: OpenExperiment) -> ResultGrid:
         prewarm, gpus = environment_of(self.prepared), self._may_ask_for_gpus(opened)
         with embedded_farm(prewarm=prewarm, gpus=gpus) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
 
-            plan = self._plan(Carriage(blobs=BlobFolder(Path(farm.folder) / "blobs")))
+            plan = self._plan(CodePackage(blobs=BlobFolder(Path(farm.folder) / "blobs")))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
             search = self._search(plan, executor, opened)
@@ -115,14 +115,14 @@ class Experiment:
                     executor.open(plan)
                     self._begin(search)
                     search.loop.run(until=lambda: search.is_killed)
-                except WireUnavailable:
+                except RedisUnavailable:
                     if not search.is_killed:  # else it went at our word, faster than the loop
                         raise
                 finally:
                     executor.close(now=search.is_killed)
             return search.results()
 
-    def _may_ask_for_gpus(self, opened: Opened) -> bool:
+    def _may_ask_for_gpus(self, opened: OpenExperiment) -> bool:
         """Whether some trial may, new or restored; what depends on configurations may be any."""
         restored = [trial.resources for trial in opened.runner.live.values()]
         asked = [self._settings.request, *restored]
@@ -134,8 +134,8 @@ class Experiment:
         with opened.journal:
             return self._run_in_process(opened)
 
-    def _run_in_process(self, opened: Opened) -> ResultGrid:
-        plan = self._plan(Carriage(blobs=BlobFolder(Path(self.folder) / ".debug")))
+    def _run_in_process(self, opened: OpenExperiment) -> ResultGrid:
+        plan = self._plan(CodePackage(blobs=BlobFolder(Path(self.folder) / ".debug")))
         executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
         search = self._search(plan, executor, opened, max_trials=1)
         with search.shown(lambda: False):
@@ -166,7 +166,7 @@ class Experiment:
 
     # --- the parts --------------------------------------------------------------------------------
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenExperiment:
         if self._resume is not None:
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
             self._event = resumption(opened, self._resume, self._settings)
@@ -188,7 +188,7 @@ class Experiment:
             facts = adopt_written(search.loop.runner, search.loop.plan, search.records.news)
             search.loop.resume(self._event, facts)
 
-    def _is_over_already(self, opened: Opened, event: ExperimentResumed) -> ResultGrid:
+    def _is_over_already(self, opened: OpenExperiment, event: ExperimentResumed) -> ResultGrid:
         """Nothing is left to do: the results, once what is not to be finished has ended."""
         runner, unrecorded = opened.runner, opened.unrecorded
         has_news = unrecorded is not None and bool(unrecorded.news)
@@ -237,7 +237,7 @@ class Experiment:
         )
         return self._outlined
 
-    def _plan(self, carriage: Carriage) -> ExperimentPlan:
+    def _plan(self, carriage: CodePackage) -> ExperimentPlan:
         """What nodes are told of this experiment."""
         return carry(self._outlined, self.prepared, carriage)
 
@@ -245,13 +245,13 @@ class Experiment:
         self,
         plan: ExperimentPlan,
         executor: TrialExecutor,
-        opened: Opened,
+        opened: OpenExperiment,
         max_trials: int | None = None,
     ) -> SearchRun:
         return SearchRun(self.prepared, plan, executor, opened, max_trials=max_trials)
 
 
-def storage_for(prepared: Prepared) -> Storage:
+def storage_for(prepared: PreparedSearch) -> StorageLocation:
     """A place of its own for a new experiment; a name that is taken gets a number behind it.
 
     Raises:

@@ -11,11 +11,11 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNews
+from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_scheduler.experiment.final_cleanup import settle_store
-from tunemq_scheduler.experiment.open_experiment import Opened
-from tunemq_scheduler.experiment.start_checks import Prepared
-from tunemq_scheduler.output.callback_dispatcher import Records
+from tunemq_scheduler.experiment.open_experiment import OpenExperiment
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.callback_states import CallbackStates
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.output.terminal.reporter import display_for
@@ -23,8 +23,11 @@ from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.results.result import Result
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.results.trial_results import all_trials, trial_results
-from tunemq_scheduler.settings.storage_settings import Storage
-from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal, StoreKeeper
+from tunemq_scheduler.settings.storage_settings import StorageLocation
+from tunemq_scheduler.storage.checkpoint_garbage_collector import (
+    CheckpointGarbageCollector,
+    Removal,
+)
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
@@ -52,10 +55,10 @@ class SearchRun:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedSearch,
         plan: ExperimentPlan,
         executor: TrialExecutor,
-        opened: Opened,
+        opened: OpenExperiment,
         *,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
@@ -71,14 +74,16 @@ class SearchRun:
             *(run.callbacks or ()),
         ]
         self._states = CallbackStates(plan.folder, run.callbacks or ())
-        self._copier = copier_of(run.sync_config, plan.experiment, Storage(plan.folder, plan.store))
+        self._copier = copier_of(
+            run.sync_config, plan.experiment, StorageLocation(plan.folder, plan.store)
+        )
         if self._copier is not None:
             callbacks.append(self._copier)  # behind those that write what it copies
-        self.records = Records(
+        self.records = CallbackDispatcher(
             callbacks, self.display, tune.metric, tune.direction, opened.unsynced
         )
         self.store = open_store(plan.store_address)
-        self.keeper = StoreKeeper(self.store)
+        self.keeper = CheckpointGarbageCollector(self.store)
         self.loop = ExperimentLoop(
             driver=opened.driver,
             plan=plan,
@@ -106,7 +111,7 @@ class SearchRun:
         """
         loop, records, display, keeper = self.loop, self.records, self.display, self.keeper
         view = ExperimentView(loop, records, self._prepared, self._opened.elapsed)
-        uploads = UploadNews(view, records.news)
+        uploads = UploadNotice(view, records.news)
 
         def show() -> None:
             for text in keeper.news():
@@ -201,7 +206,9 @@ class SearchRun:
         return trial_results(self.loop.runner, self.loop.plan)
 
 
-def grid_of(results: Sequence[Result], prepared: Prepared, plan: ExperimentPlan) -> ResultGrid:
+def grid_of(
+    results: Sequence[Result], prepared: PreparedSearch, plan: ExperimentPlan
+) -> ResultGrid:
     """All results as `Tuner.fit` returns them."""
     tune = prepared.tune
     return ResultGrid(results, experiment_path=plan.folder, metric=tune.metric, mode=tune.direction)

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from tunemq_scheduler.core.runner_settings import LogRule, RunnerSettings
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchGenerator, make_searcher
@@ -28,10 +28,10 @@ from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.trainable.attached import attached_to
 from tunemq_shared.trainable.resources import resources_of
 from tunemq_shared.trainable.trainable import Trainable, validate_trainable
-from tunemq_shared.trainable.trainable_blobs import Pickled, pickle_parts
+from tunemq_shared.trainable.trainable_blobs import PickledTrainable, pickle_parts
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """A search whose input was checked, ready to be run.
 
     Attributes:
@@ -44,7 +44,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     trainable: Any
     trainable_name: str
-    pickled: Pickled
+    pickled: PickledTrainable
     tune: TuneConfig
     run: RunConfig
     search: SearchGenerator
@@ -58,9 +58,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     trials: int | None
 
-    def algorithms(self) -> Algorithms:
+    def algorithms(self) -> AlgorithmDriver:
         """The algorithms as the loop asks them."""
-        return Algorithms(
+        return AlgorithmDriver(
             search=self.search,
             scheduler=self.scheduler,
             stopper=self.stopper,
@@ -72,7 +72,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepare(
     trainable: Any, param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
-) -> Prepared:
+) -> PreparedSearch:
     """Check a search's input.
 
     Raises:
@@ -93,7 +93,7 @@ def prepare(
     stop, stopper = make_stopping(run.stop)
     needed = (*metric_names(metric), *metric_names(scheduler.metric), *search.required_metrics)
     required = tuple(dict.fromkeys(needed))
-    prepared = Prepared(
+    prepared = PreparedSearch(
         trainable=trainable,
         trainable_name=safe_name(trainable_name(trainable), "trial"),
         pickled=pickle_parts(trainable),
@@ -115,7 +115,7 @@ def prepare(
             ),
             max_excluded_nodes=run.failure_config.max_excluded_nodes,
             nodes_may_come=False,
-            keep=KeepRule(
+            keep=RetentionPolicy(
                 num_to_keep=run.checkpoint_config.num_to_keep,
                 score_attribute=run.checkpoint_config.checkpoint_score_attribute,
                 higher_is_better=run.checkpoint_config.checkpoint_score_order == "max",

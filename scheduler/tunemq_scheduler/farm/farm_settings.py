@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.objects.store_permissions import why_not_allowed
@@ -79,9 +79,9 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if owner is None or one.owners is None or owner in one.owners
         )
 
-    def for_allotter(self) -> AllotterSettings:
+    def for_allotter(self) -> FairShareSettings:
         """Those about who gets what."""
-        return AllotterSettings(
+        return FairShareSettings(
             shares=self.shares,
             quotas=self.quotas,
             preempts=self.preempts,

@@ -114,9 +114,9 @@ def run(options: argparse.Namespace) -> int:
             "tunemq scheduler: whoever lists this machine's processes sees the password in"
             f" --redis; give the address in ${REDIS_VARIABLE} instead."
         )
-    from tunemq_scheduler.farm.scheduler_service import Service, serve_farm
+    from tunemq_scheduler.farm.scheduler_service import ServeArguments, serve_farm
 
-    service = Service(
+    service = ServeArguments(
         url=url,
         keys=options.keys,
         results=options.results,

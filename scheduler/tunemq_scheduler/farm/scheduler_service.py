@@ -12,7 +12,7 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState
 from tunemq_scheduler.base.installed_packages import installed_packages_first
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot
@@ -24,16 +24,16 @@ from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.base.unpickling import never_unpickle
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
-from tunemq_shared.signing.live_keys import Role, find_keys
+from tunemq_shared.signing.live_keys import KeyRole, find_keys
 from tunemq_shared.system.process_control import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
+class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line of ``tunemq scheduler``; see there."""
 
     url: str
@@ -52,7 +52,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         return "Service(...)"
 
 
-def serve_farm(service: Service) -> int:
+def serve_farm(service: ServeArguments) -> int:
     """Serve a farm until SIGTERM or Ctrl-C; the exit code.
 
     Raises:
@@ -63,7 +63,7 @@ def serve_farm(service: Service) -> int:
     # their code.
     keep_memory_private()
     never_unpickle()
-    health = Health.of_environment("scheduler")
+    health = ServiceHealth.of_environment("scheduler")
     try:
         _serve(service, health)
     except (UserError, BugError):
@@ -76,8 +76,8 @@ def serve_farm(service: Service) -> int:
     return 0
 
 
-def _serve(service: Service, health: Health) -> None:
-    keys = find_keys(service.keys, Role.SCHEDULER)
+def _serve(service: ServeArguments, health: ServiceHealth) -> None:
+    keys = find_keys(service.keys, KeyRole.SCHEDULER)
     settings = read_settings(
         service.settings, canonical_address(service.store) if service.store else ""
     )
@@ -96,14 +96,14 @@ def _serve(service: Service, health: Health) -> None:
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
         from tunemq_scheduler.farm.service.lost_searches import find_lost_searches
-        from tunemq_scheduler.farm.service.supervisor import Farm, Supervisor
+        from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 
     refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
     refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)
     lost = find_lost_searches(service.take_over, keys)
-    farm = Farm(
+    farm = FarmConfig(
         url=service.url,
         keys=keys,
         address=parse_address(service.url).without_credentials(),
@@ -115,7 +115,7 @@ def _serve(service: Service, health: Health) -> None:
     )
     metrics = None if service.metrics is None else _metrics(service.metrics, service.metrics_hosts)
     head: HeadWatch | None = None
-    me = Holder.this_process()
+    me = LeaseHolder.this_process()
     lease = SchedulerLease(service.url, me)
     try:
         lease.claim(max((one.term + 1 for one in lost.values()), default=1), _tell)
@@ -146,7 +146,7 @@ def _serve(service: Service, health: Health) -> None:
             metrics.close()
 
 
-def _beat(health: Health, farm: FarmSnapshot) -> None:
+def _beat(health: ServiceHealth, farm: FarmSnapshot) -> None:
     running = farm.experiments.get(ExperimentState.RUNNING, 0)
     waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
     trouble = "Redis is away; " if farm.is_redis_away else ""

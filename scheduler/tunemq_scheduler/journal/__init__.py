@@ -13,16 +13,20 @@ is told from a torn end: `tunemq_scheduler.journal.journal_frames`. Why it is so
 
 from __future__ import annotations
 
-from tunemq_scheduler.journal.journal_contents import JOURNAL_VERSION, JournalHeader, Snapshot
+from tunemq_scheduler.journal.journal_contents import (
+    JOURNAL_VERSION,
+    JournalHeader,
+    JournalSnapshot,
+)
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import (
-    Recovered,
+    RecoveredJournal,
     read_entries,
     read_header,
     read_turns,
     recover,
 )
-from tunemq_scheduler.journal.journal_writer import SEGMENT_BYTES, Journal, Position
+from tunemq_scheduler.journal.journal_writer import SEGMENT_BYTES, Journal, JournalPosition
 
 __all__ = [
     "FILE_NAME",
@@ -30,9 +34,9 @@ __all__ = [
     "SEGMENT_BYTES",
     "Journal",
     "JournalHeader",
-    "Position",
-    "Recovered",
-    "Snapshot",
+    "JournalPosition",
+    "JournalSnapshot",
+    "RecoveredJournal",
     "read_entries",
     "read_header",
     "read_turns",

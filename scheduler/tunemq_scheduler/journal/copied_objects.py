@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, is_numbered
 from tunemq_shared.base.errors import JournalError
-from tunemq_shared.signing.message_signing import Seal, SealBroken, unchecked_body
+from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner, unchecked_body
 
 #: Says that the copy holds all that its snapshot needs; has the experiment's id.
 READY: Final = "ready"
@@ -65,12 +65,12 @@ def parse_key(key: str) -> CopiedObject | None:
     return found if found.opening and is_in_order and found.key == key else None
 
 
-def sealed(seal: Seal, one: CopiedObject, experiment_id: str, body: bytes) -> bytes:
+def sealed(seal: MessageSigner, one: CopiedObject, experiment_id: str, body: bytes) -> bytes:
     """The content of an object."""
     return seal.close(body, *_context(one, experiment_id))
 
 
-def opened(seal: Seal, one: CopiedObject, experiment_id: str, content: bytes) -> bytes:
+def opened(seal: MessageSigner, one: CopiedObject, experiment_id: str, content: bytes) -> bytes:
     """What was sealed; without keys it is not checked who did.
 
     Raises:
@@ -80,7 +80,7 @@ def opened(seal: Seal, one: CopiedObject, experiment_id: str, content: bytes) ->
         if not seal.is_signed:
             return unchecked_body(content)
         return seal.open(content, *_context(one, experiment_id))
-    except SealBroken as error:
+    except InvalidSignature as error:
         raise JournalError(
             f"the copy of this journal is not to be trusted: the object {one.key} {error}. Restore "
             "the search from its folder on the scheduler's machine; or remove that object, if the "

@@ -19,12 +19,17 @@ from tunemq_scheduler.journal.journal_layout import (
     snapshot_file,
     turns_file,
 )
-from tunemq_scheduler.journal.journal_reader import Recovered, read_segment, read_snapshot, recover
+from tunemq_scheduler.journal.journal_reader import (
+    RecoveredJournal,
+    read_segment,
+    read_snapshot,
+    recover,
+)
 from tunemq_scheduler.journal.trial_history import read_history, whole_records
 from tunemq_shared.base.errors import JournalCorrupt
 
 
-class Replayed(NamedTuple):
+class ReplayExtent(NamedTuple):
     """How far the turns of a journal follow from its snapshot.
 
     Attributes:
@@ -39,16 +44,16 @@ class Replayed(NamedTuple):
     missing: tuple[str, ...] = ()
 
 
-Replay = Callable[[Recovered], Replayed]
+ReplayJournal = Callable[[RecoveredJournal], ReplayExtent]
 
 
-def believe(found: Recovered) -> Replayed:
+def believe(found: RecoveredJournal) -> ReplayExtent:
     """Replay nothing: for journals whose turns mean nothing to the core."""
-    return Replayed(found.turn)
+    return ReplayExtent(found.turn)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JournalCheckResult:
     """What there is of a journal.
 
     Attributes:
@@ -56,18 +61,18 @@ class Verdict:
         damage: what is wrong with its files, a sentence each; empty where it is whole.
     """
 
-    found: Recovered | None
+    found: RecoveredJournal | None
     damage: tuple[str, ...]
 
 
-def examine(path: Path, replay: Replay) -> Verdict:
+def examine(path: Path, replay: ReplayJournal) -> JournalCheckResult:
     """Read all files of a journal, those of the generation before included, and replay it.
 
     Raises:
         JournalError: there is none, a file cannot be read, or another version wrote it.
     """
     damage: dict[str, None] = {}
-    found: Recovered | None = None
+    found: RecoveredJournal | None = None
     try:
         found = recover(path)
     except JournalCorrupt as error:
@@ -79,7 +84,7 @@ def examine(path: Path, replay: Replay) -> Verdict:
             damage[
                 f"{path} cannot be replayed behind turn {replayed.turns}: {replayed.problem}"
             ] = None
-    return Verdict(found, tuple(damage))
+    return JournalCheckResult(found, tuple(damage))
 
 
 def owner_of(folder: Path) -> str:
@@ -106,7 +111,7 @@ def _first_payload(path: Path) -> bytes:
     return first.payload if first is not None and first.offset == 0 else b""
 
 
-def _damaged_files(folder: Path, found: Recovered | None) -> Iterator[str]:
+def _damaged_files(folder: Path, found: RecoveredJournal | None) -> Iterator[str]:
     owner = found.header.experiment_id if found is not None else owner_of(folder)
     for number in numbers(folder, SNAPSHOT_SUFFIX):
         yield from _damage_of(snapshot_file(folder, number), _snapshot_owner, number, owner)

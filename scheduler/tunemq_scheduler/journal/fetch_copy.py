@@ -17,13 +17,13 @@ from tunemq_scheduler.journal.copied_objects import (
     opened,
     parse_key,
 )
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
-from tunemq_scheduler.journal.journal_reader import Recovered, recover
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
 from tunemq_shared.base.errors import JournalError
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, retried
-from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, ObjectStore
-from tunemq_shared.signing.message_signing import HEAD_BYTES, Seal
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
+from tunemq_shared.signing.message_signing import HEAD_BYTES, MessageSigner
 
 #: A scheduler that goes on may remove what is just being fetched; then it is looked at again.
 _TRIES: Final = 10
@@ -39,8 +39,8 @@ class _PieceMissing(JournalError):
 
 
 def fetch_journal(
-    objects: ObjectStore, folder: Path, seal: Seal, *, timeout_s: float = 600.0
-) -> Recovered:
+    objects: ObjectStore, folder: Path, seal: MessageSigner, *, timeout_s: float = 600.0
+) -> RecoveredJournal:
     """Bring the copy into ``folder``, which is made, and must be empty if it is there.
 
     Where the experiment's whole folder is synced to the store, and there is no copy, or the search
@@ -62,13 +62,13 @@ def fetch_journal(
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise JournalError(f"{folder} is not empty; name a folder for the copy of the journal.")
-    cancel = Cancel(timeout_s)
+    cancel = CancelToken(timeout_s)
     missing = ""
     for left in reversed(range(_TRIES)):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
             try:
                 return _fetched(objects, Path(scratch, FILE_NAME), folder, seal, cancel)
-            except MissingObject:
+            except NoSuchObject:
                 if not left:
                     raise
             except _PieceMissing as error:
@@ -78,7 +78,7 @@ def fetch_journal(
     raise AssertionError  # the last try returns or raises
 
 
-def has_others(objects: ObjectStore, folder: Path, seal: Seal) -> bool:
+def has_others(objects: ObjectStore, folder: Path, seal: MessageSigner) -> bool:
     """Whether the copy holds turns that the journal in ``folder`` does not: somebody else's.
 
     A copy that is of no use holds none.
@@ -92,7 +92,7 @@ def has_others(objects: ObjectStore, folder: Path, seal: Seal) -> bool:
         copied = Path(scratch, FILE_NAME)
         try:
             last = fetch_journal(objects, copied, seal).turn
-        except (MissingObject, JournalError):
+        except (NoSuchObject, JournalError):
             return False
         here, there = _turn(folder, last), _turn(copied, last)
         is_same = here is None or there is None or here == there
@@ -100,8 +100,8 @@ def has_others(objects: ObjectStore, folder: Path, seal: Seal) -> bool:
 
 
 def _fetched(
-    objects: ObjectStore, scratch: Path, folder: Path, seal: Seal, cancel: Cancel
-) -> Recovered:
+    objects: ObjectStore, scratch: Path, folder: Path, seal: MessageSigner, cancel: CancelToken
+) -> RecoveredJournal:
     found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
     openings, mirrored = _sorted(found, is_signed=seal.is_signed)
     ready = [number for number, files in openings.items() if READY in files]
@@ -118,7 +118,7 @@ def _fetched(
         mirror.rename(scratch)
     elif not ready:
         kind = "signed copy" if seal.is_signed else "copy"
-        raise MissingObject(f"there is no {kind} of a journal at {objects.address}.")
+        raise NoSuchObject(f"there is no {kind} of a journal at {objects.address}.")
     recover(scratch)  # before anything is made of it
     folder.rmdir()
     shutil.move(scratch, folder)
@@ -147,7 +147,7 @@ def _goes_on(copied: Path, mirror: Path) -> bool:
 def _turn(folder: Path, number: int) -> bytes | None:
     """The turn of a number, encoded; of the segments that are there the last one that has it."""
     for segment in reversed(journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)):
-        frames = iter(Frames(turns_file(folder, segment)))
+        frames = iter(JournalFrames(turns_file(folder, segment)))
         next(frames, None)
         for frame in frames:
             if frame.number == number:
@@ -179,7 +179,9 @@ class _Copy:
         files: its objects.
     """
 
-    def __init__(self, objects: ObjectStore, files: _Files, seal: Seal, cancel: Cancel) -> None:
+    def __init__(
+        self, objects: ObjectStore, files: _Files, seal: MessageSigner, cancel: CancelToken
+    ) -> None:
         self._objects, self._files, self._seal, self._cancel = objects, files, seal, cancel
         self._experiment_id = ""
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_shared.base.errors import JournalCorrupt, JournalOfOtherVersion
+from tunemq_shared.base.errors import JournalCorrupt, JournalVersionMismatch
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION
 
@@ -92,7 +92,7 @@ class HistoryHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-histo
     experiment_id: str
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class JournalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an experiment after some turn.
 
     Attributes:
@@ -132,12 +132,12 @@ def decode_header(payload: bytes, kind: type[_T], path: Path) -> _T:
     writer = f" (TuneMQ {found.tunemq})" if found.tunemq else ""
     remedy = f"Install TuneMQ {found.tunemq or 'of that version'} to continue this search."
     if found.version != JOURNAL_VERSION:
-        raise JournalOfOtherVersion(
+        raise JournalVersionMismatch(
             f"{path} was written by journal version {found.version}{writer}, this is "
             f"{JOURNAL_VERSION} (TuneMQ {tunemq_version()}). {remedy}"
         )
     if found.protocol != PROTOCOL_VERSION:
-        raise JournalOfOtherVersion(
+        raise JournalVersionMismatch(
             f"{path} holds messages of version {found.protocol}{writer}, this is "
             f"{PROTOCOL_VERSION} (TuneMQ {tunemq_version()}). {remedy}"
         )
@@ -154,7 +154,7 @@ def readable(payload: bytes, decode: Callable[[bytes], Any], path: Path) -> Any:
     try:
         return decode(payload)
     except UNDECODABLE as error:
-        raise JournalOfOtherVersion(
+        raise JournalVersionMismatch(
             f"{path} holds what TuneMQ {tunemq_version()} does not know, so another version wrote "
             f"it: {error}."
         ) from error

@@ -30,11 +30,11 @@ from tunemq_scheduler.journal.copied_objects import (
     sealed,
 )
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
-from tunemq_scheduler.journal.journal_writer import Journal, Position
+from tunemq_scheduler.journal.journal_writer import Journal, JournalPosition
 from tunemq_shared.base.errors import BugError, StoreError
-from tunemq_shared.base.retrying import Cancel, Cancelled, StoreUnavailable, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferCancelled, retried
 from tunemq_shared.objects.object_store import ObjectStore
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 #: The copy is behind by no more than so many seconds, or so many bytes, while the store answers.
 PERIOD_S: Final = 0.5
@@ -63,7 +63,7 @@ class JournalCopy:
         self,
         journal: Journal,
         objects: ObjectStore,
-        seal: Seal,
+        seal: MessageSigner,
         *,
         copied: Callable[[], None] = lambda: None,
     ) -> None:
@@ -72,7 +72,7 @@ class JournalCopy:
         self._seal = seal
         self._copied = copied
         self._turn = 0
-        self._done: Position | None = None
+        self._done: JournalPosition | None = None
         #: When the thread began to copy what it copies now; None while there is nothing to do.
         self._behind_since: float | None = None
         self._opening = 0
@@ -87,7 +87,7 @@ class JournalCopy:
         self._failure: Exception | None = None
         self._due = threading.Event()
         self._closing = threading.Event()
-        self._cancel = Cancel()
+        self._cancel = CancelToken()
         self._thread = threading.Thread(target=self._run, name="journal copy", daemon=True)
         journal.grown = self._grown
         self._thread.start()
@@ -142,7 +142,7 @@ class JournalCopy:
         self._thread.join(within_s)
         return not self.is_behind
 
-    def _grown(self, position: Position) -> None:
+    def _grown(self, position: JournalPosition) -> None:
         done = self._done
         is_little = (
             done is not None
@@ -166,7 +166,7 @@ class JournalCopy:
                 if is_last:
                     return
                 self._due.wait(PERIOD_S)
-        except Cancelled:  # `close` says that not all is copied
+        except TransferCancelled:  # `close` says that not all is copied
             return
         except Exception as error:  # noqa: BLE001  the thread's edge: `news` raises it where it is asked
             self._failure = error
@@ -186,7 +186,7 @@ class JournalCopy:
         self._turn, self._done = at.turn, at
         self._copied()
 
-    def _copy_up_to(self, at: Position) -> None:
+    def _copy_up_to(self, at: JournalPosition) -> None:
         """The snapshot comes before its segment: `fetch` goes by that."""
         folder = self._journal.folder
         tuner = folder.parent / TUNER
@@ -275,7 +275,7 @@ class JournalCopy:
         def once() -> _T:
             try:
                 return call()
-            except Cancelled:
+            except TransferCancelled:
                 raise
             except StoreError as error:
                 raise StoreUnavailable(str(error)) from error

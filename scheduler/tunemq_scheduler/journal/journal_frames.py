@@ -27,7 +27,7 @@ MAX_PAYLOAD: Final = 2**30
 _BLOCK: Final = 2**20
 
 
-class Frame(NamedTuple):
+class JournalFrame(NamedTuple):
     """One whole frame: where it begins and ends in its file, its number, its payload."""
 
     offset: int
@@ -51,7 +51,7 @@ def pack(number: int, payload: bytes) -> bytes:
     return head + _CRC.pack(zlib.crc32(head)) + payload
 
 
-class Frames:
+class JournalFrames:
     """The whole frames of a file, in order; goes through it once.
 
     Attributes:
@@ -77,7 +77,7 @@ class Frames:
         """How many bytes at the end are of no whole frame; known when all frames were given."""
         return self.size - self.end
 
-    def __iter__(self) -> Iterator[Frame]:
+    def __iter__(self) -> Iterator[JournalFrame]:
         try:
             with open(self.path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -88,7 +88,7 @@ class Frames:
                 f"the journal's {self.path} cannot be read: {error.strerror}."
             ) from error
 
-    def _frames(self, file: BinaryIO) -> Iterator[Frame]:
+    def _frames(self, file: BinaryIO) -> Iterator[JournalFrame]:
         expected: int | None = None
         while self.end < self.size:
             frame = frame_at(file, self.end, self.size)
@@ -109,7 +109,7 @@ class Frames:
             yield frame
 
 
-def frame_at(file: BinaryIO, offset: int, size: int) -> Frame | None:
+def frame_at(file: BinaryIO, offset: int, size: int) -> JournalFrame | None:
     """The whole frame that begins at an offset, None where there is none."""
     file.seek(offset)
     head = file.read(HEAD_BYTES)
@@ -124,10 +124,10 @@ def frame_at(file: BinaryIO, offset: int, size: int) -> Frame | None:
     payload = file.read(length)
     if len(payload) < length or zlib.crc32(payload) != crc:
         return None
-    return Frame(offset, end, number, payload)
+    return JournalFrame(offset, end, number, payload)
 
 
-def all_whole_frames(path: Path) -> Iterator[Frame]:
+def all_whole_frames(path: Path) -> Iterator[JournalFrame]:
     """All whole frames of a file, also those behind damage.
 
     Raises:
@@ -144,7 +144,7 @@ def all_whole_frames(path: Path) -> Iterator[Frame]:
         raise JournalError(f"the journal's {path} cannot be read: {error.strerror}.") from error
 
 
-def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[Frame]:
+def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[JournalFrame]:
     """The whole frames that begin behind an offset, wherever they are; they do not overlap."""
     position = offset + 1
     while position < size:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tunemq_shared.objects.store_address import name_in
 from tunemq_shared.signing.key_files import KEYS_VARIABLE, journal_seal, read_key_file
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 
-def known_journal_seal(address: str) -> Seal:
+def known_journal_seal(address: str) -> MessageSigner:
     """Verifies the copy of the search at this address, if ``$TUNEMQ_KEYS`` is the scheduler's file.
 
     Raises:

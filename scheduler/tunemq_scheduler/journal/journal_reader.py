@@ -11,13 +11,13 @@ import msgspec
 
 from tunemq_scheduler.journal.journal_contents import (
     JournalHeader,
+    JournalSnapshot,
     SegmentHeader,
-    Snapshot,
     SnapshotHeader,
     decode_header,
     readable,
 )
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import (
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
@@ -25,15 +25,15 @@ from tunemq_scheduler.journal.journal_layout import (
     snapshot_file,
     turns_file,
 )
-from tunemq_scheduler.journal.trial_history import NOTHING, Extent, read_history
+from tunemq_scheduler.journal.trial_history import NOTHING, HistoryExtent, read_history
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
-from tunemq_shared.protocol.messages import Entry, decode_entries
+from tunemq_shared.protocol.messages import JournalRecord, decode_entries
 
-_decode_snapshot: Final = msgspec.msgpack.Decoder(Snapshot).decode
+_decode_snapshot: Final = msgspec.msgpack.Decoder(JournalSnapshot).decode
 
 
 @dataclass(frozen=True)
-class Segment:
+class JournalSegment:
     """One segment; ``end`` is behind its last whole turn, ``torn`` the bytes behind that."""
 
     path: Path
@@ -45,25 +45,25 @@ class Segment:
 
     def payloads(self) -> Iterator[bytes]:
         """Its turns, still encoded."""
-        frames = iter(Frames(self.path, limit=self.end))
+        frames = iter(JournalFrames(self.path, limit=self.end))
         next(frames)
         return (frame.payload for frame in frames)
 
 
 @dataclass(frozen=True)
-class Turns:
+class JournalTurns:
     """Turns that are read when they are asked for, as often as they are."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[JournalSegment, ...]
 
-    def __iter__(self) -> Iterator[list[Entry]]:
+    def __iter__(self) -> Iterator[list[JournalRecord]]:
         for segment in self.segments:
             for payload in segment.payloads():
                 yield readable(payload, decode_entries, segment.path)
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredJournal:
     """What a journal holds.
 
     Attributes:
@@ -78,17 +78,17 @@ class Recovered:
     """
 
     header: JournalHeader
-    snapshot: Snapshot | None
+    snapshot: JournalSnapshot | None
     finished: dict[str, bytes]
-    turns: Iterable[list[Entry]]
+    turns: Iterable[list[JournalRecord]]
     turn: int
     cut: int = 0
     snapshot_turn: int = 0
-    history: Extent = NOTHING
-    segments: tuple[Segment, ...] = field(default=(), repr=False)
+    history: HistoryExtent = NOTHING
+    segments: tuple[JournalSegment, ...] = field(default=(), repr=False)
 
 
-def recover(path: Path) -> Recovered:
+def recover(path: Path) -> RecoveredJournal:
     """What the journal at ``path`` comes to.
 
     Raises:
@@ -111,26 +111,26 @@ def recover(path: Path) -> Recovered:
     about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
     segments = read_segments(path, present, first=about.segment, turns_before=about.turns)
     _check_owner(path, segments, about.experiment_id)
-    extent = Extent(about.history_bytes, about.history_records)
+    extent = HistoryExtent(about.history_bytes, about.history_records)
     finished = read_history(path, extent, about.experiment_id)
     return _recovered(segments, snapshot, finished, about)
 
 
 def _recovered(
-    segments: tuple[Segment, ...],
-    snapshot: Snapshot | None,
+    segments: tuple[JournalSegment, ...],
+    snapshot: JournalSnapshot | None,
     finished: dict[str, bytes],
     about: SnapshotHeader,
-) -> Recovered:
-    return Recovered(
+) -> RecoveredJournal:
+    return RecoveredJournal(
         header=segments[0].header.of_journal(),
         snapshot=snapshot,
         finished=finished,
-        turns=Turns(segments),
+        turns=JournalTurns(segments),
         turn=segments[-1].header.turns_before + segments[-1].turns,
         cut=segments[-1].torn,
         snapshot_turn=about.turns,
-        history=Extent(about.history_bytes, about.history_records),
+        history=HistoryExtent(about.history_bytes, about.history_records),
         segments=segments,
     )
 
@@ -146,12 +146,12 @@ def read_header(path: Path) -> JournalHeader:
     if not present:
         raise JournalError(f"the journal {path} cannot be read: there is none.")
     first = turns_file(path, present[-1])
-    for frame in Frames(first):
+    for frame in JournalFrames(first):
         return decode_header(frame.payload, SegmentHeader, first).of_journal()
     raise JournalCorrupt(str(first), 0, "it has no header")
 
 
-def read_turns(path: Path) -> Iterator[list[Entry]]:
+def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
     """All turns from the beginning of the experiment.
 
     Raises:
@@ -167,16 +167,16 @@ def read_turns(path: Path) -> Iterator[list[Entry]]:
             f"the first {segments[0].header.turns_before} turns of {path} are not there any more: "
             "a snapshot stands for them."
         )
-    yield from Turns(segments)
+    yield from JournalTurns(segments)
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
+def read_entries(path: Path) -> Iterator[JournalRecord]:
     """All entries of all turns, in order; see `read_turns`."""
     for turn in read_turns(path):
         yield from turn
 
 
-def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, Snapshot]:
+def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, JournalSnapshot]:
     """A snapshot and what is said of it.
 
     Args:
@@ -186,7 +186,7 @@ def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader
         JournalCorrupt: it is damaged, which no crash explains; or another one has its name.
         JournalError: it cannot be read, or another version wrote it.
     """
-    frames = Frames(path)
+    frames = JournalFrames(path)
     payloads = [frame.payload for frame in frames]
     if len(payloads) != 2 or frames.torn:
         raise JournalCorrupt(str(path), frames.end, "the snapshot is not whole")
@@ -198,7 +198,7 @@ def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader
 
 def read_segments(
     folder: Path, present: list[int], *, first: int, turns_before: int | None = None
-) -> tuple[Segment, ...]:
+) -> tuple[JournalSegment, ...]:
     """The segments from ``first`` on, checked to follow each other without a gap.
 
     Args:
@@ -208,7 +208,7 @@ def read_segments(
     Raises:
         JournalCorrupt: one is missing or damaged.
     """
-    found: list[Segment] = []
+    found: list[JournalSegment] = []
     number, expected = first, turns_before
     while number == first or number <= present[-1]:
         path = turns_file(folder, number)
@@ -229,14 +229,14 @@ def read_segments(
     return tuple(found)
 
 
-def read_segment(path: Path, number: int) -> Segment:
+def read_segment(path: Path, number: int) -> JournalSegment:
     """One segment, every frame looked at.
 
     Raises:
         JournalCorrupt: it is damaged, and not only torn at its end.
         JournalError: it cannot be read, or another version wrote it.
     """
-    frames = Frames(path)
+    frames = JournalFrames(path)
     header: SegmentHeader | None = None
     turns = 0
     for frame in frames:
@@ -248,9 +248,9 @@ def read_segment(path: Path, number: int) -> Segment:
             turns += 1
     if header is None:
         raise JournalCorrupt(str(path), 0, "it has no header")
-    return Segment(path, number, header, turns, frames.end, frames.torn)
+    return JournalSegment(path, number, header, turns, frames.end, frames.torn)
 
 
-def _check_owner(folder: Path, segments: tuple[Segment, ...], experiment_id: str) -> None:
+def _check_owner(folder: Path, segments: tuple[JournalSegment, ...], experiment_id: str) -> None:
     if segments[0].header.experiment_id != experiment_id:
         raise JournalCorrupt(str(folder), 0, f"a snapshot of experiment {experiment_id} lies in it")

@@ -30,17 +30,17 @@ from typing import Final, NamedTuple, Self
 from tunemq_scheduler.journal import journal_layout, trial_history
 from tunemq_scheduler.journal.journal_contents import (
     JournalHeader,
+    JournalSnapshot,
     SegmentHeader,
-    Snapshot,
     SnapshotHeader,
 )
 from tunemq_scheduler.journal.journal_frames import pack
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_lock import JournalLock
-from tunemq_scheduler.journal.journal_reader import Recovered, read_header, recover
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header, recover
 from tunemq_shared.base.errors import JournalError, JournalFull
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.protocol.messages import Entry, encode
+from tunemq_shared.protocol.messages import JournalRecord, encode
 
 #: So many bytes of turns behind the last snapshot are replayed within about a second.
 SEGMENT_BYTES: Final = 16 * 2**20
@@ -49,7 +49,7 @@ SEGMENT_BYTES: Final = 16 * 2**20
 RESERVE_BYTES: Final = 2**18
 
 
-class Position(NamedTuple):
+class JournalPosition(NamedTuple):
     """How far a journal is durable.
 
     Attributes:
@@ -82,14 +82,14 @@ class Journal:
         folder: Path,
         header: JournalHeader,
         lock: JournalLock,
-        found: Recovered | None,
+        found: RecoveredJournal | None,
         *,
         sync: bool,
         segment_bytes: int | None,
     ) -> None:
         self.folder = folder
         self.header = header
-        self.grown: Callable[[Position], None] = lambda _position: None
+        self.grown: Callable[[JournalPosition], None] = lambda _position: None
         self.guard: Callable[[], None] = lambda: None
         self._lock = lock
         self._sync = sync
@@ -102,11 +102,11 @@ class Journal:
         self._wait_until = 0
         self._extent = trial_history.NOTHING
         if found is None:
-            self.position = Position(0, 1, 0, 0, 0)
+            self.position = JournalPosition(0, 1, 0, 0, 0)
             with self._refusals():
                 size = self._make_segment(1, 0)
                 self._descriptor = os.open(turns_file(folder, 1), os.O_WRONLY | os.O_CLOEXEC)
-            self.position = Position(0, 1, size, 0, 0)
+            self.position = JournalPosition(0, 1, size, 0, 0)
         else:
             self._go_on(found)
 
@@ -151,7 +151,7 @@ class Journal:
     @classmethod
     def resume(
         cls, folder: Path, *, sync: bool = True, segment_bytes: int | None = None
-    ) -> tuple[Self, Recovered]:
+    ) -> tuple[Self, RecoveredJournal]:
         """Go on with a journal; a turn at its end that is not whole is cut off.
 
         Raises:
@@ -178,7 +178,7 @@ class Journal:
         """Whether the turns behind the last snapshot are so many that it is time for another."""
         return self._earlier + self.position.offset >= max(self._segment_bytes, self._wait_until)
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[JournalRecord]) -> None:
         """Write one turn; when this returns, it survives the death of the process and the machine.
 
         Raises:
@@ -192,7 +192,7 @@ class Journal:
         self._append(encode(entries))
         self.grown(self.position)
 
-    def snapshot(self, snapshot: Snapshot, finished: Iterable[tuple[str, bytes]]) -> bool:
+    def snapshot(self, snapshot: JournalSnapshot, finished: Iterable[tuple[str, bytes]]) -> bool:
         """Begin a new segment behind a snapshot of the state after the last turn.
 
         Args:
@@ -294,7 +294,7 @@ class Journal:
 
     # --- segments ---------------------------------------------------------------------------------
 
-    def _go_on(self, found: Recovered) -> None:
+    def _go_on(self, found: RecoveredJournal) -> None:
         last = found.segments[-1]
         with self._refusals():
             journal_layout.remove_parts(self.folder)
@@ -305,9 +305,11 @@ class Journal:
         self._extent = found.history
         self._earlier = sum(segment.end for segment in found.segments[:-1])
         snapshot = found.segments[0].number if found.snapshot is not None else 0
-        self.position = Position(snapshot, last.number, last.end, found.turn, found.history.size)
+        self.position = JournalPosition(
+            snapshot, last.number, last.end, found.turn, found.history.size
+        )
 
-    def _rotate(self, snapshot: Snapshot, finished: Iterable[tuple[str, bytes]]) -> None:
+    def _rotate(self, snapshot: JournalSnapshot, finished: Iterable[tuple[str, bytes]]) -> None:
         at, number = self.position, self.position.segment + 1
         failpoint("journal.before_history")
         extent = trial_history.append_history(
@@ -338,7 +340,7 @@ class Journal:
         os.close(self._descriptor)
         self._descriptor, self._extent = descriptor, extent
         self._earlier = self._wait_until = 0
-        self.position = Position(number, number, size, at.turn, extent.size)
+        self.position = JournalPosition(number, number, size, at.turn, extent.size)
         self._remove_old()
 
     def _make_segment(self, number: int, turns: int) -> int:

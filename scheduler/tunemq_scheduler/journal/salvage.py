@@ -21,16 +21,22 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.journal import journal_layout
-from tunemq_scheduler.journal.damage_check import Replay, Replayed, believe, examine, owner_of
+from tunemq_scheduler.journal.damage_check import (
+    ReplayExtent,
+    ReplayJournal,
+    believe,
+    examine,
+    owner_of,
+)
 from tunemq_scheduler.journal.journal_contents import (
     HistoryHeader,
     JournalHeader,
+    JournalSnapshot,
     SegmentHeader,
-    Snapshot,
     SnapshotHeader,
     decode_header,
 )
-from tunemq_scheduler.journal.journal_frames import Frame, all_whole_frames, frame_at, pack
+from tunemq_scheduler.journal.journal_frames import JournalFrame, all_whole_frames, frame_at, pack
 from tunemq_scheduler.journal.journal_layout import (
     HISTORY,
     HISTORY_COPY,
@@ -52,18 +58,18 @@ _NEW_SUFFIX: Final = ".salvaged"
 _LIST_CODES: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
-class _Place(NamedTuple):
+class _TurnLocation(NamedTuple):
     """Where a whole turn lies."""
 
     path: Path
-    frame: Frame
+    frame: JournalFrame
 
 
 class _Base(NamedTuple):
     """Something to which turns may be added; ``about`` is None for the beginning."""
 
     about: SnapshotHeader | None
-    snapshot: Snapshot | None
+    snapshot: JournalSnapshot | None
     turns: int
     #: Up to which turn all are there.
     reach: int
@@ -76,8 +82,8 @@ class _Survey:
     """All that is whole of a journal, wherever it lies."""
 
     header: JournalHeader
-    places: dict[int, _Place]
-    snapshots: list[tuple[SnapshotHeader, Snapshot]]
+    places: dict[int, _TurnLocation]
+    snapshots: list[tuple[SnapshotHeader, JournalSnapshot]]
     records: dict[int, bytes]
     #: The segments that are missing, empty or of another experiment.
     gone: tuple[int, ...]
@@ -88,7 +94,7 @@ class _Survey:
         usable = [one for one in found if one.about is not None or one.reach]
         return sorted(usable, key=lambda one: (-one.reach, one.lost_records, -one.turns))
 
-    def _base(self, about: SnapshotHeader | None, snapshot: Snapshot | None) -> _Base:
+    def _base(self, about: SnapshotHeader | None, snapshot: JournalSnapshot | None) -> _Base:
         before = reach = about.turns if about is not None else 0
         while reach + 1 in self.places:
             reach += 1
@@ -101,7 +107,7 @@ class _Survey:
 
 
 @dataclass(frozen=True)
-class Salvaged:
+class SalvageResult:
     """What became of a journal.
 
     Attributes:
@@ -125,7 +131,7 @@ class Salvaged:
     gone: tuple[Path, ...] = ()
 
 
-def salvage(path: Path, replay: Replay = believe) -> Salvaged:
+def salvage(path: Path, replay: ReplayJournal = believe) -> SalvageResult:
     """Put a journal of what can be read in the place of a damaged one.
 
     Args:
@@ -141,7 +147,7 @@ def salvage(path: Path, replay: Replay = believe) -> Salvaged:
         journal_layout.put_in_place(new, path, sync=True)
     verdict = examine(path, replay)
     if not verdict.damage and verdict.found is not None:
-        return Salvaged(None, verdict.found.turn, verdict.found.snapshot_turn)
+        return SalvageResult(None, verdict.found.turn, verdict.found.snapshot_turn)
     try:
         if new.exists():
             shutil.rmtree(new)
@@ -154,7 +160,9 @@ def salvage(path: Path, replay: Replay = believe) -> Salvaged:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -> Salvaged:
+def _salvage(
+    folder: Path, new: Path, damage: tuple[str, ...], replay: ReplayJournal
+) -> SalvageResult:
     survey = _survey(folder, damage)
     lock = JournalLock(folder, survey.header.experiment)
     try:
@@ -172,7 +180,7 @@ def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -
         lock.close()
     first = base.about.segment if base.about is not None else 1
     unusable = sum(turn > replayed.turns for turn in survey.places)
-    return Salvaged(
+    return SalvageResult(
         kept,
         replayed.turns,
         base.turns,
@@ -184,7 +192,7 @@ def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -
     )
 
 
-def _rebuild(survey: _Survey, base: _Base, new: Path, replay: Replay) -> Replayed | None:
+def _rebuild(survey: _Survey, base: _Base, new: Path, replay: ReplayJournal) -> ReplayExtent | None:
     """Write a journal of what belongs to a base, as far as it replays; None where it does not."""
     reach = base.reach
     while True:
@@ -203,7 +211,9 @@ def _rebuild(survey: _Survey, base: _Base, new: Path, replay: Replay) -> Replaye
         reach = min(replayed.turns, reach - 1)
 
 
-def _write_snapshot(survey: _Survey, about: SnapshotHeader, snapshot: Snapshot, new: Path) -> None:
+def _write_snapshot(
+    survey: _Survey, about: SnapshotHeader, snapshot: JournalSnapshot, new: Path
+) -> None:
     """Write a snapshot, and the records of the history that it needs and that are there."""
     content, records = b"", survey.records_of(about)
     if about.history_bytes:
@@ -225,7 +235,7 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     """Whose journal it is, and all that is whole, wherever it is."""
     owner = owner_of(folder)
     header: JournalHeader | None = None
-    places: dict[int, _Place] = {}
+    places: dict[int, _TurnLocation] = {}
     ambiguous: set[int] = set()
     segments = {
         *journal_layout.numbers(folder, SNAPSHOT_SUFFIX),
@@ -246,7 +256,7 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
                 there.add(number)
                 continue
             there.add(number)
-            place = _Place(path, frame._replace(payload=b""))
+            place = _TurnLocation(path, frame._replace(payload=b""))
             if _payload(places.setdefault(frame.number, place)) != frame.payload:
                 ambiguous.add(frame.number)
     if header is None:
@@ -260,8 +270,8 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     )
 
 
-def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, Snapshot]]:
-    found: dict[int, tuple[SnapshotHeader, Snapshot]] = {}
+def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, JournalSnapshot]]:
+    found: dict[int, tuple[SnapshotHeader, JournalSnapshot]] = {}
     for number in journal_layout.numbers(folder, SNAPSHOT_SUFFIX):
         try:
             about, snapshot = read_snapshot(snapshot_file(folder, number))
@@ -272,7 +282,7 @@ def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, Sna
     return list(found.values())
 
 
-def _payload(place: _Place) -> bytes:
+def _payload(place: _TurnLocation) -> bytes:
     with open(place.path, "rb") as file:
         frame = frame_at(file, place.frame.offset, place.frame.end)
     if frame is None:

@@ -18,30 +18,30 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.journal.journal_contents import HistoryHeader, decode_header, readable
-from tunemq_scheduler.journal.journal_frames import Frames, all_whole_frames, pack
+from tunemq_scheduler.journal.journal_frames import JournalFrames, all_whole_frames, pack
 from tunemq_scheduler.journal.journal_layout import HISTORY, HISTORY_COPY, sync_folder, write_at
 from tunemq_shared.base.errors import JournalCorrupt
 from tunemq_shared.protocol.messages import encode
 
 #: A trial's id and its summary; an empty one says that it is not over any more.
-Finished = tuple[str, bytes]
+FinishedTrial = tuple[str, bytes]
 
-_decode: Final = msgspec.msgpack.Decoder(list[Finished]).decode
+_decode: Final = msgspec.msgpack.Decoder(list[FinishedTrial]).decode
 _RECORD_BYTES: Final = 2**20
 
 
-class Extent(NamedTuple):
+class HistoryExtent(NamedTuple):
     """How much of the history there is: bytes, and records behind the header."""
 
     size: int
     records: int
 
 
-NOTHING: Final = Extent(0, 0)
+NOTHING: Final = HistoryExtent(0, 0)
 
 
 def read_history(
-    folder: Path, extent: Extent, experiment_id: str, name: str = HISTORY
+    folder: Path, extent: HistoryExtent, experiment_id: str, name: str = HISTORY
 ) -> dict[str, bytes]:
     """The last summary of each trial within this much of the history.
 
@@ -58,7 +58,7 @@ def read_history(
     path = folder / name
     if not path.exists():
         raise JournalCorrupt(str(path), 0, "this file is missing")
-    frames = Frames(path, limit=extent.size)
+    frames = JournalFrames(path, limit=extent.size)
     header: HistoryHeader | None = None
     for frame in frames:
         if header is None:
@@ -79,12 +79,12 @@ def read_history(
 
 def append_history(
     folder: Path,
-    extent: Extent,
-    finished: Iterable[Finished],
+    extent: HistoryExtent,
+    finished: Iterable[FinishedTrial],
     experiment_id: str,
     *,
     sync: bool,
-) -> Extent:
+) -> HistoryExtent:
     """Write behind ``extent``, instead of what is there; returns how much there is then.
 
     Raises:
@@ -112,10 +112,10 @@ def append_history(
             os.close(descriptor)
         if sync and is_new:
             sync_folder(folder)
-    return Extent(size + len(content), records)
+    return HistoryExtent(size + len(content), records)
 
 
-def cut_history(folder: Path, extent: Extent) -> None:
+def cut_history(folder: Path, extent: HistoryExtent) -> None:
     """Give back the room of what was written behind ``extent``."""
     for name in (HISTORY, HISTORY_COPY):
         path = folder / name
@@ -154,8 +154,8 @@ def _owner(header: bytes, path: Path) -> str:
         return ""
 
 
-def _records(finished: Iterable[Finished]) -> Iterator[list[Finished]]:
-    record: list[Finished] = []
+def _records(finished: Iterable[FinishedTrial]) -> Iterator[list[FinishedTrial]]:
+    record: list[FinishedTrial] = []
     size = 0
     for trial, summary in finished:
         record.append((trial, summary))
@@ -167,7 +167,7 @@ def _records(finished: Iterable[Finished]) -> Iterator[list[Finished]]:
         yield record
 
 
-def _take(found: dict[str, bytes], record: list[Finished]) -> None:
+def _take(found: dict[str, bytes], record: list[FinishedTrial]) -> None:
     for trial, summary in record:
         if summary:
             found[trial] = summary

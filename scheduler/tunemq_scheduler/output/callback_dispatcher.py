@@ -1,4 +1,4 @@
-"""`Records`: facts on their way to loggers, callbacks and the display.
+"""`CallbackDispatcher`: facts on their way to loggers, callbacks and the display.
 
 All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the
 journal has.
@@ -21,8 +21,8 @@ from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.results.result import sign_of
 from tunemq_scheduler.results.trial_failures import (
-    Failure,
     FailureLog,
+    TrialFailure,
     recorded_failure,
     write_failure,
 )
@@ -31,7 +31,7 @@ from tunemq_scheduler.storage.folders import make_trial_folder
 from tunemq_shared.protocol.conditions import lookup
 
 
-class Records:
+class CallbackDispatcher:
     """Tells everybody who keeps a record of the search; see `loop_interfaces`.
 
     Args:
@@ -51,7 +51,7 @@ class Records:
     ) -> None:
         self.failures = FailureLog()
         #: The failure that ended each trial in ERROR.
-        self.fatal: dict[str, Failure] = {}
+        self.fatal: dict[str, TrialFailure] = {}
         #: The best trial so far: its id, its value and its configuration.
         self.best: tuple[str, float, Mapping[str, Any]] | None = None
         #: The trials that are not over; the loop sets it.
@@ -75,32 +75,32 @@ class Records:
 
     # --- what the loop tells ----------------------------------------------------------------------
 
-    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
         """One thing happened to a trial.
 
         Raises:
             SearchFailed: a callback raised.
         """
         match command:
-            case c.RecordResult():
+            case c.NotifyResult():
                 self._result(command, trial)
-            case c.RecordTrialAdded():
+            case c.NotifyTrialAdded():
                 make_trial_folder(trial.local_path)
-            case c.RecordTrialRevived():
+            case c.NotifyTrialRevived():
                 self.fatal.pop(trial.trial_id, None)
                 if command.is_anew:
                     put_away(trial.local_path, trial.trial_id, command.lineage, self._unsynced)
-            case c.RecordStart():
+            case c.NotifyTrialStart():
                 self._display.trial_started(trial)
                 self._tell("on_trial_start", trial)
                 if trial.checkpoint is not None:
                     self._tell("on_trial_restore", trial)
-            case c.RecordCheckpoint():
+            case c.NotifyCheckpoint():
                 self._tell("on_trial_save", trial)
                 self._tell("on_checkpoint", trial, checkpoint=command.checkpoint)
-            case c.RecordFailure():
+            case c.NotifyFailure():
                 self._failure(command, trial)
-            case c.RecordEnd():
+            case c.NotifyTrialEnd():
                 self._tell(
                     "on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial
                 )
@@ -150,7 +150,7 @@ class Records:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+    def _result(self, command: c.NotifyResult, trial: TrialView) -> None:
         result = trial.full_result(command.result)
         if command.done and not command.result.done:
             result = {**result, "done": True}
@@ -170,7 +170,7 @@ class Records:
             if best is None or self._sign * value > self._sign * best[1]:
                 self.best = (trial.trial_id, value, trial.config)
 
-    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+    def _failure(self, command: c.NotifyFailure, trial: TrialView) -> None:
         failure = recorded_failure(command, trial.trial_name, trial.num_failures)
         trial.error_file = write_failure(trial.local_path, failure)
         self._unsynced.note(trial.error_file)

@@ -14,7 +14,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.output.result_rebuild import ResultRebuild, first_step, foreign_path
-from tunemq_scheduler.output.result_rows import Steps, has_rows, is_of_search
+from tunemq_scheduler.output.result_rows import StepRanges, has_rows, is_of_search
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.trial_failures import recorded_failure, write_failure
 from tunemq_scheduler.results.trial_view import TrialView
@@ -30,7 +30,7 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read
 
 
-class Mending:
+class LogRepair:
     """Brings the files of trials to where the journal ends; see `EventDriver.replay`.
 
     Attributes:
@@ -47,29 +47,29 @@ class Mending:
         self._json = JsonLoggerCallback(self.unsynced)
         self._csv = CSVLoggerCallback(self.unsynced)
         #: The steps that each of a trial's files has; None where it was put away.
-        self._steps: dict[tuple[str, str], Steps | None] = {}
+        self._steps: dict[tuple[str, str], StepRanges | None] = {}
         #: The last step of each trial before the turns that are told.
         self._before = {trial.trial_id: trial.last_step for trial in runner.live.values()}
 
-    def note(self, command: c.RecordCommand, trial: TrialView) -> None:
+    def note(self, command: c.NotifyCommand, trial: TrialView) -> None:
         """Something is a fact; it may stand in the files or not.
 
         Raises:
             StoreError: a file cannot be read or written.
         """
         match command:
-            case c.RecordTrialAdded():
+            case c.NotifyTrialAdded():
                 make_trial_folder(trial.local_path)
-            case c.RecordTrialRevived():
+            case c.NotifyTrialRevived():
                 self._before[trial.trial_id] = 0 if trial.newest is None else trial.newest.step
                 if command.is_anew:
                     put_away(trial.local_path, trial.trial_id, command.lineage, self.unsynced)
                     self._forget(trial)
-            case c.RecordResult():
+            case c.NotifyResult():
                 self._result(command, trial)
-            case c.RecordFailure():
+            case c.NotifyFailure():
                 self._failure(command, trial)
-            case c.RecordEnd():
+            case c.NotifyTrialEnd():
                 self._json.log_trial_end(trial)
                 self._csv.log_trial_end(trial)
                 self._forget(trial)
@@ -85,7 +85,7 @@ class Mending:
         self._json.on_experiment_end([])
         self._csv.on_experiment_end([])
 
-    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+    def _result(self, command: c.NotifyResult, trial: TrialView) -> None:
         result = trial.full_result(command.result)
         if command.done:
             result = {**result, "done": True}
@@ -105,7 +105,7 @@ class Mending:
             logger.log_trial_result(0, trial, result)
             steps.add(step)
 
-    def _steps_in(self, trial: TrialView, name: str) -> Steps | None:
+    def _steps_in(self, trial: TrialView, name: str) -> StepRanges | None:
         """The steps that a file has, when the first result of a trial is told."""
         folder = trial.local_path
         for written in (name, PARAMS_JSON, PARAMS_PICKLE):
@@ -117,7 +117,7 @@ class Mending:
         found = self.rebuild.whole(folder, name, trial.trial_id, had)
         return found.steps
 
-    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+    def _failure(self, command: c.NotifyFailure, trial: TrialView) -> None:
         failure = recorded_failure(command, trial.trial_name, trial.num_failures)
         trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
         self.unsynced.note(path)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.output.result_rows import Found, read_rows, results_in
+from tunemq_scheduler.output.result_rows import FileContents, read_rows, results_in
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.csv_cells import flatten, row_of
 from tunemq_scheduler.storage.folders import PROGRESS_CSV, RESULT_JSON, replace_file
@@ -45,7 +45,7 @@ class ResultRebuild:
         #: The steps that are lost, by file.
         self._lost: dict[str, list[tuple[int, int]]] = {}
 
-    def whole(self, folder: str, name: str, trial: str, had: int) -> Found:
+    def whole(self, folder: str, name: str, trial: str, had: int) -> FileContents:
         """What a file holds, once nothing is in it but rows of its trial, ascending.
 
         Args:
@@ -72,7 +72,9 @@ class ResultRebuild:
             self._lost[path] = missing
         return found
 
-    def rebuild(self, folder: str, name: str, trial: str, *, below: float = math.inf) -> Found:
+    def rebuild(
+        self, folder: str, name: str, trial: str, *, below: float = math.inf
+    ) -> FileContents:
         """Put a file aside, and write it with its rows of its trial, ascending.
 
         Those of ``progress.csv`` come from ``result.json``.
@@ -152,7 +154,7 @@ def _set_aside(path: str) -> None:
         raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
 
 
-def _rows_in(path: str, found: Found, below: float) -> bytes:
+def _rows_in(path: str, found: FileContents, below: float) -> bytes:
     """The lines of these rows of lower steps."""
     rows = [row for row in found.rows if row.step < below]
     if not rows:

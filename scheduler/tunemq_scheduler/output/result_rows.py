@@ -38,7 +38,7 @@ class _Row(msgspec.Struct):
 _decode_row: Final = msgspec.json.Decoder(_Row).decode
 
 
-class Steps:
+class StepRanges:
     """The numbers of results, in ascending order; held as ranges, of which there is mostly one."""
 
     __slots__ = ("_begins", "_ends")
@@ -79,7 +79,7 @@ class Steps:
         return [*gaps, (at, last)] if at <= last else gaps
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """A row of the search in a file; its line end is behind ``end``."""
 
     step: int
@@ -87,7 +87,7 @@ class Row(NamedTuple):
     end: int
 
 
-class Rows(NamedTuple):
+class TrailingRows(NamedTuple):
     """Rows at the end of a file: how many, and the bytes where they begin and end."""
 
     number: int
@@ -95,10 +95,10 @@ class Rows(NamedTuple):
     end: int
 
 
-NO_ROWS: Final = Rows(0, 0, 0)
+NO_ROWS: Final = TrailingRows(0, 0, 0)
 
 
-class Found(NamedTuple):
+class FileContents(NamedTuple):
     """What a file holds.
 
     Attributes:
@@ -109,19 +109,19 @@ class Found(NamedTuple):
         is_own: whether nothing else is in the file.
     """
 
-    rows: list[Row]
-    steps: Steps
+    rows: list[FileRow]
+    steps: StepRanges
     end: int
     torn: int
     is_own: bool
 
-    def behind(self, step: int) -> Rows:
+    def behind(self, step: int) -> TrailingRows:
         """The rows of later steps, where nothing else is in the file."""
         later = [row for row in self.rows if row.step > step]
-        return Rows(len(later), later[0].begin, self.end) if later else NO_ROWS
+        return TrailingRows(len(later), later[0].begin, self.end) if later else NO_ROWS
 
 
-def read_rows(path: str, trial: str) -> Found:
+def read_rows(path: str, trial: str) -> FileContents:
     """What a trial's result file holds; nothing where there is no regular file.
 
     A last line without an end may be one that a crash tore.
@@ -132,7 +132,7 @@ def read_rows(path: str, trial: str) -> Found:
     Raises:
         StoreError: the file cannot be read.
     """
-    by_step: dict[int, Row] = {}
+    by_step: dict[int, FileRow] = {}
     is_own, last, end, torn = True, 0, 0, 0
     for line, begin, step in _lines(path, trial):
         if not line.endswith(b"\n"):
@@ -144,12 +144,12 @@ def read_rows(path: str, trial: str) -> Found:
         elif step:
             is_own = is_own and step > last
             last = step
-            by_step.setdefault(step, Row(step, begin, end - 1))
-    steps = Steps()
+            by_step.setdefault(step, FileRow(step, begin, end - 1))
+    steps = StepRanges()
     rows = [by_step[step] for step in sorted(by_step)]
     for row in rows:
         steps.add(row.step)
-    return Found(rows, steps, end, torn, is_own)
+    return FileContents(rows, steps, end, torn, is_own)
 
 
 def has_rows(path: str, trial: str) -> bool:

@@ -25,7 +25,13 @@ from tunemq_scheduler.journal import FILE_NAME
 from tunemq_scheduler.journal.journal_layout import DAMAGED_INFIX
 from tunemq_scheduler.output.log_repair import put_away_as
 from tunemq_scheduler.output.result_rebuild import ResultRebuild, first_step, foreign_path
-from tunemq_scheduler.output.result_rows import NO_ROWS, Rows, ends_with, has_rows, read_rows
+from tunemq_scheduler.output.result_rows import (
+    NO_ROWS,
+    TrailingRows,
+    ends_with,
+    has_rows,
+    read_rows,
+)
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.storage.folders import ERROR_FILE, PROGRESS_CSV, RESULT_JSON
 from tunemq_shared.base.errors import StoreError
@@ -184,7 +190,7 @@ class UnrecordedRows:
             self._unsynced.note(path)
         self.folders[folder] = None
 
-    def _cut(self, path: str, rows: Rows, into: str | None = None) -> None:
+    def _cut(self, path: str, rows: TrailingRows, into: str | None = None) -> None:
         """Move the last rows of a file to the one that keeps what the journal does not have.
 
         Those of ``progress.csv`` are in ``result.json``, too.
@@ -208,12 +214,12 @@ class UnrecordedRows:
         self.turns_were_lost = True
 
 
-def _failures_behind(path: str, number: int) -> Rows:
+def _failures_behind(path: str, number: int) -> TrailingRows:
     """The failures in a trial's ``error.txt`` with greater numbers than this."""
     try:
         with open_to_read(path, restores_rights=True) as file:
             told = file.read()
     except FileNotFoundError:
-        return Rows(0, 0, 0)
+        return TrailingRows(0, 0, 0)
     begins = [one.start() for one in _FAILURE.finditer(told) if int(one[1]) > number]
-    return Rows(len(begins), begins[0], len(told)) if begins else Rows(0, 0, 0)
+    return TrailingRows(len(begins), begins[0], len(told)) if begins else TrailingRows(0, 0, 0)

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.commands import RecordFailure
+from tunemq_scheduler.core.commands import NotifyFailure
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.protocol.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.protocol.messages import NodeLost, TrialFailed, TrialProcessDied
 from tunemq_shared.system.plain_files import open_to_write
 from tunemq_shared.system.processes import signal_name
 from tunemq_shared.trial.results import whole_seconds
@@ -54,7 +54,7 @@ _CHAIN: Final = (
 )
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One failure of one trial.
 
     Attributes:
@@ -124,7 +124,7 @@ class FailureLog:
         self._groups: dict[tuple[str, str, str], FailureGroup] = {}
         self.total = 0
 
-    def add(self, failure: Failure) -> FailureGroup:
+    def add(self, failure: TrialFailure) -> FailureGroup:
         """Count a failure; returns the group it belongs to."""
         self.total += 1
         cause, place = root_cause(failure.traceback)
@@ -153,7 +153,7 @@ class FailureLog:
 
 
 def failure_of(
-    fact: TrialFailed | HostDied | NodeLost,
+    fact: TrialFailed | TrialProcessDied | NodeLost,
     *,
     trial: str,
     hostname: str,
@@ -161,23 +161,23 @@ def failure_of(
     retried: bool,
     kind: str = "",
     verdict: str = "",
-) -> Failure:
+) -> TrialFailure:
     """What a node reported, for people.
 
     Args:
         number: counts this trial's failures from 1.
         kind: its class, by default what the fact alone tells.
-        verdict: see `Failure`.
+        verdict: see `TrialFailure`.
     """
     traceback, at = "", time.time()
     match fact:
         case TrialFailed():
             error, traceback, at = fact.error, fact.traceback, fact.at
-        case HostDied():
+        case TrialProcessDied():
             error, at = describe_death(fact.signal, fact.exit_code, fact.cause), fact.at
         case NodeLost():  # nobody was there to look at a clock
             error = f"the node that ran the trial was lost: {fact.reason}"
-    return Failure(
+    return TrialFailure(
         trial=trial,
         kind=kind or classify(fact).kind,
         error=error,
@@ -191,7 +191,7 @@ def failure_of(
     )
 
 
-def recorded_failure(command: RecordFailure, trial: str, number: int) -> Failure:
+def recorded_failure(command: NotifyFailure, trial: str, number: int) -> TrialFailure:
     """What the runner wants recorded of a failure; for the rest see `failure_of`."""
     return failure_of(
         command.failure,
@@ -204,7 +204,7 @@ def recorded_failure(command: RecordFailure, trial: str, number: int) -> Failure
     )
 
 
-def write_failure(folder: str, failure: Failure) -> str:
+def write_failure(folder: str, failure: TrialFailure) -> str:
     """Append a failure to the trial's ``error.txt``; returns the file's path.
 
     Raises:
@@ -244,7 +244,7 @@ def root_cause(traceback: str) -> tuple[str, str]:
 
 
 def describe_death(signal_number: int | None, exit_code: int | None, cause: str = "") -> str:
-    """Why a trial's process ended without a word, for people; see `HostDied`."""
+    """Why a trial's process ended without a word, for people; see `TrialProcessDied`."""
     if cause == "memory":
         return "the trial's process was killed because the machine had no memory left for it"
     if cause == "cuda_memory":

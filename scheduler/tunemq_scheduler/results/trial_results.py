@@ -18,7 +18,7 @@ from tunemq_shared.base.errors import StoreError, TrialError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint, RecordedCheckpoint
 from tunemq_shared.checkpoints.manifest import FILES
 from tunemq_shared.checkpoints.open_store import open_store
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointCommitted
 from tunemq_shared.trial.results import TRAINING_ITERATION
 
@@ -65,7 +65,7 @@ def trial_results(
     Args:
         may_run: another process may be running the search, and writing what it has journalled.
     """
-    place = _Place(plan)
+    place = _CheckpointSource(plan)
 
     def result(trial: str) -> Result:
         summary = runner.summary(trial)
@@ -88,7 +88,7 @@ def trial_results(
     return MadeWhenAsked(_in_order(runner), result)
 
 
-class _Place:
+class _CheckpointSource:
     """Where the checkpoints of a search are; nothing is read before it is asked for.
 
     Attributes:
@@ -100,7 +100,7 @@ class _Place:
         self.is_remote = bool(plan.store)
 
     @cached_property
-    def _store(self) -> Store:
+    def _store(self) -> CheckpointStore:
         return open_store(self._plan.store_address)
 
     def checkpoint(self, kept: CheckpointCommitted) -> Checkpoint:
@@ -118,7 +118,7 @@ class _Place:
 class _Kept:
     """A trial's kept checkpoints, each with its result, which is read when it is asked for."""
 
-    def __init__(self, place: _Place, folder: str) -> None:
+    def __init__(self, place: _CheckpointSource, folder: str) -> None:
         self._place, self._folder = place, folder
 
     def read(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:

@@ -13,7 +13,7 @@ from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.protocol.messages import ResultReported, TrialStarted
-from tunemq_shared.trial.results import ResultFrame, full_result
+from tunemq_shared.trial.results import ResultTemplate, full_result
 
 
 class TrialView:
@@ -47,7 +47,7 @@ class TrialView:
             self.error_file = os.path.join(self.local_path, ERROR_FILE)
         self.hostname = self.node = ""
         self._experiment_id = plan.experiment_id
-        self._frame: ResultFrame | None = None
+        self._frame: ResultTemplate | None = None
         self._shown: tuple[ResultReported, dict[str, Any]] | None = None
         if summary.started is not None:
             self.started(summary.started)
@@ -111,14 +111,14 @@ class TrialView:
         result = self.full_result(self.newest)
         return {**result, "done": True} if self.is_finished else result
 
-    def learn(self, fact: c.RecordCommand) -> None:
+    def learn(self, fact: c.NotifyCommand) -> None:
         """Take over a fact."""
         match fact:
-            case c.RecordResult():
+            case c.NotifyResult():
                 self.newest = fact.result
-            case c.RecordCheckpoint():
+            case c.NotifyCheckpoint():
                 self.checkpoint = fact.checkpoint
-            case c.RecordStart():
+            case c.NotifyTrialStart():
                 self.node = fact.node
             case _:
                 pass
@@ -127,7 +127,7 @@ class TrialView:
         """A host runs it: automatic keys such as pid and hostname come from there."""
         self.hostname = event.hostname
         self._shown = None
-        self._frame = ResultFrame(
+        self._frame = ResultTemplate(
             event,
             self.config,
             experiment_id=self._experiment_id,

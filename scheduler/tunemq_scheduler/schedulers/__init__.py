@@ -5,14 +5,18 @@ from __future__ import annotations
 from tunemq_scheduler.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
 from tunemq_scheduler.schedulers.create_scheduler import create_scheduler, make_scheduler
 from tunemq_scheduler.schedulers.fifo import FIFOScheduler
-from tunemq_scheduler.schedulers.trial_scheduler import TrialScheduler, Verdict, read_verdict
+from tunemq_scheduler.schedulers.trial_scheduler import (
+    SchedulerDecision,
+    TrialScheduler,
+    read_verdict,
+)
 
 __all__ = [
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "FIFOScheduler",
+    "SchedulerDecision",
     "TrialScheduler",
-    "Verdict",
     "create_scheduler",
     "make_scheduler",
     "read_verdict",

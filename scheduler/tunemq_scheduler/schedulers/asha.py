@@ -85,7 +85,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         self._sign = 1.0
         self._name = ""
         self._stopped = 0
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _RungPosition] = {}
 
     def set_search_properties(self, metric: Metric, mode: Mode, **spec: Any) -> bool:
         """Take over the experiment's metric, mode and seed.
@@ -111,7 +111,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
             ConfigError: nobody said what to compare by.
         """
         need_objective(type(self).__name__, self._metric if self._name else None, self._mode)
-        place = self._places[trial.trial_id] = _Place(self._draw_bracket(trial.number))
+        place = self._places[trial.trial_id] = _RungPosition(self._draw_bracket(trial.number))
         time = lookup(trial.last_result, self._time_attr)
         if time is not None:
             self._reach(place, time)
@@ -144,7 +144,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         reason = self._judge(place, time, measured)
         return self._stop(trial, reason) if reason else self.CONTINUE
 
-    def _judge(self, place: _Place, time: float, measured: Any) -> str:
+    def _judge(self, place: _RungPosition, time: float, measured: Any) -> str:
         """Record a value at the highest rung that is new to the trial; say why it is not enough."""
         rung = self._reach(place, time)
         if rung is None:
@@ -159,7 +159,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
             f"{self._best_share} of {others} trials, cutoff {self._sign * cutoff:g}"
         )
 
-    def _reach(self, place: _Place, time: float) -> Rung | None:
+    def _reach(self, place: _RungPosition, time: float) -> Rung | None:
         rungs = self._brackets[place.bracket]
         reached = None
         while place.next_rung < len(rungs) and time >= rungs[place.next_rung].milestone:
@@ -250,13 +250,13 @@ class AsyncHyperBandScheduler(TrialScheduler):
         for rungs, saved in zip(self._brackets, state["brackets"], strict=True):
             for rung, values in zip(rungs, saved, strict=True):
                 rung.set_state(values)
-        self._places = {trial: _Place(*place) for trial, place in state["places"].items()}
+        self._places = {trial: _RungPosition(*place) for trial, place in state["places"].items()}
 
 
 ASHAScheduler = AsyncHyperBandScheduler
 
 
-class _Place:
+class _RungPosition:
     """Where a live trial is: its bracket, and the first rung that it has not reached.
 
     ``overdue``: it has reached a rung by a result that did not have the metric.

@@ -12,7 +12,7 @@ from tunemq_shared.protocol import messages
 from tunemq_shared.protocol.conditions import Horizon
 
 
-class Verdict(str):
+class SchedulerDecision(str):
     """A decision, and why: ``return TrialScheduler.STOP.because("too slow")``.
 
     It equals the bare string, so a scheduler may return that as well.
@@ -27,12 +27,14 @@ class Verdict(str):
         verdict.reason = reason
         return verdict
 
-    def because(self, reason: str) -> Verdict:
+    def because(self, reason: str) -> SchedulerDecision:
         """The same decision with a reason, which is journalled and shown."""
-        return Verdict(self, reason)
+        return SchedulerDecision(self, reason)
 
 
-_DECISIONS = {word: Verdict(word) for word in (messages.CONTINUE, messages.PAUSE, messages.STOP)}
+_DECISIONS = {
+    word: SchedulerDecision(word) for word in (messages.CONTINUE, messages.PAUSE, messages.STOP)
+}
 _NOOP = "NOOP"
 
 
@@ -45,13 +47,13 @@ def decides_as(scheduler: TrialScheduler, base: type[TrialScheduler]) -> bool:
     return type(scheduler).on_trial_result is base.on_trial_result
 
 
-def read_verdict(scheduler: object, answer: object) -> Verdict:
+def read_verdict(scheduler: object, answer: object) -> SchedulerDecision:
     """What a scheduler's answer means.
 
     Raises:
         SearchFailed: it is no decision; names the scheduler and the decisions.
     """
-    if isinstance(answer, Verdict):
+    if isinstance(answer, SchedulerDecision):
         return answer
     if answer == _NOOP:
         return _DECISIONS[messages.CONTINUE]
@@ -124,17 +126,17 @@ class TrialScheduler(Stateful):
     already reached by the newest result, it means the next result. A horizon may depend only on
     what the scheduler was told.
 
-    **Answers are facts.** A decision is journalled with its reason (`Verdict.because`) and not
-    asked for again. After a restart the scheduler is given its state, if `get_state` offers one, or
-    told the trials and the results that it was asked about once more, in the journal's order; its
-    answers are then ignored.
+    **Answers are facts.** A decision is journalled with its reason (`SchedulerDecision.because`)
+    and not asked for again. After a restart the scheduler is given its state, if `get_state` offers
+    one, or told the trials and the results that it was asked about once more, in the journal's
+    order; its answers are then ignored.
 
     **Errors.** What a method raises ends the experiment in ERROR, with its trials saved.
     """
 
-    CONTINUE: ClassVar[Verdict] = _DECISIONS[messages.CONTINUE]
-    PAUSE: ClassVar[Verdict] = _DECISIONS[messages.PAUSE]
-    STOP: ClassVar[Verdict] = _DECISIONS[messages.STOP]
+    CONTINUE: ClassVar[SchedulerDecision] = _DECISIONS[messages.CONTINUE]
+    PAUSE: ClassVar[SchedulerDecision] = _DECISIONS[messages.PAUSE]
+    STOP: ClassVar[SchedulerDecision] = _DECISIONS[messages.STOP]
     NOOP: ClassVar[str] = _NOOP
 
     # Here and not only in __init__: a subclass that forgets super().__init__() works, too.

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunemq_scheduler.search.objective import Metric, Mode, check_count, is_whole
 from tunemq_scheduler.search.searcher import Searcher
-from tunemq_scheduler.search.space import Grid, Path, merge, path_name, read_space
+from tunemq_scheduler.search.space import GridCombinations, SpacePath, merge, path_name, read_space
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.base.errors import ConfigError, SearchSpaceError
 
@@ -47,7 +47,7 @@ class BasicVariantGenerator(Searcher):
         self._own_seed = _read_seed(random_state)
         self._seed: object = None
         self._count = 0
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[_ConfigRange] = []
         self._ends: list[int] = []
 
     def set_search_properties(
@@ -64,14 +64,14 @@ class BasicVariantGenerator(Searcher):
         """
         self._seed = spec["seed"] if self._own_seed is None else self._own_seed
         self._stretches = [
-            _Stretch(merge(config, _read_point(index, point, config)))
+            _ConfigRange(merge(config, _read_point(index, point, config)))
             for index, point in enumerate(self._points)
         ]
         self._count = 0  # another experiment may have used it
         endless = spec["num_samples"] < 0
         rest = max(0, spec["num_samples"] - len(self._points))
         if rest or endless:
-            self._stretches.append(_Stretch(config, rest))
+            self._stretches.append(_ConfigRange(config, rest))
         self._ends = list(itertools.accumulate(stretch.size for stretch in self._stretches))
         self.total_samples = None if endless else self._ends[-1]
         return True
@@ -109,12 +109,12 @@ class BasicVariantGenerator(Searcher):
         self._count = state["count"]
 
 
-class _Stretch:
+class _ConfigRange:
     """Consecutive configurations from one space: a point's, or those of all further samples."""
 
     def __init__(self, space: dict[Any, Any], samples: int = 1) -> None:
         self.space = space
-        self.grid = Grid(space)
+        self.grid = GridCombinations(space)
         self.size = samples * self.grid.size
 
 
@@ -130,7 +130,7 @@ def _read_point(index: int, point: Any, space: dict[Any, Any]) -> dict[Any, Any]
     return read_space(point)
 
 
-def _unknown_key(point: Mapping[Any, Any], space: Any, path: Path) -> Path | None:
+def _unknown_key(point: Mapping[Any, Any], space: Any, path: SpacePath) -> SpacePath | None:
     for key, value in point.items():
         if key not in space:
             return (*path, key)

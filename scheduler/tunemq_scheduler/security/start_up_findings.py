@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_shared.base.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def refuse(findings: Iterable[Finding], *, is_insecure: bool, tell: Callable[[st
     Raises:
         ConfigError: one may not; says all that is wrong, and how to mend it.
     """
-    wrong = [finding for finding in findings if finding.level is not Level.OK]
+    wrong = [finding for finding in findings if finding.level is not FindingLevel.OK]
     reasons = [finding for finding in wrong if finding.refuses and not is_insecure]
     if reasons:
         said = " ".join(f"{finding.what} To mend it: {finding.fix}" for finding in reasons)

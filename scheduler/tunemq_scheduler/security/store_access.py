@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, TimedOut, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferTimedOut, retried
 from tunemq_shared.code.blob_folder import BLOBS
-from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.remote_objects import PROBE
 from tunemq_shared.objects.s3_address import (
     as_reached_from_here,
@@ -101,14 +101,14 @@ def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
         StoreUnavailable: the server does not answer.
         StoreError: there are no keys, or its certificate is not trusted.
     """
-    place = _Place(address, every[0])
+    place = _ProbedPrefix(address, every[0])
     try:
         return [finding for keys in every for finding in place.tried(keys)] + place.tidied()
     finally:
         place.close()
 
 
-class _Place:
+class _ProbedPrefix:
     """A prefix on a server, as each role reaches it.
 
     Args:
@@ -136,7 +136,7 @@ class _Place:
         Raises:
             StoreUnavailable: the server does not answer.
         """
-        rights, cancel = _RIGHTS[keys.role], Cancel(_ROLE_S)
+        rights, cancel = _RIGHTS[keys.role], CancelToken(_ROLE_S)
         try:
             client = self._owner if keys.role is StoreRole.SCHEDULER else self._client_of(keys)
         except StoreError as error:
@@ -162,7 +162,7 @@ class _Place:
             if not rights.removes:
                 found += self._forged(keys, client, cancel)
             return found
-        except Refused as refusal:
+        except StoreRequestDenied as refusal:
             return [self._refused(keys, refusal, doing)]
 
     def tidied(self) -> list[Finding]:
@@ -171,7 +171,7 @@ class _Place:
         for name in self._left:
             try:
                 self._owner.remove(name, "it cannot be removed")
-            except Refused:
+            except StoreRequestDenied:
                 continue  # such keys have not written it either, or are a finding already
             except StoreError as error:
                 found.append(
@@ -188,22 +188,24 @@ class _Place:
         for client in self._clients:
             client.close()
 
-    def _is_written(self, code: str, cancel: Cancel) -> bool:
+    def _is_written(self, code: str, cancel: CancelToken) -> bool:
         """Write something where code lies, with the scheduler's keys; whether it is there."""
         self._left.add(code)
         try:
             _asked(lambda: self._owner.put(code, _CONTENT, "it cannot be written"), cancel)
-        except Refused:
+        except StoreRequestDenied:
             return False  # a finding of the scheduler's
         return True
 
-    def _removed(self, keys: StoreKeys, client: S3Client, name: str, cancel: Cancel) -> Finding:
+    def _removed(
+        self, keys: StoreKeys, client: S3Client, name: str, cancel: CancelToken
+    ) -> Finding:
         rights = _RIGHTS[keys.role]
         who = f"the {keys.role}'s keys"
         lists = "lists, " if rights.lists else ""
         try:
             _asked(lambda: client.remove(name, "it cannot be removed"), cancel)
-        except Refused as refusal:
+        except StoreRequestDenied as refusal:
             if rights.removes or refusal.code != _NO_RIGHT:
                 raise
             may = f"{who}: {lists}writes and reads in {self._name}; may not remove, as intended"
@@ -218,12 +220,12 @@ class _Place:
             f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json",
         )
 
-    def _forged(self, keys: StoreKeys, client: S3Client, cancel: Cancel) -> list[Finding]:
+    def _forged(self, keys: StoreKeys, client: S3Client, cancel: CancelToken) -> list[Finding]:
         """What is wrong where such keys may write what is the scheduler's."""
         search, taken = _probe(), []
         for own in _SCHEDULERS_OWN:
             name = f"{self._prefix}{search}/{own}"
-            with suppress(Refused):
+            with suppress(StoreRequestDenied):
                 _asked(partial(client.put, name, _CONTENT, "it cannot be written"), cancel)
                 taken.append(own)
                 self._left.add(name)
@@ -240,7 +242,7 @@ class _Place:
             )
         ]
 
-    def _refused(self, keys: StoreKeys, refusal: Refused, doing: str) -> Finding:
+    def _refused(self, keys: StoreKeys, refusal: StoreRequestDenied, doing: str) -> Finding:
         who = f"the {keys.role}'s keys"
         if refusal.code == "NoSuchBucket":
             return problem(
@@ -275,7 +277,7 @@ class _Place:
         return client
 
 
-def _asked(call: Callable[[], object], cancel: Cancel) -> None:
+def _asked(call: Callable[[], object], cancel: CancelToken) -> None:
     """Do it, again and again for a while where the server cannot do it now.
 
     Raises:
@@ -284,14 +286,14 @@ def _asked(call: Callable[[], object], cancel: Cancel) -> None:
     """
     try:
         retried(call, cancel)
-    except TimedOut as error:
+    except TransferTimedOut as error:
         raise StoreUnavailable(str(error)) from error
 
 
 def _read(client: S3Client, name: str) -> None:
     with client.get(name, "it cannot be read") as answer:
         if b"".join(answer.blocks()) != _CONTENT:
-            raise Refused(f"{name} has another content than was written there.", "")
+            raise StoreRequestDenied(f"{name} has another content than was written there.", "")
 
 
 def _probe() -> str:

@@ -26,12 +26,12 @@ from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
-from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.remote_objects import PROBE, PROBE_ANSWER_S
 from tunemq_shared.objects.s3_address import (
     DEFAULT_KEYS,
-    Keys,
     S3Address,
+    S3Credentials,
     as_reached_from_here,
     find_ca_file,
     find_keys,
@@ -107,7 +107,7 @@ def probe_store(address: str, environ: Mapping[str, str] | None = None) -> list[
     return _S3Probe(as_reached_from_here(known, environ), environ).findings()
 
 
-class _Answered(NamedTuple):
+class _ProbeAnswer(NamedTuple):
     """An answer: HTTP's status, 0 for none; the ``Date`` in its head, and S3's word for why not.
 
     Both are empty without one.
@@ -157,7 +157,7 @@ class _Asker:
         target: str,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> _Answered:
+    ) -> _ProbeAnswer:
         """What the server answers.
 
         Raises:
@@ -168,7 +168,7 @@ class _Asker:
             response = self._connection.getresponse()
             word = _CODE.search(response.read(2**16))
             said = word[1].decode() if word else ""
-            return _Answered(response.status, response.headers.get("Date", ""), said)
+            return _ProbeAnswer(response.status, response.headers.get("Date", ""), said)
         except (OSError, http.client.HTTPException) as error:
             raise StoreUnavailable(f"{self._endpoint} does not answer: {error}.") from error
         finally:
@@ -208,7 +208,7 @@ class _S3Probe:
             self._client.close()
         return found + left
 
-    def _list_as_anybody(self) -> _Answered:
+    def _list_as_anybody(self) -> _ProbeAnswer:
         """The answer to whoever wants to know what is in the bucket, and says not who he is."""
         query = {"list-type": "2", "max-keys": "1", "prefix": self._address.prefix}
         return self._asker.ask("GET", self._target("", urlencode(query)))
@@ -239,7 +239,7 @@ class _S3Probe:
             )
         if is_amazon(endpoint):
             return ok("store-keys", f"{endpoint} has no keys of its own.")
-        nobodys = self._answer_to(Keys(secrets.token_hex(10), secrets.token_hex(20)))
+        nobodys = self._answer_to(S3Credentials(secrets.token_hex(10), secrets.token_hex(20)))
         if nobodys == _LET_IN:
             return problem(
                 "store-keys",
@@ -255,7 +255,7 @@ class _S3Probe:
                 "look again with `tunemq doctor`.",
             )
         for pair in DEFAULT_KEYS:
-            answer = self._answer_to(Keys(*pair))
+            answer = self._answer_to(S3Credentials(*pair))
             # Who is told that he may not is known, where others are told something else.
             if answer != nobodys and answer in _KNOWN:
                 return problem(
@@ -267,18 +267,18 @@ class _S3Probe:
                 )
         return ok("store-keys", f"The server {endpoint} knows no keys that everybody knows.")
 
-    def _answer_to(self, keys: Keys) -> str:
+    def _answer_to(self, keys: S3Credentials) -> str:
         """What somebody with these keys is told: S3's word for why not; empty for no answer."""
         with contextlib.closing(self._client_of(keys)) as client:
             try:
                 next(client.listed(self._name()), None)
-            except Refused as refusal:
+            except StoreRequestDenied as refusal:
                 return refusal.code
             except StoreError:
                 return ""
             return _LET_IN
 
-    def _anonymous(self, listed: _Answered) -> Finding:
+    def _anonymous(self, listed: _ProbeAnswer) -> Finding:
         """Whether somebody without keys may list, write, read or remove."""
         name = self._name()
         answers = {"list": listed, "write": self._put(name)}
@@ -344,12 +344,12 @@ class _S3Probe:
         query: str = "",
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> _Answered:
+    ) -> _ProbeAnswer:
         """The answer to whoever is nobody, and asks about an object."""
         try:
             return self._asker.ask(method, self._target(name, query), headers, body)
         except StoreUnavailable:
-            return _Answered(0)
+            return _ProbeAnswer(0)
 
     def _put(
         self,
@@ -357,7 +357,7 @@ class _S3Probe:
         query: str = "",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"probe",
-    ) -> _Answered:
+    ) -> _ProbeAnswer:
         """Try to write a probe without a signature of ours."""
         answered = self._ask("PUT", name, query, headers, body)
         if answered.is_done or not answered.status:
@@ -368,7 +368,7 @@ class _S3Probe:
         """Write a probe with our keys; whether it is there."""
         try:
             self._client.put(name, b"probe", "it cannot be written")
-        except Refused:
+        except StoreRequestDenied:
             return False
         except StoreError:  # it may come to be all the same
             self._written.add(name)
@@ -385,7 +385,7 @@ class _S3Probe:
         path = urlsplit(self._client.url(name)).path
         return f"{path}?{query}" if query else path
 
-    def _client_of(self, keys: Keys) -> S3Client:
+    def _client_of(self, keys: S3Credentials) -> S3Client:
         return S3Client(
             self._address,
             keys,

@@ -11,7 +11,7 @@ from typing import Final
 from tunemq_scheduler.security.findings import problem
 from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_scheduler.transport.redis.key_types import KeyType, clear_wrong_types
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.signing.live_keys import LiveKeys
 
@@ -36,7 +36,7 @@ def refuse_unsigned(
     """
     if keys.is_signed:
         return
-    line = RedisLine(url)
+    line = RedisConnection(url)
     try:
         line.connect()
         clear_wrong_types(line, {redis_keys.SIGNS: KeyType.STRING}, lambda *said: tell(said[-1]))

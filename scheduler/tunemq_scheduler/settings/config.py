@@ -163,7 +163,7 @@ class FailureConfig:
     """What happens when a trial fails.
 
     A trial is tried again from its last checkpoint: at once, and while no new result comes after
-    growing pauses of up to a minute. A trial that used up its own time (`TrialLimits`) is not.
+    growing pauses of up to a minute. A trial that used up its own time (`TrialLimitSpec`) is not.
 
     Attributes:
         max_failures: how often it is tried again after an error in its code, the death of its
@@ -219,7 +219,7 @@ class FailureConfig:
             raise _bad("FailureConfig", "max_failures", self.max_failures, fix)
 
 
-Stop = dict[str, Any] | Callable[[str, dict[str, Any]], bool]
+StopCriteria = dict[str, Any] | Callable[[str, dict[str, Any]], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class RunConfig:
 
     name: str | None = None
     storage_path: str | os.PathLike[str] | None = None
-    stop: Stop | Stopper | Sequence[Stop | Stopper] | None = None
+    stop: StopCriteria | Stopper | Sequence[StopCriteria | Stopper] | None = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     callbacks: Sequence[Callback] | None = None

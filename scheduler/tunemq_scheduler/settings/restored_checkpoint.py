@@ -9,7 +9,7 @@ from typing import Any, Final
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.checkpoint_folders import CheckpointForm, read_notes
 from tunemq_shared.checkpoints.manifest import FILES, MANIFEST, CheckpointInfo, parse_manifest
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_shared.trial.results import TRAINING_ITERATION
 
@@ -17,7 +17,9 @@ from tunemq_shared.trial.results import TRAINING_ITERATION
 KEY: Final = "restored/checkpoint_0-000001"
 
 
-def import_checkpoint(given: Checkpoint | str | os.PathLike[str], store: Store) -> CheckpointRef:
+def import_checkpoint(
+    given: Checkpoint | str | os.PathLike[str], store: CheckpointStore
+) -> CheckpointRef:
     """Copy a checkpoint into the store; what trials counted before is counted on.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
-from tunemq_shared.base.errors import ConfigError, StoreError, TunerOfOtherVersion
+from tunemq_shared.base.errors import ConfigError, StoreError, TunerVersionMismatch
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import unpickle
@@ -27,7 +27,7 @@ TUNER_FILE: Final = "tuner.pkl"
 _VERSION: Final = 1
 
 
-class _Part(msgspec.Struct, array_like=True):
+class _PickledField(msgspec.Struct, array_like=True):
     """One thing, pickled; or why it could not be."""
 
     pickled: bytes
@@ -48,9 +48,9 @@ class SavedTuner(msgspec.Struct, kw_only=True):
     tunemq: str
     trainable: str
     seed: int
-    param_space: _Part
-    tune_config: _Part
-    run_config: _Part
+    param_space: _PickledField
+    tune_config: _PickledField
+    run_config: _PickledField
 
     def get(self, name: str) -> Any:
         """What was given to `Tuner` by this name.
@@ -58,7 +58,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
         Raises:
             ConfigError: it could not be kept, or cannot be loaded; says what to do.
         """
-        part: _Part = getattr(self, name)
+        part: _PickledField = getattr(self, name)
         if part.problem:
             raise ConfigError(
                 f"the {name} of this experiment could not be pickled ({part.problem}), so it is "
@@ -77,7 +77,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
 
 def pickle_tuner(
     param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
-) -> dict[str, _Part]:
+) -> dict[str, _PickledField]:
     """The parts of a `SavedTuner`, as they are before a search changes what is in them."""
     return {
         "param_space": _pickled(param_space),
@@ -86,7 +86,7 @@ def pickle_tuner(
     }
 
 
-def save_tuner(folder: str, parts: dict[str, _Part], *, name: str, seed: int) -> None:
+def save_tuner(folder: str, parts: dict[str, _PickledField], *, name: str, seed: int) -> None:
     """Keep a tuner in the experiment's folder, durably, as a whole or not at all.
 
     Args:
@@ -136,7 +136,7 @@ def read_tuner(folder: str) -> SavedTuner:
         theirs = {name: found[name] for name in ("version", *_versions())}
         for what, ours in {"version": _VERSION, **_versions()}.items():
             if _readable_by(what, theirs[what]) != _readable_by(what, ours):
-                raise TunerOfOtherVersion(
+                raise TunerVersionMismatch(
                     f"{path} was written with {_named(what, theirs[what])}, which "
                     f"{_named(what, ours)} does not read. {_remedy(what, theirs)}"
                 )
@@ -145,13 +145,13 @@ def read_tuner(folder: str) -> SavedTuner:
         raise ConfigError(f"{path} is damaged: {error}.") from error
 
 
-def _pickled(value: Any) -> _Part:
+def _pickled(value: Any) -> _PickledField:
     import cloudpickle
 
     try:
-        return _Part(cloudpickle.dumps(value))
+        return _PickledField(cloudpickle.dumps(value))
     except Exception as error:  # noqa: BLE001  whatever the user's own classes raise: kept, and told by `get`
-        return _Part(b"", f"{type(error).__name__}: {error}")
+        return _PickledField(b"", f"{type(error).__name__}: {error}")
 
 
 def _versions() -> dict[str, Any]:

@@ -12,18 +12,18 @@ from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.objects.store_address import canonical_address, is_remote, join
 
-#: An address that went through a `Path`.
+#: An address that went through a `SpacePath`.
 _CRIPPLED: Final = re.compile(r"[a-z0-9]+:/[^/]")
 
 
-class Storage(NamedTuple):
+class StorageLocation(NamedTuple):
     """A local folder, and the address of the store of checkpoints; empty for that folder."""
 
     folder: str
     store: str
 
 
-def storage_of(run: RunConfig) -> Storage:
+def storage_of(run: RunConfig) -> StorageLocation:
     """Where all experiments with these settings go.
 
     Raises:
@@ -42,7 +42,7 @@ def storage_of(run: RunConfig) -> Storage:
         to_store = sync.syncer == "auto" and is_remote(uploads)
         store = canonical_address(uploads) if to_store else ""
         check_allowed(store, "SyncConfig(upload_dir)")
-        return Storage(results_folder(given), store)
+        return StorageLocation(results_folder(given), store)
     if sync.upload_dir is not None:
         raise ConfigError(
             f"RunConfig(storage_path={given!r}) and SyncConfig(upload_dir={sync.upload_dir!r}) "
@@ -50,10 +50,10 @@ def storage_of(run: RunConfig) -> Storage:
         )
     store = canonical_address(given)
     check_allowed(store, "RunConfig(storage_path)")
-    return Storage(results_folder(None), store)
+    return StorageLocation(results_folder(None), store)
 
 
-def make_storage(among: Storage, name: str) -> Storage:
+def make_storage(among: StorageLocation, name: str) -> StorageLocation:
     """A new experiment's own place; a name that is taken gets a number behind it.
 
     Args:
@@ -65,7 +65,7 @@ def make_storage(among: Storage, name: str) -> Storage:
         StoreError: the store cannot be used; says what to do. Nothing was made.
     """
     if not among.store:
-        return Storage(make_experiment_folder(among.folder, name, is_new=True), "")
+        return StorageLocation(make_experiment_folder(among.folder, name, is_new=True), "")
     try:
         open_objects(among.store).probe()
     except StoreError as error:
@@ -76,4 +76,4 @@ def make_storage(among: Storage, name: str) -> Storage:
         return next(iter(open_objects(join(among.store, name)).list()), None) is not None
 
     folder = make_experiment_folder(among.folder, name, is_new=True, is_taken=is_taken)
-    return Storage(folder, join(among.store, os.path.basename(folder)))
+    return StorageLocation(folder, join(among.store, os.path.basename(folder)))

@@ -1,4 +1,4 @@
-"""`StoreKeeper`: removes from the store what is kept no longer, beside the loop.
+"""`CheckpointGarbageCollector`: removes from the store what is kept no longer, beside the loop.
 
 Removing takes its time and may fail; neither is ever the search's trouble. Each removal may be done
 twice, and they may be done in any order: a key that was condemned is never referred to again.
@@ -15,7 +15,7 @@ from typing import Final
 
 from tunemq_scheduler.core import commands as c
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store import CheckpointStore
 
 #: An order to remove something.
 Removal = c.DeleteCheckpoint | c.DeleteObjects
@@ -29,7 +29,7 @@ _LOOK_S: Final = 0.05
 _LAST_S: Final = 0.5
 
 
-class StoreKeeper:
+class CheckpointGarbageCollector:
     """Carries out removals in a thread of its own, which the first one starts.
 
     **Threads.** All methods are called by the thread that runs the loop, and none waits for the
@@ -42,7 +42,7 @@ class StoreKeeper:
         first_pause_s: seconds after the first failure.
     """
 
-    def __init__(self, store: Store, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(self, store: CheckpointStore, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._store = store
         self._first_pause_s = first_pause_s
         self._changed = threading.Condition()

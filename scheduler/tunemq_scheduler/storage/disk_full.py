@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tunemq_shared.base.errors import JournalFull
-from tunemq_shared.protocol.messages import Entry
+from tunemq_shared.protocol.messages import JournalRecord
 
 #: Seconds between two tries.
 RETRY_S: Final = 0.5
 
 
 def append_when_there_is_room(
-    append: Callable[[Sequence[Entry]], None],
-    entries: Sequence[Entry],
+    append: Callable[[Sequence[JournalRecord]], None],
+    entries: Sequence[JournalRecord],
     *,
     tell: Callable[[str], None],
     pause: Callable[[float], None],

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import Kept
+from tunemq_scheduler.core.trials.kept_checkpoints import TrialCheckpoint
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.manifest import MANIFEST
 from tunemq_shared.checkpoints.open_store import open_objects
@@ -45,7 +45,7 @@ def adopt_written(
             try:
                 _check(folder, kept)
                 objects = objects or open_objects(plan.store)
-                cancel = Cancel(plan.sync_timeout_s)
+                cancel = CancelToken(plan.sync_timeout_s)
                 done = object_checkpoints.upload(objects, kept.key, folder, None, cancel)
             except (OSError, StoreError) as error:
                 tell(
@@ -71,7 +71,7 @@ def adopt_written(
     return facts
 
 
-def _only_written(runner: TrialRunner) -> Iterator[tuple[str, Kept]]:
+def _only_written(runner: TrialRunner) -> Iterator[tuple[str, TrialCheckpoint]]:
     """The checkpoints that are only on some node, each trial's oldest first."""
     for trial in runner.live.values():
         for kept in trial.checkpoints:
@@ -79,7 +79,7 @@ def _only_written(runner: TrialRunner) -> Iterator[tuple[str, Kept]]:
                 yield trial.trial_id, kept
 
 
-def _check(folder: Path, kept: Kept) -> None:
+def _check(folder: Path, kept: TrialCheckpoint) -> None:
     """Refuse what is not the checkpoint that was written; the files' hashes are checked later.
 
     Raises:

@@ -17,7 +17,7 @@ from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import DICT_FILE, METADATA_FILE, Checkpoint
 from tunemq_shared.checkpoints.manifest import Manifest
 from tunemq_shared.checkpoints.open_store import open_store
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.objects.store_address import join, without_settings
 from tunemq_shared.system.folder_trees import walk
 
@@ -96,7 +96,7 @@ class StoredCheckpoint(Checkpoint):
             _move_into(whole, folder)
 
     @contextmanager
-    def _store(self) -> Iterator[Store]:
+    def _store(self) -> Iterator[CheckpointStore]:
         with closing(open_store(self._address)) as store:
             yield store
 

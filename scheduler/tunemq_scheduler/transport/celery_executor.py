@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.node_transport import NodeWire
-from tunemq_scheduler.transport.redis.redis_link import Backing
-from tunemq_scheduler.transport.transport_client import WireClient
-from tunemq_shared.base.errors import BugError, WireError
-from tunemq_shared.protocol.messages import Event, HostOrder, NodeJoined
+from tunemq_scheduler.transport.node_transport import NodeTransport
+from tunemq_scheduler.transport.redis.redis_link import EmbeddedServices
+from tunemq_scheduler.transport.transport_client import TransportClient
+from tunemq_shared.base.errors import BugError, TransportError
+from tunemq_shared.protocol.messages import Event, NodeJoined, TrialOrder
 from tunemq_shared.signing.live_keys import LiveKeys
 
 
-class CeleryTrialExecutor(MailedOrders):
-    """The backend of real experiments: a `NodeWire` of its own.
+class CeleryTrialExecutor(DesiredStateExecutor):
+    """The backend of real experiments: a `NodeTransport` of its own.
 
     Args:
-        url, term, backing, connect_within, keys: see `NodeWire`.
+        url, term, backing, connect_within, keys: see `NodeTransport`.
     """
 
     def __init__(
@@ -27,18 +27,18 @@ class CeleryTrialExecutor(MailedOrders):
         url: str,
         *,
         term: int,
-        backing: Backing | None = None,
+        backing: EmbeddedServices | None = None,
         connect_within: float = 10.0,
         keys: LiveKeys | None = None,
     ) -> None:
         super().__init__()
-        self._wire = NodeWire(
+        self._wire = NodeTransport(
             url, term=term, backing=backing, connect_within=connect_within, keys=keys
         )
-        self._client: WireClient | None = None
+        self._client: TransportClient | None = None
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Reach Redis and make the experiment's stream; see `NodeWire.open` for what it raises."""
+        """Reach Redis and make the experiment's stream; raises what `NodeTransport.open` does."""
         self._plan = plan
         self._client = self._wire.add(plan.events_key)
         self._wire.open()
@@ -58,7 +58,7 @@ class CeleryTrialExecutor(MailedOrders):
         self._wire.send()
 
     def poll(self, timeout: float) -> list[Event]:
-        """What nodes stated and what became of them; see `NodeWire.poll` for what it raises.
+        """What nodes stated and what became of them; see `NodeTransport.poll` for what it raises.
 
         Raises:
             WireError: an event of a node cannot be read.
@@ -89,14 +89,14 @@ class CeleryTrialExecutor(MailedOrders):
         try:
             if client is not None and not self._wire.is_away:
                 client.close()
-        except WireError:
+        except TransportError:
             # Nobody is left to tell. An embedded farm ends with the script; a farm's nodes give up
             # an experiment whose scheduler has ended.
             pass
         finally:
             self._wire.close(now=now)
 
-    def _put(self, incarnation: str, order: HostOrder) -> None:
+    def _put(self, incarnation: str, order: TrialOrder) -> None:
         if (orders := self._opened.orders(incarnation)) is not None:
             orders.put(order)
 
@@ -105,7 +105,7 @@ class CeleryTrialExecutor(MailedOrders):
             orders.release(trial, epoch)
 
     @property
-    def _opened(self) -> WireClient:
+    def _opened(self) -> TransportClient:
         if self._client is None:
             raise BugError("the executor was used before it was opened, or after it was closed")
         return self._client

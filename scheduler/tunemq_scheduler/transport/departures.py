@@ -1,4 +1,4 @@
-"""`Departures`: node incarnations that are dead as soon as their last events are read. Pure."""
+"""Node incarnations that are dead as soon as their last events are read. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 
-class Departures:
+class Deregistrations:
     """Who said that it ends, or whose node was started again, and where in the nodes' stream."""
 
     def __init__(self) -> None:

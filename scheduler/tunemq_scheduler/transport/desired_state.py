@@ -1,4 +1,4 @@
-"""`Mailbox`: what one node incarnation is to host, and what of that it has confirmed. Pure."""
+"""`DesiredState`: what one node incarnation is to host, and what of that it has confirmed. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, HostOrder, HostStart
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, TrialOrder, TrialSpec
 
 
 @dataclass(slots=True)
 class _Known:
     """An order about one trial, and how to start that; ``start_version`` first told it the node."""
 
-    order: HostOrder
-    start: HostStart
+    order: TrialOrder
+    start: TrialSpec
     start_version: int | None = None
 
-    def told(self, version: int, confirmed: int) -> HostOrder:
+    def told(self, version: int, confirmed: int) -> TrialOrder:
         """It as part of an assignment: says how to start until the node has confirmed that."""
         if self.start_version is None:
             self.start_version = version
@@ -26,7 +26,7 @@ class _Known:
         return msgspec.structs.replace(self.order, start=start)
 
 
-class Mailbox:
+class DesiredState:
     """Collects a node's orders until they are sent as one assignment.
 
     Every assignment is whole: of each experiment it has all orders, or it says that the hosts of
@@ -55,7 +55,7 @@ class Mailbox:
         self.version = confirmed
         self._store = store
         self._confirmed = confirmed
-        self._orders: dict[str, Orders] = {}
+        self._orders: dict[str, DesiredTrials] = {}
         #: Whether the node must hear of a change now, and whether something may wait for the next
         #: change.
         self.is_changed = False
@@ -96,11 +96,11 @@ class Mailbox:
         orders = self._orders
         return bool(orders) and all(one.waits for one in orders.values())
 
-    def orders(self, events_key: str) -> Orders:
+    def orders(self, events_key: str) -> DesiredTrials:
         """Those of one experiment."""
         orders = self._orders.get(events_key)
         if orders is None:
-            orders = self._orders[events_key] = Orders(self)
+            orders = self._orders[events_key] = DesiredTrials(self)
         return orders
 
     def drop(self, events_key: str) -> bool:
@@ -136,7 +136,7 @@ class Mailbox:
     def same_assignment(self) -> Assignment:
         """The current version once more, for a node that has not confirmed it."""
         self.renewals_unconfirmed = 0
-        listed: list[HostOrder] = []
+        listed: list[TrialOrder] = []
         untouched: list[str] = []
         for events_key, orders in self._orders.items():
             if orders.waits:
@@ -154,10 +154,10 @@ class Mailbox:
         )
 
 
-class Orders:
+class DesiredTrials:
     """What one experiment wants a node to host."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: DesiredState) -> None:
         self._mailbox = mailbox
         self._wanted: dict[str, _Known] = {}
         #: What it may host of which nothing is to be left, by trial and epoch.
@@ -175,7 +175,7 @@ class Orders:
         """Whether the node is to host nothing."""
         return not (self._wanted or self._unwanted)
 
-    def put(self, order: HostOrder) -> None:
+    def put(self, order: TrialOrder) -> None:
         """Have the node do this about a trial; with ``start``, whatever it was told before.
 
         Without it the order changes one that is known; about another incarnation it is ignored.
@@ -212,7 +212,7 @@ class Orders:
             self.waits = False
             self._mailbox.is_changed = True
 
-    def listed(self, version: int, confirmed: int) -> Iterator[HostOrder]:
+    def listed(self, version: int, confirmed: int) -> Iterator[TrialOrder]:
         """All of them, for an assignment; ``confirmed`` is the version that the node has."""
         for known in (*self._wanted.values(), *self._unwanted.values()):
             yield known.told(version, confirmed)

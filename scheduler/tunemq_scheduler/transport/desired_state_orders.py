@@ -1,4 +1,4 @@
-"""`MailedOrders`: orders about trials become what each node is to host."""
+"""`DesiredStateExecutor`: orders about trials become what each node is to host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import BugError, ConfigError
-from tunemq_shared.protocol.messages import HostOrder, HostStart
+from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
 
 _AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
 
 
-class MailedOrders(TrialExecutor):
+class DesiredStateExecutor(TrialExecutor):
     """Turns each order into what its node is to do about the trial; those derived send that.
 
     They implement `_put` and `_release`, set ``_plan`` when they are opened, and send what has
@@ -34,12 +34,12 @@ class MailedOrders(TrialExecutor):
     def __init__(self) -> None:
         self._plan: ExperimentPlan | None = None
         #: The orders that stand, by node and trial; without how to start.
-        self._standing: dict[str, dict[str, HostOrder]] = {}
+        self._standing: dict[str, dict[str, TrialOrder]] = {}
 
     def start_trial(self, order: StartTrial) -> None:
         """Have a node host a trial."""
         start = self._host_start(order)
-        self._host(order, HostOrder(order.trial, order.epoch, order.run_until, start=start))
+        self._host(order, TrialOrder(order.trial, order.epoch, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let a hosted trial run on."""
@@ -65,7 +65,7 @@ class MailedOrders(TrialExecutor):
     def reattach_trial(self, order: ReattachTrial) -> None:
         """Have a node that is heard again host what it hosted, or end it."""
         start = order.start
-        how = HostOrder(start.trial, start.epoch, start.run_until, start=self._host_start(start))
+        how = TrialOrder(start.trial, start.epoch, start.run_until, start=self._host_start(start))
         if not order.is_wanted:
             self._put(start.incarnation, msgspec.structs.replace(how, kill=True))
             return
@@ -80,23 +80,23 @@ class MailedOrders(TrialExecutor):
         self._standing.pop(order.incarnation, None)
 
     @abstractmethod
-    def _put(self, incarnation: str, order: HostOrder) -> None:
+    def _put(self, incarnation: str, order: TrialOrder) -> None:
         """Have a node do this; nothing if it was lost since, which the runner is about to read."""
 
     @abstractmethod
     def _release(self, incarnation: str, trial: str, epoch: int) -> None:
         """Have a node forget a trial; likewise."""
 
-    def _find(self, order: _AboutHosted) -> HostOrder | None:
+    def _find(self, order: _AboutHosted) -> TrialOrder | None:
         standing = self._standing.get(order.incarnation, {}).get(order.trial)
         return standing if standing is not None and standing.epoch == order.epoch else None
 
-    def _host(self, about: StartTrial | _AboutHosted, order: HostOrder) -> None:
+    def _host(self, about: StartTrial | _AboutHosted, order: TrialOrder) -> None:
         standing = msgspec.structs.replace(order, start=None)
         self._standing.setdefault(about.incarnation, {})[order.trial] = standing
         self._put(about.incarnation, order)
 
-    def _host_start(self, order: StartTrial) -> HostStart:
+    def _host_start(self, order: StartTrial) -> TrialSpec:
         """Return what the node needs to start the trial, as the node will read it.
 
         Raises:
@@ -105,10 +105,10 @@ class MailedOrders(TrialExecutor):
         """
         start = self._opened_plan.host_start(order)
         try:
-            return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=HostStart)
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=TrialSpec)
         except msgspec.ValidationError as problem:
             place = re.search(r"\$\[(\d+)\]", str(problem))
-            field = HostStart.__struct_fields__[int(place[1])] if place else "a field"
+            field = TrialSpec.__struct_fields__[int(place[1])] if place else "a field"
             raise ConfigError(
                 f"No node can start trial {order.trial}: {field}: {problem}. Give the setting that"
                 " it comes from a value of the type that its documentation names."

@@ -1,6 +1,6 @@
-"""`Tenant`: one experiment on the wire: what it is told of nodes, and of each how far it has read.
+"""One experiment on the transport: what it hears of nodes, and how far it has read each.
 
-Pure, as `Roster`, which tells all of them.
+Pure, as `NodeRegistry`, which tells all of them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.transport.departures import place_of
-from tunemq_scheduler.transport.desired_state import Orders
-from tunemq_scheduler.transport.node_batches import Fact
+from tunemq_scheduler.transport.desired_state import DesiredTrials
+from tunemq_scheduler.transport.node_batches import ReadEvent
 from tunemq_shared.protocol import messages as m
 
 #: A node that leaves out the same events so often does not have them.
@@ -22,7 +22,7 @@ _GAPS_AT_MOST: Final = 5
 _GREATEST: Final = 2**64 - 1
 
 
-class Stake(msgspec.Struct):
+class NodeCursor(msgspec.Struct):
     """What an experiment has to do with a node incarnation that it was told of.
 
     Attributes:
@@ -35,7 +35,7 @@ class Stake(msgspec.Struct):
         withheld: the devices that it takes for withheld, and why.
     """
 
-    orders: Orders
+    orders: DesiredTrials
     journalled: int = 0
     told: int = 0
     read: int = 0
@@ -44,7 +44,7 @@ class Stake(msgspec.Struct):
     withheld: Mapping[str, str] = {}
 
 
-class Tenant:
+class ExperimentChannel:
     """An experiment that nodes work for.
 
     Args:
@@ -54,10 +54,10 @@ class Tenant:
     def __init__(self, events_key: str) -> None:
         self.events_key = events_key
         #: What it was not given yet; and how many it was given.
-        self.facts: list[Fact] = []
+        self.facts: list[ReadEvent] = []
         self.given = 0
         #: By the incarnations of the nodes that it was told of, and that are not dead.
-        self.stakes: dict[str, Stake] = {}
+        self.stakes: dict[str, NodeCursor] = {}
         #: Whether it takes no facts for now: nobody waits for it.
         self.is_full = False
         #: Whether events are missing in its stream: it must begin anew, and all is sent again.
@@ -75,7 +75,7 @@ class Tenant:
         """How many facts there were, all in all."""
         return self.given + len(self.facts)
 
-    def take(self) -> list[Fact]:
+    def take(self) -> list[ReadEvent]:
         """The facts that it was not given yet."""
         facts, self.facts = self.facts, []
         self.given += len(facts)
@@ -83,7 +83,9 @@ class Tenant:
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def knows(self, about: m.NodeJoined, orders: Orders, journalled: int, *, is_away: bool) -> None:
+    def knows(
+        self, about: m.NodeJoined, orders: DesiredTrials, journalled: int, *, is_away: bool
+    ) -> None:
         """It knows a node, and is about to say what that is to host.
 
         Args:
@@ -93,17 +95,17 @@ class Tenant:
         """
         incarnation = about.incarnation
         orders.start_over()
-        self.stakes[incarnation] = Stake(
+        self.stakes[incarnation] = NodeCursor(
             orders, journalled, read=journalled, is_away=is_away, withheld=about.withheld
         )
         self._unsettled[incarnation] = self.stated
 
-    def hears(self, about: m.NodeJoined, orders: Orders) -> None:
+    def hears(self, about: m.NodeJoined, orders: DesiredTrials) -> None:
         """A node is there; it may be new, back, or one that was expected."""
         incarnation = about.incarnation
         stake = self.stakes.get(incarnation)
         if stake is None:
-            self.stakes[incarnation] = Stake(orders, withheld=about.withheld)
+            self.stakes[incarnation] = NodeCursor(orders, withheld=about.withheld)
             self.facts.append(about)
             if incarnation in self.beheaded:
                 self.beheaded.discard(incarnation)
@@ -145,7 +147,7 @@ class Tenant:
 
     # --- its stream -------------------------------------------------------------------------------
 
-    def is_gap(self, stake: Stake, first: int) -> bool:
+    def is_gap(self, stake: NodeCursor, first: int) -> bool:
         """Whether to ignore a batch, because others before it got lost in Redis.
 
         Then the stream has a gap; but not where they are missing however often all is sent again:

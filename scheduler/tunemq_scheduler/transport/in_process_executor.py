@@ -24,7 +24,7 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.trainable.run_trial import run_trial
 from tunemq_shared.trainable.trainable_blobs import load
 from tunemq_shared.trial.session import TrialSession
-from tunemq_shared.trial.trial_channel import Channel
+from tunemq_shared.trial.trial_channel import TrialChannel
 
 _INCARNATION = "this-process"
 
@@ -39,8 +39,8 @@ class InProcessExecutor(TrialExecutor):
     def __init__(self, resources: dict[str, float]) -> None:
         self._resources = resources
         self._facts: queue.SimpleQueue[m.NodeEvent | None] = queue.SimpleQueue()
-        self._starts: queue.SimpleQueue[m.HostOrder | None] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[m.HostOrder] = queue.SimpleQueue()
+        self._starts: queue.SimpleQueue[m.TrialOrder | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[m.TrialOrder] = queue.SimpleQueue()
         self._plan: ExperimentPlan | None = None
         self._joined = False
         self._said = 0
@@ -63,19 +63,19 @@ class InProcessExecutor(TrialExecutor):
         if self._plan is not None:
             self._newest = order.trial, order.epoch
             start = self._plan.host_start(order)
-            self._starts.put(m.HostOrder(order.trial, order.epoch, order.run_until, start=start))
+            self._starts.put(m.TrialOrder(order.trial, order.epoch, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let the trial run on."""
-        self._news.put(m.HostOrder(order.trial, order.epoch, order.run_until))
+        self._news.put(m.TrialOrder(order.trial, order.epoch, order.run_until))
 
     def stop_trial(self, order: StopTrial) -> None:
         """Ask the trial to end; it does at its next report."""
-        self._news.put(m.HostOrder(order.trial, order.epoch, (), stop=True))
+        self._news.put(m.TrialOrder(order.trial, order.epoch, (), stop=True))
 
     def pause_trial(self, order: PauseTrial) -> None:
         """Ask the trial to save and end; it does at its next report."""
-        self._news.put(m.HostOrder(order.trial, order.epoch, (), pause=True))
+        self._news.put(m.TrialOrder(order.trial, order.epoch, (), pause=True))
 
     def poll(self, timeout: float) -> list[m.Event]:
         """What the trial said since the last call."""
@@ -105,12 +105,12 @@ class InProcessExecutor(TrialExecutor):
         """Let `serve` return when the trial that runs is over, at its next report at the latest."""
         del now  # there is nobody else to kill it
         if self._newest is not None:
-            self._news.put(m.HostOrder(*self._newest, (), stop=True))
+            self._news.put(m.TrialOrder(*self._newest, (), stop=True))
         self._starts.put(None)
 
     # --- the trial's side -------------------------------------------------------------------------
 
-    def _host(self, order: m.HostOrder) -> None:
+    def _host(self, order: m.TrialOrder) -> None:
         start = order.start
         if start is None:
             return
@@ -125,14 +125,14 @@ class InProcessExecutor(TrialExecutor):
             sink = StoreSink(store, os.path.basename(start.folder))
             session = TrialSession(order, unpack_config(start.config), channel, sink)
             run_trial(load(start.code), session)
-        self._facts.put(m.HostFreed(order.trial, order.epoch))
+        self._facts.put(m.SlotFreed(order.trial, order.epoch))
 
 
-class _Queues(Channel):
+class _Queues(TrialChannel):
     """The trial's line to the loop's thread."""
 
     def __init__(
-        self, facts: queue.SimpleQueue[m.NodeEvent | None], news: queue.SimpleQueue[m.HostOrder]
+        self, facts: queue.SimpleQueue[m.NodeEvent | None], news: queue.SimpleQueue[m.TrialOrder]
     ) -> None:
         self._facts = facts
         self._news = news
@@ -140,7 +140,7 @@ class _Queues(Channel):
     def send(self, event: m.NodeEvent) -> None:
         self._facts.put(event)
 
-    def poll(self) -> m.HostOrder | None:
+    def poll(self) -> m.TrialOrder | None:
         newest = None
         try:
             while True:
@@ -148,6 +148,6 @@ class _Queues(Channel):
         except queue.Empty:
             return newest
 
-    def wait(self) -> m.HostOrder:
+    def wait(self) -> m.TrialOrder:
         order = self._news.get()
         return self.poll() or order

@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol import messages as m
 
 
-class NodeBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
+class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
     """Consecutive events of a node.
 
     Attributes:
@@ -38,20 +38,20 @@ class NodeBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
         try:
             events = m.decode_node_events(self.payload)
         except UNDECODABLE as error:
-            raise WireError(
+            raise TransportError(
                 f"{which} cannot be read: {error}. The search ends here, and what was journalled "
                 "stays; see that the node runs an unchanged TuneMQ of this version, then resume."
             ) from error
         if len(events) != read.last - read.first + 1:
-            raise WireError(f"{which} are {len(events)}.")
+            raise TransportError(f"{which} are {len(events)}.")
         return [read, *events]
 
 
 #: What an experiment is told: what became of a node, or what a node said.
-Fact: TypeAlias = m.Event | NodeBatch
+ReadEvent: TypeAlias = m.Event | EventBatch
 
 
-def events_of(facts: Iterable[Fact]) -> list[m.Event]:
+def events_of(facts: Iterable[ReadEvent]) -> list[m.Event]:
     """All facts as events, in their order.
 
     Raises:
@@ -59,7 +59,7 @@ def events_of(facts: Iterable[Fact]) -> list[m.Event]:
     """
     events: list[m.Event] = []
     for fact in facts:
-        if isinstance(fact, NodeBatch):
+        if isinstance(fact, EventBatch):
             events += fact.events()
         else:
             events.append(fact)

@@ -1,4 +1,4 @@
-"""`NodeWire`: reaches nodes through Redis, for any number of experiments at once.
+"""`NodeTransport`: reaches nodes through Redis, for any number of experiments at once.
 
 Orders are kept as what each node is *to host* and go out whole, as one Celery task for each node
 whose orders changed in a turn. Whatever gets lost, doubled or reordered on the way is mended by one
@@ -13,24 +13,29 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from tunemq_scheduler.transport.desired_state import Mailbox
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.nodes.node_registry import Roster
-from tunemq_scheduler.transport.nodes.stream_decoder import Intake
+from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
+from tunemq_scheduler.transport.nodes.stream_decoder import StreamDecoder
 from tunemq_scheduler.transport.redis.key_types import KeyType, clear_wrong_types
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisFull, ReplyTooLong
-from tunemq_scheduler.transport.redis.redis_generation import QUESTIONS, Generation
-from tunemq_scheduler.transport.redis.redis_link import RETRY_EVERY_S, Backing, Guard, RedisLink
-from tunemq_scheduler.transport.redis.redis_memory import PROBE, RedisRoom
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisFull, ReplyTooLong
+from tunemq_scheduler.transport.redis.redis_generation import QUESTIONS, RedisGeneration
+from tunemq_scheduler.transport.redis.redis_link import (
+    RETRY_EVERY_S,
+    EmbeddedServices,
+    LeaseGuard,
+    RedisLink,
+)
+from tunemq_scheduler.transport.redis.redis_memory import PROBE, RedisMemory
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
-from tunemq_scheduler.transport.transport_client import WireClient
-from tunemq_shared.base.errors import BugError, WireError, WireUnavailable
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
+from tunemq_scheduler.transport.transport_client import TransportClient
+from tunemq_shared.base.errors import BugError, RedisUnavailable, TransportError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import NodeVitals
+from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 
 #: Leases and the generation are looked at this often.
@@ -45,7 +50,7 @@ _EXPIRES_S: Final = 60
 _GOODBYE_S: Final = 1.5
 
 
-class NodeWire:
+class NodeTransport:
     """The nodes that are reached through one Redis, and the experiments that they work for.
 
     Args:
@@ -66,8 +71,8 @@ class NodeWire:
         url: str,
         *,
         term: int,
-        guard: Guard | None = None,
-        backing: Backing | None = None,
+        guard: LeaseGuard | None = None,
+        backing: EmbeddedServices | None = None,
         connect_within: float = 10.0,
         absent: Iterable[str] = (),
         wants_vitals: bool = False,
@@ -76,23 +81,23 @@ class NodeWire:
     ) -> None:
         self._wants_vitals, self._vitals_due = wants_vitals, 0.0
         #: What nodes said and was not believed.
-        self.refusals = Refusals()
-        self._seals = WireSeals(keys, self.refusals)
-        self._roster = Roster(term, absent, self.refusals, store)
+        self.refusals = RejectionCounter()
+        self._seals = SchedulerSigning(keys, self.refusals)
+        self._roster = NodeRegistry(term, absent, self.refusals, store)
         self._guard, self._backing = guard, backing
         self._connect_within = connect_within
         self._redis = RedisLink(url, guard, backing)
         self._line, self._reader = self._redis.line, self._redis.reader
         self._reader.watch(redis_keys.NODES)
-        self._generation = Generation(self._line)
+        self._generation = RedisGeneration(self._line)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         #: Clients whose streams are not there yet.
-        self._new: list[Tenant] = []
-        self._intake = Intake(self._roster, self._seals)
+        self._new: list[ExperimentChannel] = []
+        self._intake = StreamDecoder(self._roster, self._seals)
         #: Nodes that were sent a goodbye.
         self._told: list[str] = []
         self._look_due = 0.0
-        self._room = RedisRoom()
+        self._room = RedisMemory()
         #: Whether the farm's streams are ours.
         self._has_farm = False
 
@@ -110,14 +115,14 @@ class NodeWire:
         while True:
             try:
                 self._link()
-            except (WireUnavailable, RedisFull) as error:
+            except (RedisUnavailable, RedisFull) as error:
                 if self._guard is not None and isinstance(error, RedisFull):
                     self._is_full(error)
                     self._redis.lost(error)
                     return
                 tried = time.monotonic() - started
                 if tried >= self._connect_within:
-                    raise WireUnavailable(f"{error} Tried for {tried:.1f} s.") from error
+                    raise RedisUnavailable(f"{error} Tried for {tried:.1f} s.") from error
                 time.sleep(RETRY_EVERY_S)  # there is nothing else to do yet
             else:
                 return
@@ -133,7 +138,7 @@ class NodeWire:
         try:
             if not now and not self.is_away:
                 self._wait_for_goodbyes()
-        except WireError:
+        except TransportError:
             pass  # a node that does not read it gives up an experiment whose scheduler has ended
         finally:
             self._redis.close()
@@ -151,13 +156,13 @@ class NodeWire:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def add(self, events_key: str) -> WireClient:
+    def add(self, events_key: str) -> TransportClient:
         """Serve an experiment; it is told of all nodes that are there."""
         if events_key in self._roster.tenants:
             raise BugError(f"{events_key} is on the wire already")
-        tenant = self._roster.tenants[events_key] = Tenant(events_key)
+        tenant = self._roster.tenants[events_key] = ExperimentChannel(events_key)
         self._new.append(tenant)
-        return WireClient(
+        return TransportClient(
             tenant,
             self._roster,
             hold=self._hold,
@@ -175,11 +180,11 @@ class NodeWire:
             self._note_streams()
             del self._new[0]
 
-    def _hold(self, tenant: Tenant) -> None:
+    def _hold(self, tenant: ExperimentChannel) -> None:
         """Read a client's stream no further, or on."""
         self._reader.hold(tenant.events_key, is_held=tenant.is_full)
 
-    def _end(self, tenant: Tenant) -> None:
+    def _end(self, tenant: ExperimentChannel) -> None:
         """Say goodbye for a client; what cannot be said now is said when Redis is back."""
         self._told = [redis_keys.queue(incarnation) for incarnation in self._roster.over(tenant)]
         self._drop(tenant)
@@ -190,11 +195,11 @@ class NodeWire:
         self._roster.commands.append(("EXPIRE", tenant.events_key, str(_EXPIRES_S)))
         self.flush()
 
-    def _forget(self, tenant: Tenant) -> None:
+    def _forget(self, tenant: ExperimentChannel) -> None:
         self._roster.leave(tenant)
         self._drop(tenant)
 
-    def _drop(self, tenant: Tenant) -> None:
+    def _drop(self, tenant: ExperimentChannel) -> None:
         self._generation.remove(tenant.events_key)
         self._reader.forget(tenant.events_key)
         if tenant in self._new:
@@ -227,7 +232,7 @@ class NodeWire:
             return
         try:
             self._send_changed()
-        except WireError as error:
+        except TransportError as error:
             self._redis.lost(error)
 
     def _send_changed(self) -> None:
@@ -240,21 +245,21 @@ class NodeWire:
         if not self.is_away:
             try:
                 self._post_commands()
-            except WireError as error:
+            except TransportError as error:
                 self._redis.lost(error)
 
-    def announce(self, command: Command) -> None:
+    def announce(self, command: RedisCommand) -> None:
         """Have a command of our owner's done, unless the nodes are another's.
 
         Raises:
             WireUnavailable: Redis is away; it will not be done.
         """
         if self.is_away:
-            raise WireUnavailable(*self._redis.notes())
+            raise RedisUnavailable(*self._redis.notes())
         self._roster.commands.append(command)
         self.flush()
 
-    def _send_orders(self, mailbox: Mailbox, *, again: bool = False) -> None:
+    def _send_orders(self, mailbox: DesiredState, *, again: bool = False) -> None:
         assignment = mailbox.same_assignment() if again else mailbox.next_assignment()
         incarnation = mailbox.incarnation
         payload = self._seals.mail(incarnation, m.encode(assignment))
@@ -262,7 +267,7 @@ class NodeWire:
         try:
             self._redis.publisher.publish(incarnation, f"{incarnation}/{mailbox.stamp}", payload)
             failpoint("orders.after_send")
-        except WireUnavailable:
+        except RedisUnavailable:
             mailbox.is_changed = True
             raise
         except RedisFull as error:
@@ -328,7 +333,7 @@ class NodeWire:
                 self._look()
             self._post_commands()
             self._reader.ask()
-        except WireError as error:
+        except TransportError as error:
             self._redis.lost(error)
 
     def _wait(self, deadline: float, watched: Collection[int]) -> set[int]:
@@ -349,7 +354,7 @@ class NodeWire:
                 if gone:
                     self._generation.renew(gone)
                     self._begin_generation()
-            except WireError as error:
+            except TransportError as error:
                 self._redis.lost(error)
         return ready
 
@@ -394,10 +399,10 @@ class NodeWire:
         node = self._roster.nodes.get(incarnation)
         return node.mailbox.hosted if node is not None else 0
 
-    def vitals(self, incarnation: str) -> NodeVitals:
+    def vitals(self, incarnation: str) -> NodeMetrics:
         """What a node said last of its machine."""
         node = self._roster.nodes.get(incarnation)
-        return node.vitals if node is not None else NodeVitals()
+        return node.vitals if node is not None else NodeMetrics()
 
     def silence_s(self, incarnation: str) -> float:
         """How long a node was not heard, as far as we looked."""
@@ -549,7 +554,7 @@ class NodeWire:
                 self._redis.post(commands)
             self._roster.commands = []
 
-    def _is_full(self, error: WireError) -> None:
+    def _is_full(self, error: TransportError) -> None:
         """Redis takes nothing; no lease either, so nobody's silence means anything."""
         self._room.is_used_up(error)
         self._roster.forget_silence()

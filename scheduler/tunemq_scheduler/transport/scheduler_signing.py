@@ -1,4 +1,4 @@
-"""`WireSeals`: where a scheduler signs what it says to nodes, and checks what they say.
+"""`SchedulerSigning`: where a scheduler signs what it says to nodes, and checks what they say.
 
 It is the only place. What is not what a node of this farm said about that is refused here: counted,
 told, and skipped; whoever uses this sees only the bodies of messages. Without keys nothing is
@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.transport.lease_challenge import LeaseChallenge
-from tunemq_scheduler.transport.redis.redis_connection import Command
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import message_limits as limits
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.signing.message_signing import SealBroken
+from tunemq_shared.signing.message_signing import InvalidSignature
 
 _REPLY: Final = redis_keys.reply("")
 #: A node that renews its lease a thousand times a second for ever needs fewer.
@@ -44,7 +44,7 @@ _ADVICE: Final = MappingProxyType(
 )
 
 
-class Introduction(NamedTuple):
+class RegistrationEntry(NamedTuple):
     """An entry of the nodes' stream: a hello, or the incarnation that takes its leave."""
 
     body: bytes
@@ -66,7 +66,7 @@ class _Lease(NamedTuple):
     unanswered: int = 0
 
 
-class WireSeals:
+class SchedulerSigning:
     """Seals and opens the messages between a scheduler and its nodes.
 
     Args:
@@ -74,9 +74,11 @@ class WireSeals:
         refused: is told of what is refused.
     """
 
-    def __init__(self, keys: LiveKeys | None = None, refused: Refusals | None = None) -> None:
+    def __init__(
+        self, keys: LiveKeys | None = None, refused: RejectionCounter | None = None
+    ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        self.refused = Refusals() if refused is None else refused
+        self.refused = RejectionCounter() if refused is None else refused
         self._leases: dict[str, _Lease] = {}
         self._challenge = LeaseChallenge()
         self._version = self.keys.version
@@ -90,11 +92,11 @@ class WireSeals:
         sealed = self.keys.orders.close(assignment, b"mail", incarnation.encode())
         return base64.b64encode(sealed).decode()
 
-    def replies(self, commands: Iterable[Command]) -> list[Command]:
+    def replies(self, commands: Iterable[RedisCommand]) -> list[RedisCommand]:
         """The same commands, with what they set in replies to nodes sealed."""
         return [self._reply(command) for command in commands]
 
-    def _reply(self, command: Command) -> Command:
+    def _reply(self, command: RedisCommand) -> RedisCommand:
         if command[0] != "HSET" or not str(command[1]).startswith(_REPLY):
             return command
         name, key, field, value = map(str, command)
@@ -102,7 +104,7 @@ class WireSeals:
         sealed = self.keys.orders.close(value.encode(), b"reply", incarnation, field.encode())
         return name, key, field, sealed
 
-    def challenge(self, now: float) -> list[Command]:
+    def challenge(self, now: float) -> list[RedisCommand]:
         """Show nodes what their leases have to repeat; nothing where nothing is signed.
 
         Args:
@@ -115,13 +117,13 @@ class WireSeals:
 
     # --- from nodes -------------------------------------------------------------------------------
 
-    def introduction(self, fields: Mapping[bytes, bytes]) -> Introduction | None:
+    def introduction(self, fields: Mapping[bytes, bytes]) -> RegistrationEntry | None:
         """What an entry of the nodes' stream says."""
         if (goodbye := fields.get(redis_keys.BYE)) is not None:
             body = self._open("goodbye", goodbye, limits.GOODBYE_BYTES, b"bye")
-            return None if body is None else Introduction(body, is_goodbye=True)
+            return None if body is None else RegistrationEntry(body, is_goodbye=True)
         body = self._open("hello", fields.get(redis_keys.HELLO, b""), limits.HELLO_BYTES, b"hello")
-        return None if body is None else Introduction(body, is_goodbye=False)
+        return None if body is None else RegistrationEntry(body, is_goodbye=False)
 
     def batch(self, events_key: str, fields: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
         """The fields of a batch of events that a node put into this stream."""
@@ -198,7 +200,7 @@ class WireSeals:
             return None
         try:
             return self.keys.events.open(sealed, *about)
-        except SealBroken as problem:
+        except InvalidSignature as problem:
             self._refuse(kind, problem.reason, str(problem))
             if kind in {"hello", "events"} and problem.reason == "unknown_key":
                 self._has_refused = True

@@ -1,18 +1,18 @@
-"""`WireClient`: what one experiment does on a `NodeWire`."""
+"""`TransportClient`: what one experiment does on a `NodeTransport`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from tunemq_scheduler.transport.desired_state import Orders
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.node_batches import Fact
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.desired_state import DesiredTrials
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.node_batches import ReadEvent
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.protocol.messages import NodeJoined
 
 
-class WireClient:
+class TransportClient:
     """An experiment's end of the wire, until it is closed or left.
 
     **Facts** are those of its own stream, and what becomes of nodes. **Orders** are sent by the
@@ -22,12 +22,12 @@ class WireClient:
 
     def __init__(
         self,
-        tenant: Tenant,
-        roster: Roster,
+        tenant: ExperimentChannel,
+        roster: NodeRegistry,
         *,
-        hold: Callable[[Tenant], None],
-        say_goodbye: Callable[[Tenant], None],
-        forget: Callable[[Tenant], None],
+        hold: Callable[[ExperimentChannel], None],
+        say_goodbye: Callable[[ExperimentChannel], None],
+        forget: Callable[[ExperimentChannel], None],
     ) -> None:
         self._tenant, self._roster = tenant, roster
         self._hold, self._say_goodbye, self._forget = hold, say_goodbye, forget
@@ -58,11 +58,11 @@ class WireClient:
         """How many facts were taken, all in all."""
         return self._tenant.given
 
-    def take(self) -> list[Fact]:
+    def take(self) -> list[ReadEvent]:
         """The facts since the last call."""
         return self._tenant.take()
 
-    def orders(self, incarnation: str) -> Orders | None:
+    def orders(self, incarnation: str) -> DesiredTrials | None:
         """Its orders for a node; None when that is dead, which its facts say or have said."""
         stake = self._tenant.stakes.get(incarnation)
         return stake.orders if stake is not None else None

@@ -91,13 +91,13 @@ class TrialExecutor(ABC):
 
     @abstractmethod
     def stop_trial(self, order: StopTrial) -> None:
-        """End a hosted trial; its `HostFreed` follows when nothing of it is left."""
+        """End a hosted trial; its `SlotFreed` follows when nothing of it is left."""
 
     @abstractmethod
     def pause_trial(self, order: PauseTrial) -> None:
-        """Save a hosted trial and end its host: `TrialPaused`, then `HostFreed`.
+        """Save a hosted trial and end its host: `TrialPaused`, then `SlotFreed`.
 
-        Whatever fails is stated as a fact by `poll`, never raised, and `HostFreed` follows even so.
+        Whatever fails is stated as a fact by `poll`, never raised, and `SlotFreed` follows even so.
         What the trial reported meanwhile is stated before, and not lost.
         """
 
@@ -109,7 +109,7 @@ class TrialExecutor(ABC):
 
         Follows a `NodeReturned`; what of that node is not repeated in its turn is not there. To a
         node that has the host already it makes no difference. Where it has none and never had, the
-        host is started; one that is not wanted is ended at once, `HostFreed` follows.
+        host is started; one that is not wanted is ended at once, `SlotFreed` follows.
         """
 
     def drop_node(self, order: DropNode) -> None:  # noqa: B027  likewise

@@ -53,7 +53,7 @@ class ConfigError(UserError):
     """An option has a value that is not usable."""
 
 
-class TunerOfOtherVersion(ConfigError):
+class TunerVersionMismatch(ConfigError):
     """Another version of TuneMQ, Python or cloudpickle pickled this Tuner."""
 
 
@@ -89,11 +89,11 @@ class SearchFailed(TuneError, RuntimeError):
     """A search algorithm, trial scheduler, stopper or callback raised."""
 
 
-class WireError(TuneError):
+class TransportError(TuneError):
     """The message wire failed."""
 
 
-class WireUnavailable(WireError, ConnectionError):
+class RedisUnavailable(TransportError, ConnectionError):
     """Redis cannot be reached."""
 
 
@@ -105,7 +105,7 @@ class NoScheduler(TuneError, RuntimeError):
     """No scheduler runs on this farm."""
 
 
-class RequestRefused(TuneError, RuntimeError):
+class RequestRejected(TuneError, RuntimeError):
     """The farm's scheduler does not do what it was asked."""
 
 
@@ -147,7 +147,7 @@ class JournalLocked(JournalError):
     """Another process has this experiment open."""
 
 
-class JournalOfOtherVersion(JournalError):
+class JournalVersionMismatch(JournalError):
     """Another version of TuneMQ wrote the journal."""
 
 

@@ -47,7 +47,7 @@ class Unpicklable(TuneError):
         return f"{subject} holds {_kind(culprit)} at {where}, {problem}"
 
 
-class Part(NamedTuple):
+class PickledPart(NamedTuple):
     """Something that is pickled along with an object."""
 
     #: How a clause about it begins: ``the variable 'data' it uses``.
@@ -110,7 +110,7 @@ def pickled_size(value: Any) -> int:
     return counter.size if _failure(value, counter) is None else 0
 
 
-def blame(parts: Iterable[Part]) -> str | None:
+def blame(parts: Iterable[PickledPart]) -> str | None:
     """A clause about the first of the parts that cannot be pickled, or None."""
     for part in parts:
         failure = _failure(part.value, _Counter())
@@ -119,48 +119,50 @@ def blame(parts: Iterable[Part]) -> str | None:
     return None
 
 
-def parts_of(value: Any) -> Iterator[Part]:
+def parts_of(value: Any) -> Iterator[PickledPart]:
     """What is pickled along with an object, each with its name."""
     if isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     elif isinstance(value, types.MethodType):
         yield from parts_of(value.__func__)
-        yield Part("the object it is a method of", "self", value.__self__, ".__self__")
+        yield PickledPart("the object it is a method of", "self", value.__self__, ".__self__")
     elif isinstance(value, functools.partial):
-        yield Part("the function it calls", "func", value.func, ".func")
+        yield PickledPart("the function it calls", "func", value.func, ".func")
         for n, argument in enumerate(value.args):
-            yield Part(f"its argument {n}", f"args[{n}]", argument, f".args[{n}]")
+            yield PickledPart(f"its argument {n}", f"args[{n}]", argument, f".args[{n}]")
         for name, argument in value.keywords.items():
-            yield Part(f"its argument {name!r}", name, argument, f".keywords[{name!r}]")
+            yield PickledPart(f"its argument {name!r}", name, argument, f".keywords[{name!r}]")
     elif isinstance(value, type):
         yield from _parts_of_class(value)
     elif isinstance(value, dict):
         for key, item in value.items():
             shown = repr_of(key)
-            yield Part(f"its value {shown}", text_of(key), item, f"[{shown}]")
+            yield PickledPart(f"its value {shown}", text_of(key), item, f"[{shown}]")
     elif isinstance(value, list | tuple | set | frozenset):
         for n, item in enumerate(value):
-            yield Part(f"its item {n}", str(n), item, f"[{n}]")
+            yield PickledPart(f"its item {n}", str(n), item, f"[{n}]")
     else:
         yield from _parts_of_object(value)
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[Part]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[PickledPart]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
-            yield Part(f"the variable {name!r} it uses", name, cell.cell_contents, f" -> {name}")
+            yield PickledPart(
+                f"the variable {name!r} it uses", name, cell.cell_contents, f" -> {name}"
+            )
     for name in _globals_used(function.__code__):
         if name in function.__globals__:
-            yield Part(
+            yield PickledPart(
                 f"the variable {name!r} it uses", name, function.__globals__[name], f" -> {name}"
             )
     for name, parameter in inspect.signature(function, follow_wrapped=False).parameters.items():
         if parameter.default is not parameter.empty:
-            yield Part(
+            yield PickledPart(
                 f"the default of its argument {name!r}", name, parameter.default, f" -> {name}"
             )
     for name, item in vars(function).items():
-        yield Part(f"its attribute {name!r}", name, item, f".{name}")
+        yield PickledPart(f"its attribute {name!r}", name, item, f".{name}")
 
 
 def _globals_used(code: types.CodeType) -> list[str]:
@@ -171,27 +173,29 @@ def _globals_used(code: types.CodeType) -> list[str]:
     return sorted(names)
 
 
-def _parts_of_class(cls: type) -> Iterator[Part]:
+def _parts_of_class(cls: type) -> Iterator[PickledPart]:
     for base in cls.__bases__:
-        yield Part(f"its base class {base.__name__!r}", base.__name__, base, f" -> {base.__name__}")
+        yield PickledPart(
+            f"its base class {base.__name__!r}", base.__name__, base, f" -> {base.__name__}"
+        )
     for name, item in vars(cls).items():
         if name in _NOT_PARTS or isinstance(item, types.GetSetDescriptorType):
             continue
         inner = item.fget if isinstance(item, property) else getattr(item, "__func__", item)
         kind = "method" if inspect.isfunction(inner) else "attribute"
-        yield Part(f"its {kind} {name!r}", name, inner, f".{name}")
+        yield PickledPart(f"its {kind} {name!r}", name, inner, f".{name}")
 
 
-def _parts_of_object(value: Any) -> Iterator[Part]:
+def _parts_of_object(value: Any) -> Iterator[PickledPart]:
     for name, item in getattr(value, "__dict__", {}).items():
-        yield Part(f"its attribute {name!r}", name, item, f".{name}")
+        yield PickledPart(f"its attribute {name!r}", name, item, f".{name}")
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name):
-                yield Part(f"its attribute {name!r}", name, getattr(value, name), f".{name}")
+                yield PickledPart(f"its attribute {name!r}", name, getattr(value, name), f".{name}")
     if type(value).__module__ == "__main__":
-        yield Part("its class", type(value).__name__, type(value), ".__class__")
+        yield PickledPart("its class", type(value).__name__, type(value), ".__class__")
 
 
 def _innermost(value: Any, path: str) -> tuple[Any, str]:

@@ -27,21 +27,21 @@ class StoreUnavailable(StoreError):
     """The store did not answer, or cannot do it now; another try may succeed."""
 
 
-class Cancelled(StoreError):
+class TransferCancelled(StoreError):
     """The transfer was called off."""
 
 
-class TimedOut(StoreError, TimeoutError):
+class TransferTimedOut(StoreError, TimeoutError):
     """The store did not do it in the time that was given."""
 
 
-class Cancel:
+class CancelToken:
     """Ends what it was handed to: when its time is over, or when somebody calls `cancel`.
 
     **Threads.** Any may call anything.
 
     Args:
-        timeout_s: Seconds from now until `TimedOut`.
+        timeout_s: Seconds from now until `TransferTimedOut`.
         deadline: When that is, on the monotonic clock, where it is not from now.
     """
 
@@ -70,9 +70,9 @@ class Cancel:
             TimedOut: its time is over.
         """
         if self._called_off.is_set():
-            raise Cancelled
+            raise TransferCancelled
         if not self.left:
-            raise TimedOut(f"it was not done within {self.timeout_s:g} s.")
+            raise TransferTimedOut(f"it was not done within {self.timeout_s:g} s.")
 
     def pause(self, seconds: float) -> None:
         """Sleep so long, or until its time is over, or until it is called off."""
@@ -103,7 +103,7 @@ def ignore(_trouble: str) -> None:
 
 
 def retried(
-    call: Callable[[], _T], cancel: Cancel, on_trouble: Callable[[str], None] = ignore
+    call: Callable[[], _T], cancel: CancelToken, on_trouble: Callable[[str], None] = ignore
 ) -> _T:
     """What ``call`` returns, tried again as often as it raises `StoreUnavailable`.
 
@@ -121,7 +121,7 @@ def retried(
             result = call()
         except StoreUnavailable as error:
             trouble = error
-        except TimedOut as error:  # in the middle of a try, perhaps
+        except TransferTimedOut as error:  # in the middle of a try, perhaps
             if trouble is None or error.__cause__ is not None:  # nothing was wrong, or it says what
                 raise
             raise _gave_up(trouble, cancel) from trouble
@@ -138,12 +138,12 @@ def retried(
     raise AssertionError  # it counts for ever
 
 
-def _gave_up(trouble: StoreUnavailable, cancel: Cancel) -> TimedOut:
-    return TimedOut(f"{trouble} Gave up after {cancel.timeout_s:g} s.")
+def _gave_up(trouble: StoreUnavailable, cancel: CancelToken) -> TransferTimedOut:
+    return TransferTimedOut(f"{trouble} Gave up after {cancel.timeout_s:g} s.")
 
 
 def in_parallel(
-    work: Callable[[_T, Cancel], _R], items: Iterable[_T], cancel: Cancel, *, at_once: int
+    work: Callable[[_T, CancelToken], _R], items: Iterable[_T], cancel: CancelToken, *, at_once: int
 ) -> list[_R]:
     """What ``work`` makes of each item, in their order; the first failure stops the others.
 

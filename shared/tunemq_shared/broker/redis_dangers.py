@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tunemq_shared.broker.redis_address import RedisAddress
-from tunemq_shared.broker.redis_release import VALKEY, Release
+from tunemq_shared.broker.redis_release import VALKEY, RedisRelease
 
 _TIMEOUT_S: Final = 2.0
 
@@ -36,7 +36,7 @@ _PATCHED: Final = (
 )
 
 
-class Danger(NamedTuple):
+class RedisRisk(NamedTuple):
     """What is wrong, and how it is mended; ``check`` is its name in `tunemq doctor`."""
 
     check: str
@@ -44,7 +44,7 @@ class Danger(NamedTuple):
     fix: str
 
 
-def dangers(address: RedisAddress, release: Release) -> Iterator[Danger]:
+def dangers(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]:
     """All that should keep one from using a Redis that can be reached; nothing where all is well.
 
     Args:
@@ -52,7 +52,7 @@ def dangers(address: RedisAddress, release: Release) -> Iterator[Danger]:
         release: what it says of itself.
     """
     if release.number and release.number < OLDEST:
-        yield Danger(
+        yield RedisRisk(
             VERSION,
             f"Redis at {address} is of version {release.version}, and lacks commands of 6.2.",
             "install Redis 6.2 or later (or Valkey).",
@@ -61,7 +61,9 @@ def dangers(address: RedisAddress, release: Release) -> Iterator[Danger]:
         return
     yield from _dangers_of_way(address)
     if lets_everybody_in(address):
-        yield Danger(PASSWORD, f"Redis at {address} lets everybody in, without a password.", _USERS)
+        yield RedisRisk(
+            PASSWORD, f"Redis at {address} lets everybody in, without a password.", _USERS
+        )
     if release.has_cve:
         yield _cve(address, release)
 
@@ -77,7 +79,7 @@ def lets_everybody_in(address: RedisAddress) -> bool:
         return False
 
 
-def _cve(address: RedisAddress, release: Release) -> Danger:
+def _cve(address: RedisAddress, release: RedisRelease) -> RedisRisk:
     if release.product == VALKEY:
         weak = f"Redis at {address} is {release}: before 7.2.13, 8.0.8, 8.1.7 and 9.0.4"
         fix = "install one of these, or later of its line"
@@ -85,25 +87,25 @@ def _cve(address: RedisAddress, release: Release) -> Danger:
         weak = f"Redis at {address} is of version {release.version}: from 7.2.0 to 8.6.2"
         fix = "install Redis 8.6.3 or later (6.2 and 7.0 do not have this weakness)"
     what = f"{weak} any of its users can have it run code (CVE-2026-23479)."
-    return Danger(CVE, what, f"{fix}, {_PATCHED}")
+    return RedisRisk(CVE, what, f"{fix}, {_PATCHED}")
 
 
-def _dangers_of_way(address: RedisAddress) -> Iterator[Danger]:
+def _dangers_of_way(address: RedisAddress) -> Iterator[RedisRisk]:
     if address.is_default_user:
-        yield Danger(
+        yield RedisRisk(
             DEFAULT_USER,
             f"Redis at {address} is used as its default user, who may do everything.",
             _USERS,
         )
     if not address.tls:
-        yield Danger(
+        yield RedisRisk(
             TLS,
             f"What goes to Redis at {address} is not encrypted, the password included.",
             "give Redis a certificate (tls-port, tls-cert-file and tls-key-file, as in"
             " deploy/redis/redis.conf) and write rediss://host:6379/0?ssl_ca_certs=/path/of/ca.pem.",
         )
     elif not address.verify:
-        yield Danger(
+        yield RedisRisk(
             TLS,
             f"Redis at {address} could be somebody else: nobody looks at its certificate.",
             "write ssl_ca_certs=/path/of/ca.pem in place of ssl_cert_reqs=none.",

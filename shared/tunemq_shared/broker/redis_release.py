@@ -35,7 +35,7 @@ _LUA_MENDED: Final[dict[str, dict[tuple[int, ...], tuple[int, ...]]]] = {
 }
 
 
-class Release(NamedTuple):
+class RedisRelease(NamedTuple):
     """What a server says that it is; ``version`` is such as ``7.0.15``, empty if not said."""
 
     product: str
@@ -64,18 +64,20 @@ class Release(NamedTuple):
         return bool(line) and self.number < mended.get(line, max(mended))
 
 
-def release_in_info(told: Mapping[str, str]) -> Release:
+def release_in_info(told: Mapping[str, str]) -> RedisRelease:
     """Of the lines of ``INFO``."""
     if "valkey_version" in told:
-        return Release(VALKEY, told["valkey_version"])
-    return Release(REDIS, told.get("redis_version", ""))
+        return RedisRelease(VALKEY, told["valkey_version"])
+    return RedisRelease(REDIS, told.get("redis_version", ""))
 
 
-def release_in_hello(hello: Any) -> Release:
+def release_in_hello(hello: Any) -> RedisRelease:
     """Of the answer to ``HELLO 2``, which everybody gets who has come in; else of no version."""
     if not isinstance(hello, list):
-        return Release(REDIS, "")
+        return RedisRelease(REDIS, "")
     facts = dict(zip(hello[::2], hello[1::2], strict=False))
     version = facts.get(b"version")
     product = VALKEY if facts.get(b"server") == b"valkey" else REDIS
-    return Release(product, version.decode(errors="replace") if isinstance(version, bytes) else "")
+    return RedisRelease(
+        product, version.decode(errors="replace") if isinstance(version, bytes) else ""
+    )

@@ -11,14 +11,14 @@ from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.manifest import MAX_FILES
 
 
-class Listing(NamedTuple):
+class FolderListing(NamedTuple):
     """Files and empty folders below a folder, by their relative names with ``/``."""
 
     files: dict[str, Path]
     folders: list[str]
 
 
-def list_folder(source: Path) -> Listing:
+def list_folder(source: Path) -> FolderListing:
     """What is to be copied: links to what is below ``source`` are followed, nothing else is.
 
     Raises:
@@ -28,13 +28,13 @@ def list_folder(source: Path) -> Listing:
     if not source.is_dir():
         raise CheckpointError(f"a checkpoint must be a folder, and {str(source)!r} is none.")
     root = source.resolve()
-    listing = Listing({}, [])
+    listing = FolderListing({}, [])
     _collect(root, root, "", (root,), listing)
     return listing
 
 
 def _collect(
-    folder: Path, root: Path, prefix: str, ancestors: tuple[Path, ...], listing: Listing
+    folder: Path, root: Path, prefix: str, ancestors: tuple[Path, ...], listing: FolderListing
 ) -> None:
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     if len(listing.files) + len(listing.folders) + len(entries) > MAX_FILES:

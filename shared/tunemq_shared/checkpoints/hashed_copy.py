@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
-from tunemq_shared.checkpoints.folder_listing import Listing
+from tunemq_shared.checkpoints.folder_listing import FolderListing
 from tunemq_shared.checkpoints.manifest import FileEntry
 
 #: Read, compared, hashed and written in pieces of this size: they stay in the processor's cache.
@@ -45,7 +45,7 @@ class _Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Base(NamedTuple):
+class BaseCopy(NamedTuple):
     """An older copy, into which nobody writes: its folder, and its manifest's entries by name."""
 
     folder: Path
@@ -64,7 +64,12 @@ class _Copy(NamedTuple):
 
 
 def copy_folder(
-    listing: Listing, target: Path, *, durable: bool, mode: int = 0o644, base: Base | None = None
+    listing: FolderListing,
+    target: Path,
+    *,
+    durable: bool,
+    mode: int = 0o644,
+    base: BaseCopy | None = None,
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
     """Copy to the new folder ``target``; the entry of each file, with the hash of what was written.
 
@@ -95,7 +100,7 @@ class _Copier:
         *,
         durable: bool,
         mode: int,
-        base: Base | None,
+        base: BaseCopy | None,
     ) -> None:
         self._files = files
         self._target = target

@@ -1,4 +1,4 @@
-"""`LocalStore`: checkpoints as folders of the local file system, below the experiment's folder.
+"""Checkpoints as folders of the local file system, below the experiment's folder.
 
     <root>/<trial>/<checkpoint>/files/...        what the trial saved
     <root>/<trial>/<checkpoint>/manifest.json    names, sizes, hashes, state
@@ -24,10 +24,10 @@ from typing import Final
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
-from tunemq_shared.checkpoints.folder_listing import Listing, list_folder
-from tunemq_shared.checkpoints.hashed_copy import Base, copy_folder
+from tunemq_shared.checkpoints.folder_listing import FolderListing, list_folder
+from tunemq_shared.checkpoints.hashed_copy import BaseCopy, copy_folder
 from tunemq_shared.checkpoints.manifest import (
     COMMITTED,
     FILES,
@@ -38,14 +38,20 @@ from tunemq_shared.checkpoints.manifest import (
     make_manifest,
     parse_manifest,
 )
-from tunemq_shared.checkpoints.staging import Staging, measure
-from tunemq_shared.checkpoints.store import Collected, Committed, Opened, Store, check_key
+from tunemq_shared.checkpoints.staging import StagingFolder, measure
+from tunemq_shared.checkpoints.store import (
+    CheckpointStore,
+    CollectedGarbage,
+    CommittedCheckpoint,
+    OpenedCheckpoint,
+    check_key,
+)
 from tunemq_shared.system.folder_trees import remove_tree
 
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
-class LocalStore(Store):
+class LocalCheckpointStore(CheckpointStore):
     """Checkpoints below one local folder.
 
     Args:
@@ -60,12 +66,12 @@ class LocalStore(Store):
         self.root = Path(root).absolute()
         self._durable = durable
         self._linking = linking
-        self._staging = Staging(self.root)
+        self._staging = StagingFolder(self.root)
 
     def put_checkpoint(
         self, key: str, source: Path, info: CheckpointInfo, base: str | None = None
-    ) -> Committed:
-        """See `Store.put_checkpoint`.
+    ) -> CommittedCheckpoint:
+        """See `CheckpointStore.put_checkpoint`.
 
         Args:
             key: The checkpoint's.
@@ -100,10 +106,10 @@ class LocalStore(Store):
                 raise
             failpoint("cache.after_rename")
         size = sum(file.size for file in files)
-        return Committed(key, hashlib.sha256(manifest).hexdigest(), size)
+        return CommittedCheckpoint(key, hashlib.sha256(manifest).hexdigest(), size)
 
-    def open_checkpoint(self, key: str, sha256: str | tuple[str, ...]) -> Opened:
-        """See `Store.open_checkpoint`; of several hashes, either manifest may have any."""
+    def open_checkpoint(self, key: str, sha256: str | tuple[str, ...]) -> OpenedCheckpoint:
+        """See `CheckpointStore.open_checkpoint`; either manifest may have any of the hashes."""
         with self._failures(f"checkpoint {key} cannot be read"):
             manifest = self._manifest(key, sha256)
             files = self._path(key) / FILES
@@ -114,16 +120,16 @@ class LocalStore(Store):
             for name in manifest.folders:
                 if not (files / name).is_dir():
                     raise CheckpointCorrupt(f"checkpoint {key}: the folder {name!r} is missing.")
-        return Opened(files, manifest)
+        return OpenedCheckpoint(files, manifest)
 
     def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
-        """See `Store.get_checkpoint`."""
+        """See `CheckpointStore.get_checkpoint`."""
         partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
         with self._failures(f"checkpoint {key} cannot be copied to {target}", target.parent):
             manifest = self._manifest(key, sha256)
             files = self._path(key) / FILES
             _check_kinds(key, files)
-            listing = Listing({}, list(manifest.folders))
+            listing = FolderListing({}, list(manifest.folders))
             for entry in manifest.files:
                 path = files / entry.name
                 if not _may_change(entry.name):
@@ -143,12 +149,12 @@ class LocalStore(Store):
         return manifest
 
     def read_manifest(self, key: str, sha256: str) -> Manifest:
-        """See `Store.read_manifest`."""
+        """See `CheckpointStore.read_manifest`."""
         with self._failures(f"checkpoint {key} cannot be read"):
             return self._manifest(key, sha256)
 
     def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:  # noqa: ARG002
-        """See `Store.delete_checkpoint`; here no other refers to what a checkpoint has."""
+        """See `CheckpointStore.delete_checkpoint`; no other checkpoint shares its files here."""
         folder = self._path(key)
         if not os.path.lexists(folder):
             return
@@ -164,10 +170,10 @@ class LocalStore(Store):
                 raise StoreError(f"checkpoint {key} was removed, but {trash} could not be.")
 
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """See `Store.delete_objects`; here every file is its checkpoint's own, and goes with it."""
+        """See `CheckpointStore.delete_objects`; here each file goes with its checkpoint."""
 
     def list_checkpoints(self) -> list[str]:
-        """See `Store.list_checkpoints`."""
+        """See `CheckpointStore.list_checkpoints`."""
         with self._failures("checkpoints cannot be listed"):
             return sorted(
                 f"{trial.name}/{folder.name}"
@@ -185,9 +191,9 @@ class LocalStore(Store):
         self,
         live: Mapping[str, str],
         is_busy: Callable[[str], bool],
-        cancel: Cancel | None = None,
-    ) -> Collected:
-        """See `Store.collect`."""
+        cancel: CancelToken | None = None,
+    ) -> CollectedGarbage:
+        """See `CheckpointStore.collect`."""
         objects = size = 0
         for key in self.list_checkpoints():
             if cancel is not None:
@@ -199,10 +205,10 @@ class LocalStore(Store):
                 objects, size = objects + found.files, size + found.size
         with self._failures("leftovers cannot be removed"):
             left = self._staging.remove_leftovers()
-        return Collected(objects + left.files, size + left.size)
+        return CollectedGarbage(objects + left.files, size + left.size)
 
     def close(self) -> None:
-        """See `Store.close`; nothing is held open."""
+        """See `CheckpointStore.close`; nothing is held open."""
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -237,11 +243,11 @@ class LocalStore(Store):
                 return parse_manifest(key, (self._path(key) / name).read_bytes())
         return None
 
-    def _base(self, key: str) -> Base | None:
+    def _base(self, key: str) -> BaseCopy | None:
         manifest = self._unverified(key)
         if manifest is None:
             return None
-        return Base(self._path(key) / FILES, {entry.name: entry for entry in manifest.files})
+        return BaseCopy(self._path(key) / FILES, {entry.name: entry for entry in manifest.files})
 
     def _write(self, path: Path, data: bytes) -> None:
         with path.open("xb") as file:

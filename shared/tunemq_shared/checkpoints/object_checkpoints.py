@@ -23,7 +23,7 @@ import msgspec
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.retrying import Cancel, ignore, in_parallel, retried
+from tunemq_shared.base.retrying import CancelToken, ignore, in_parallel, retried
 from tunemq_shared.checkpoints.manifest import (
     COMMITTED,
     FILES,
@@ -38,10 +38,10 @@ from tunemq_shared.checkpoints.manifest import (
 from tunemq_shared.checkpoints.manifest import (
     read_manifest as parse_verified,
 )
-from tunemq_shared.checkpoints.staging import Staging
-from tunemq_shared.checkpoints.store import Collected, check_key
+from tunemq_shared.checkpoints.staging import StagingFolder
+from tunemq_shared.checkpoints.store import CollectedGarbage, check_key
 from tunemq_shared.objects.multipart import PART
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore, WrongSize
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.system.plain_files import opened_below, read_below
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ _AT_ONCE: Final = 4
 _NAME: Final = re.compile(r"checkpoint_\d+-\d+")
 
 
-class Uploaded(NamedTuple):
+class UploadedCheckpoint(NamedTuple):
     """A committed checkpoint: its manifest and the hash of that, the bytes of all its files.
 
     ``shared`` are the objects of other checkpoints that it refers to; ``sent`` is how many bytes of
@@ -72,9 +72,9 @@ def upload(
     key: str,
     folder: Path,
     base: Path | None,
-    cancel: Cancel,
+    cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
-) -> Uploaded:
+) -> UploadedCheckpoint:
     """Commit the checkpoint in ``folder`` (``files``, ``manifest.json``).
 
     In the end ``folder`` also has ``committed.json``, the manifest as it is in the store. Where it
@@ -114,7 +114,7 @@ def upload(
     }
     committed = make_manifest(manifest, manifest.files, manifest.folders, held)
 
-    def send(entry: FileEntry, cancel: Cancel) -> None:
+    def send(entry: FileEntry, cancel: CancelToken) -> None:
         failpoint("upload.before_object")
         with opened_below(folder, f"{FILES}/{entry.name}") as file:
             objects.put_file(
@@ -144,7 +144,7 @@ def download(
     key: str,
     sha256: str,
     folder: Path,
-    cancel: Cancel,
+    cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
 ) -> Manifest:
     """Make the new folder (``files``, ``committed.json``) by one rename, every byte verified.
@@ -165,7 +165,7 @@ def download(
         Cancelled, TimedOut, StoreError: see `ObjectStore`; or the folder cannot be made.
     """
     manifest, data = _fetch_manifest(objects, key, sha256, cancel, on_trouble)
-    staging = Staging(folder.parent.parent)
+    staging = StagingFolder(folder.parent.parent)
     with _local(f"checkpoint {key} cannot be put into {folder}"), staging.new() as built:
         if _is_there(folder, data):
             return manifest
@@ -182,7 +182,7 @@ def read_manifest(
     objects: ObjectStore,
     key: str,
     sha256: str,
-    cancel: Cancel | None = None,
+    cancel: CancelToken | None = None,
     on_trouble: Callable[[str], None] = ignore,
 ) -> Manifest:
     """The manifest with this hash; tried for `PATIENCE_S` where nothing ends it earlier.
@@ -191,7 +191,7 @@ def read_manifest(
         CheckpointCorrupt: it has another, or is missing.
         Cancelled, TimedOut, StoreError: see `ObjectStore`.
     """
-    return _fetch_manifest(objects, key, sha256, cancel or Cancel(PATIENCE_S), on_trouble)[0]
+    return _fetch_manifest(objects, key, sha256, cancel or CancelToken(PATIENCE_S), on_trouble)[0]
 
 
 def fetch_files(
@@ -199,7 +199,7 @@ def fetch_files(
     key: str,
     manifest: Manifest,
     folder: Path,
-    cancel: Cancel,
+    cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
 ) -> None:
     """Fill the new folder with the files of the manifest, each verified.
@@ -215,18 +215,18 @@ def fetch_files(
         if first.setdefault(entry.sha256, entry) is not entry:
             copies.append(entry)
 
-    def fetch(entry: FileEntry, cancel: Cancel) -> None:
+    def fetch(entry: FileEntry, cancel: CancelToken) -> None:
         path = folder / entry.name
         damaged = f"checkpoint {key}: the file {entry.name!r} is damaged"
         at = manifest.objects.get(entry.sha256, f"{key}/{entry.sha256}")
         try:
             objects.get_file(at, path, size=entry.size, cancel=cancel, on_trouble=on_trouble)
-        except MissingObject as error:
+        except NoSuchObject as error:
             raise CheckpointCorrupt(
                 f"checkpoint {key}: the file {entry.name!r} is missing: expected the object {at}, "
                 "found none."
             ) from error
-        except WrongSize as error:
+        except ObjectSizeMismatch as error:
             raise CheckpointCorrupt(
                 f"{damaged}: expected {entry.size} bytes, got {error.found} in the object {at}."
             ) from error
@@ -250,11 +250,11 @@ def fetch_files(
 
 
 def delete_checkpoint(
-    objects: ObjectStore, key: str, keep: Iterable[str] = (), cancel: Cancel | None = None
+    objects: ObjectStore, key: str, keep: Iterable[str] = (), cancel: CancelToken | None = None
 ) -> None:
     """Remove the manifest, then the checkpoint's own objects but those named in ``keep``."""
     check_key(key)
-    cancel, kept = cancel or Cancel(PATIENCE_S), {f"{key}/{name}" for name in keep}
+    cancel, kept = cancel or CancelToken(PATIENCE_S), {f"{key}/{name}" for name in keep}
     failpoint("delete.before_manifest")
     own = retried(lambda: _own_objects(objects, key), cancel)
     _delete(objects, [f"{key}/{MANIFEST}"], cancel)
@@ -264,20 +264,24 @@ def delete_checkpoint(
     failpoint("delete.after_objects")
 
 
-def delete_objects(objects: ObjectStore, keys: Iterable[str], cancel: Cancel | None = None) -> None:
+def delete_objects(
+    objects: ObjectStore, keys: Iterable[str], cancel: CancelToken | None = None
+) -> None:
     """Remove objects that no manifest refers to any more."""
     doomed = tuple(keys)
     for key in doomed:
         if not is_object_key(key, key.rpartition("/")[2]):
             raise StoreError(f"{key!r} is not the key of a checkpoint's object.")
     failpoint("delete.before_objects")
-    _delete(objects, doomed, cancel or Cancel(PATIENCE_S))
+    _delete(objects, doomed, cancel or CancelToken(PATIENCE_S))
     failpoint("delete.after_objects")
 
 
-def list_checkpoints(objects: ObjectStore, cancel: Cancel | None = None) -> list[str]:
+def list_checkpoints(objects: ObjectStore, cancel: CancelToken | None = None) -> list[str]:
     """The keys of all checkpoints with a manifest, sorted."""
-    found = retried(lambda: [found.key for found in objects.list()], cancel or Cancel(PATIENCE_S))
+    found = retried(
+        lambda: [found.key for found in objects.list()], cancel or CancelToken(PATIENCE_S)
+    )
     return sorted(
         checkpoint
         for key in found
@@ -289,8 +293,8 @@ def collect(
     objects: ObjectStore,
     live: Mapping[str, str],
     is_busy: Callable[[str], bool],
-    cancel: Cancel | None = None,
-) -> Collected:
+    cancel: CancelToken | None = None,
+) -> CollectedGarbage:
     """Remove what nothing refers to: of checkpoints not in ``live``, and of unfinished uploads.
 
     What else is below the store's prefix is not touched. Nobody may delete checkpoints meanwhile.
@@ -307,13 +311,13 @@ def collect(
     Raises:
         StoreError: the store failed; what was removed is gone.
     """
-    cancel = cancel or Cancel()
+    cancel = cancel or CancelToken()
 
     def patiently(request: Callable[[], _T]) -> _T:
         with cancel.child(PATIENCE_S) as patience:
             return retried(request, patience)
 
-    def objects_of(one: tuple[str, str], cancel: Cancel) -> Iterable[str] | None:
+    def objects_of(one: tuple[str, str], cancel: CancelToken) -> Iterable[str] | None:
         with cancel.child(PATIENCE_S) as patience, contextlib.suppress(CheckpointCorrupt):
             return read_manifest(objects, *one, patience).objects.values()
         return None
@@ -343,18 +347,18 @@ def collect(
         return bool(checkpoint) and (checkpoint in live or not is_busy(checkpoint))
 
     patiently(lambda: objects.abort_uploads(is_over))
-    return Collected(len(doomed), sum(each.size for each in doomed))
+    return CollectedGarbage(len(doomed), sum(each.size for each in doomed))
 
 
 def _uploaded(
     key: str, size: int, held: Mapping[str, str], committed: bytes, sent: int
-) -> Uploaded:
+) -> UploadedCheckpoint:
     shared = {at for at in held.values() if not at.startswith(f"{key}/")}
     sha256 = hashlib.sha256(committed).hexdigest()
-    return Uploaded(sha256, size, tuple(sorted(shared)), sent, committed)
+    return UploadedCheckpoint(sha256, size, tuple(sorted(shared)), sent, committed)
 
 
-def _committed_before(key: str, folder: Path, manifest: Manifest) -> Uploaded | None:
+def _committed_before(key: str, folder: Path, manifest: Manifest) -> UploadedCheckpoint | None:
     """What `upload` returned, or would have, when it committed this very checkpoint."""
     with contextlib.suppress(OSError):  # StoreError is one
         data = read_below(folder, COMMITTED, MAX_MANIFEST)
@@ -364,12 +368,14 @@ def _committed_before(key: str, folder: Path, manifest: Manifest) -> Uploaded | 
     return None
 
 
-def _delete(objects: ObjectStore, keys: Sequence[str], cancel: Cancel) -> None:
+def _delete(objects: ObjectStore, keys: Sequence[str], cancel: CancelToken) -> None:
     retried(lambda: objects.delete(keys), cancel)
 
 
 def _each(
-    work: Callable[[FileEntry, Cancel], None], entries: Iterable[FileEntry], cancel: Cancel
+    work: Callable[[FileEntry, CancelToken], None],
+    entries: Iterable[FileEntry],
+    cancel: CancelToken,
 ) -> None:
     """Do it for the small files, several at a time, and for each of the large ones."""
     small: list[FileEntry] = []
@@ -396,7 +402,7 @@ def _fetch_manifest(
     objects: ObjectStore,
     key: str,
     sha256: str,
-    cancel: Cancel,
+    cancel: CancelToken,
     on_trouble: Callable[[str], None],
 ) -> tuple[Manifest, bytes]:
     check_key(key)
@@ -406,7 +412,7 @@ def _fetch_manifest(
 
     try:
         data = retried(get, cancel, on_trouble)
-    except MissingObject as error:
+    except NoSuchObject as error:
         raise CheckpointCorrupt(
             f"checkpoint {key}: manifest.json is missing: expected one with SHA-256 {sha256}, "
             f"found none in {objects.address}."
@@ -437,7 +443,7 @@ def _own_objects(objects: ObjectStore, key: str) -> list[str]:
     """
     try:
         manifest = parse_manifest(key, objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST))
-    except (MissingObject, CheckpointCorrupt):
+    except (NoSuchObject, CheckpointCorrupt):
         found = (each.key for each in objects.list(f"{key}/"))
         return [each for each in found if _checkpoint_of(each, any_name=True)]
     own = set(manifest.objects.values())

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.checkpoints.local_store import LocalStore
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.objects.s3_address import as_reached_from_here, parse_address
 from tunemq_shared.objects.store_address import canonical_address, is_remote, join
-from tunemq_shared.objects.store_permissions import StoreRules
+from tunemq_shared.objects.store_permissions import StorePermissions
 
 __all__ = [
     "canonical_address",
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 #: Of a process that runs a submitted search; None where a person's own command runs.
-_rules: StoreRules | None = None
+_rules: StorePermissions | None = None
 
 
-def use_only(rules: StoreRules) -> None:
+def use_only(rules: StorePermissions) -> None:
     """From now on this process opens no other stores, and with these credentials alone."""
     global _rules
     _rules = rules
@@ -53,7 +53,7 @@ def check_allowed(address: str, field: str) -> None:
         _rules.check(address, field)
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str) -> CheckpointStore:
     """The store of checkpoints at a local path, ``file://`` or ``s3://`` address.
 
     Raises:
@@ -61,10 +61,10 @@ def open_store(address: str) -> Store:
         StoreError: there are no keys for it. Whether it answers is not tried.
     """
     if not is_remote(address):
-        return LocalStore(canonical_address(address))
-    from tunemq_shared.checkpoints.remote_store import RemoteStore
+        return LocalCheckpointStore(canonical_address(address))
+    from tunemq_shared.checkpoints.remote_store import RemoteCheckpointStore
 
-    return RemoteStore(open_objects(address))
+    return RemoteCheckpointStore(open_objects(address))
 
 
 def open_objects(

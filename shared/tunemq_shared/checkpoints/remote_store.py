@@ -1,4 +1,4 @@
-"""`RemoteStore`: a `Store` in an object store, for whoever has no node to keep a cache for it."""
+"""A `CheckpointStore` in an object store, for programs without a node's cache."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, retried
+from tunemq_shared.base.retrying import CancelToken, retried
 from tunemq_shared.checkpoints import object_checkpoints
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import (
     FILES,
     MANIFEST,
@@ -18,12 +18,18 @@ from tunemq_shared.checkpoints.manifest import (
     CheckpointInfo,
     Manifest,
 )
-from tunemq_shared.checkpoints.store import Collected, Committed, Opened, Store, check_key
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.checkpoints.store import (
+    CheckpointStore,
+    CollectedGarbage,
+    CommittedCheckpoint,
+    OpenedCheckpoint,
+    check_key,
+)
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.system.folder_trees import remove_tree
 
 
-class RemoteStore(Store):
+class RemoteCheckpointStore(CheckpointStore):
     """The checkpoints of one experiment in an object store.
 
     What is opened is downloaded into a temporary folder, which ends with `close`.
@@ -38,28 +44,28 @@ class RemoteStore(Store):
         self._timeout_s = timeout_s
         self._temporary: Path | None = None
 
-    def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> Committed:
-        """See `Store.put_checkpoint`."""
+    def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> CommittedCheckpoint:
+        """See `CheckpointStore.put_checkpoint`."""
         check_key(key)
-        cancel = Cancel(self._timeout_s)
+        cancel = CancelToken(self._timeout_s)
         if retried(lambda: self._is_there(key), cancel):
             raise StoreError(f"checkpoint {key} is there already; a key is never written twice.")
         with tempfile.TemporaryDirectory(dir=self._folder()) as copies:
-            LocalStore(copies, durable=False).put_checkpoint(key, source, info)
+            LocalCheckpointStore(copies, durable=False).put_checkpoint(key, source, info)
             uploaded = object_checkpoints.upload(self.objects, key, Path(copies, key), None, cancel)
-        return Committed(key, uploaded.sha256, uploaded.size)
+        return CommittedCheckpoint(key, uploaded.sha256, uploaded.size)
 
-    def open_checkpoint(self, key: str, sha256: str) -> Opened:
-        """See `Store.open_checkpoint`."""
+    def open_checkpoint(self, key: str, sha256: str) -> OpenedCheckpoint:
+        """See `CheckpointStore.open_checkpoint`."""
         folder = Path(tempfile.mkdtemp(dir=self._folder()), key)
         manifest = object_checkpoints.download(
-            self.objects, key, sha256, folder, Cancel(self._timeout_s)
+            self.objects, key, sha256, folder, CancelToken(self._timeout_s)
         )
-        return Opened(folder / FILES, manifest)
+        return OpenedCheckpoint(folder / FILES, manifest)
 
     def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
-        """See `Store.get_checkpoint`."""
-        cancel = Cancel(self._timeout_s)
+        """See `CheckpointStore.get_checkpoint`."""
+        cancel = CancelToken(self._timeout_s)
         manifest = self.read_manifest(key, sha256)
         if os.path.lexists(target):
             raise StoreError(f"checkpoint {key} cannot be put into {target}: it is there already.")
@@ -79,32 +85,32 @@ class RemoteStore(Store):
         return manifest
 
     def read_manifest(self, key: str, sha256: str) -> Manifest:
-        """See `Store.read_manifest`."""
+        """See `CheckpointStore.read_manifest`."""
         return object_checkpoints.read_manifest(self.objects, key, sha256)
 
     def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:
-        """See `Store.delete_checkpoint`."""
+        """See `CheckpointStore.delete_checkpoint`."""
         object_checkpoints.delete_checkpoint(self.objects, key, keep)
 
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """See `Store.delete_objects`."""
+        """See `CheckpointStore.delete_objects`."""
         object_checkpoints.delete_objects(self.objects, keys)
 
     def list_checkpoints(self) -> list[str]:
-        """See `Store.list_checkpoints`."""
+        """See `CheckpointStore.list_checkpoints`."""
         return object_checkpoints.list_checkpoints(self.objects)
 
     def collect(
         self,
         live: Mapping[str, str],
         is_busy: Callable[[str], bool],
-        cancel: Cancel | None = None,
-    ) -> Collected:
-        """See `Store.collect`."""
+        cancel: CancelToken | None = None,
+    ) -> CollectedGarbage:
+        """See `CheckpointStore.collect`."""
         return object_checkpoints.collect(self.objects, live, is_busy, cancel)
 
     def close(self) -> None:
-        """See `Store.close`."""
+        """See `CheckpointStore.close`."""
         self.objects.close()
         if self._temporary is not None:
             remove_tree(self._temporary)
@@ -118,7 +124,7 @@ class RemoteStore(Store):
     def _is_there(self, key: str) -> bool:
         try:
             self.objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST)
-        except MissingObject:
+        except NoSuchObject:
             return False
         except CheckpointCorrupt:
             return True

@@ -29,14 +29,14 @@ _LOCK: Final = ".lock"
 _ABANDONED_S: Final = 24 * 3600.0
 
 
-class Removed(NamedTuple):
+class RemovedFiles(NamedTuple):
     """How many files were removed, and how many bytes they had."""
 
     files: int
     size: int
 
 
-class Staging:
+class StagingFolder:
     """The staging folder below ``root``; made when it is first needed."""
 
     def __init__(self, root: Path) -> None:
@@ -61,13 +61,13 @@ class Staging:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{_machine()}-{os.urandom(8).hex()}"
 
-    def remove_leftovers(self) -> Removed:
+    def remove_leftovers(self) -> RemovedFiles:
         """Remove what crashed writers left, while others may write."""
         files = size = 0
         try:
             found = {name.removesuffix(_LOCK) for name in os.listdir(self._folder)}
         except FileNotFoundError:
-            return Removed(0, 0)
+            return RemovedFiles(0, 0)
         for folder in (self._folder / name for name in found):
             lock = folder.with_name(folder.name + _LOCK)
             with _free(lock, folder) as is_free:
@@ -76,10 +76,10 @@ class Staging:
                     files, size = files + removed.files, size + removed.size
                     remove_tree(folder)
                     lock.unlink(missing_ok=True)
-        return Removed(files, size)
+        return RemovedFiles(files, size)
 
 
-def measure(folder: Path) -> Removed:
+def measure(folder: Path) -> RemovedFiles:
     """What is below a folder that others may be emptying."""
     files = size = 0
     for path, _, names in walk(folder):
@@ -87,7 +87,7 @@ def measure(folder: Path) -> Removed:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(path, name)).st_size
                 files += 1
-    return Removed(files, size)
+    return RemovedFiles(files, size)
 
 
 @contextlib.contextmanager

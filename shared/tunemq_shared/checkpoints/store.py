@@ -1,4 +1,4 @@
-"""`Store`: where the checkpoints of one experiment are kept, whatever the storage.
+"""`CheckpointStore`: where the checkpoints of one experiment are kept, whatever the storage.
 
 Every implementation passes the suite in ``tests/contracts/test_store.py``.
 """
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failure_text import shortened
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.checkpoints.manifest import CheckpointInfo, Manifest
 
 
-class Committed(NamedTuple):
+class CommittedCheckpoint(NamedTuple):
     """A checkpoint that is wholly in the store: its manifest's hash, its files' size in bytes."""
 
     key: str
@@ -25,21 +25,21 @@ class Committed(NamedTuple):
     size: int
 
 
-class Opened(NamedTuple):
+class OpenedCheckpoint(NamedTuple):
     """A folder with a checkpoint's verified files, to be read only, and its manifest."""
 
     path: Path
     manifest: Manifest
 
 
-class Collected(NamedTuple):
+class CollectedGarbage(NamedTuple):
     """How many files or objects were removed because nothing refers to them, and their bytes."""
 
     objects: int
     bytes: int
 
 
-class Store(ABC):
+class CheckpointStore(ABC):
     """Keeps checkpoints under keys ``<trial's folder>/<checkpoint>``.
 
     *Atomicity.* A checkpoint is there completely or not at all, at every moment and after any crash
@@ -52,7 +52,7 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> Committed:
+    def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> CommittedCheckpoint:
         """Keep the files below ``source``; when it returns, ``source`` may be changed or removed.
 
         Links to what is below ``source`` are replaced by what they point to.
@@ -65,7 +65,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open_checkpoint(self, key: str, sha256: str) -> Opened:
+    def open_checkpoint(self, key: str, sha256: str) -> OpenedCheckpoint:
         """The checkpoint whose manifest has this hash, every file verified.
 
         Raises:
@@ -121,8 +121,8 @@ class Store(ABC):
         self,
         live: Mapping[str, str],
         is_busy: Callable[[str], bool],
-        cancel: Cancel | None = None,
-    ) -> Collected:
+        cancel: CancelToken | None = None,
+    ) -> CollectedGarbage:
         """Remove what crashes left, while others may write.
 
         Args:

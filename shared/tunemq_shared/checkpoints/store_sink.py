@@ -7,14 +7,14 @@ from typing import Any
 
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
-from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef
 
 
 class StoreSink:
     """The `CheckpointSink` of one trial; ``folder_name`` names its folder in the experiment's."""
 
-    def __init__(self, store: Store, folder_name: str) -> None:
+    def __init__(self, store: CheckpointStore, folder_name: str) -> None:
         self._store = store
         self._folder_name = folder_name
 

@@ -18,10 +18,10 @@ from typing import Final, Self
 import msgspec
 
 from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, ignore, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, ignore, retried
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BLOBS, BlobFolder
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.node_orders import BlobRef
 
@@ -41,8 +41,8 @@ def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> Blob
         StoreError: there are no keys for it. Whether it answers is not tried.
     """
     if is_remote(address):
-        return ObjectBlobs(open_objects(address), address, on_trouble)
-    return FolderBlobs(canonical_address(address))
+        return ObjectBlobStore(open_objects(address), address, on_trouble)
+    return FolderBlobStore(canonical_address(address))
 
 
 class BlobStore(ABC):
@@ -80,7 +80,7 @@ class BlobStore(ABC):
         self,
         ref: BlobRef,
         folder: BlobFolder,
-        cancel: Cancel | None = None,
+        cancel: CancelToken | None = None,
         on_trouble: Callable[[str], None] = ignore,
     ) -> BlobRef:
         """Have the blob in ``folder`` too, whole and verified; where it is, nothing is read.
@@ -105,7 +105,7 @@ class BlobStore(ABC):
         self.close()
 
 
-class FolderBlobs(BlobStore):
+class FolderBlobStore(BlobStore):
     """Blobs in a folder that whoever needs them can read, too."""
 
     def __init__(self, address: str) -> None:
@@ -124,7 +124,7 @@ class FolderBlobs(BlobStore):
         self,
         ref: BlobRef,
         folder: BlobFolder,
-        cancel: Cancel | None = None,  # noqa: ARG002  a disk answers, or fails
+        cancel: CancelToken | None = None,  # noqa: ARG002  a disk answers, or fails
         on_trouble: Callable[[str], None] = ignore,  # noqa: ARG002  likewise
     ) -> BlobRef:
         """See `BlobStore.fetch`."""
@@ -135,7 +135,7 @@ class FolderBlobs(BlobStore):
         """See `BlobStore.close`."""
 
 
-class ObjectBlobs(BlobStore):
+class ObjectBlobStore(BlobStore):
     """Blobs in an object store.
 
     Args:
@@ -157,9 +157,9 @@ class ObjectBlobs(BlobStore):
 
     def put_blob(self, ref: BlobRef) -> BlobRef:
         """See `BlobStore.put_blob`."""
-        cancel, key = Cancel(PATIENCE_S), _key(ref)
+        cancel, key = CancelToken(PATIENCE_S), _key(ref)
         if not retried(lambda: self._is_there(key, ref.size), cancel, self._on_trouble):
-            cancel = Cancel(_time_for(ref.size))
+            cancel = CancelToken(_time_for(ref.size))
             self._objects.put_file(
                 key,
                 Path(ref.path),
@@ -174,18 +174,18 @@ class ObjectBlobs(BlobStore):
         self,
         ref: BlobRef,
         folder: BlobFolder,
-        cancel: Cancel | None = None,
+        cancel: CancelToken | None = None,
         on_trouble: Callable[[str], None] = ignore,
     ) -> BlobRef:
         """See `BlobStore.fetch`."""
-        cancel = cancel or Cancel(PATIENCE_S)
+        cancel = cancel or CancelToken(PATIENCE_S)
 
         def get(target: Path) -> None:
             try:
                 self._objects.get_file(
                     _key(ref), target, size=ref.size, cancel=cancel, on_trouble=on_trouble
                 )
-            except MissingObject as error:
+            except NoSuchObject as error:
                 place = f"{without_settings(self.address)}/{_key(ref)}"
                 raise BlobCorrupt(f"there is no blob {place}.") from error
             except CheckpointCorrupt as error:

@@ -41,7 +41,7 @@ FILES: Final = (".tunemqignore", ".gitignore")
 MAX_FILES: Final = 20_000
 
 
-class Found(NamedTuple):
+class BundleFile(NamedTuple):
     """A file of a bundle: its name below the folder, with ``/``; where it is; its bytes."""
 
     name: str
@@ -63,7 +63,7 @@ class _Rules:
         return self._spec.check_file(name.removeprefix(self._prefix)).include
 
 
-def files_of(root: Path) -> list[Found]:
+def files_of(root: Path) -> list[BundleFile]:
     """The files below ``root`` that are to travel, in the order of their names.
 
     Links are followed where they lead to what is below ``root``; others are refused.
@@ -71,7 +71,7 @@ def files_of(root: Path) -> list[Found]:
     Raises:
         ConfigError: a link leads out, a file cannot be read, or there are too many; says which.
     """
-    found: list[Found] = []
+    found: list[BundleFile] = []
     top = _Rules("", DEFAULTS)
     try:
         for one in _walk(root.resolve(), root.resolve(), "", [top], ()):
@@ -88,7 +88,7 @@ def files_of(root: Path) -> list[Found]:
 
 def _walk(
     root: Path, folder: Path, prefix: str, rules: list[_Rules], above: tuple[Path, ...]
-) -> Iterator[Found]:
+) -> Iterator[BundleFile]:
     rules = [*rules, *_rules_in(folder, prefix)]
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         name, is_folder = prefix + entry.name, entry.is_dir()
@@ -98,7 +98,7 @@ def _walk(
         if is_folder and path not in (*above, folder):
             yield from _walk(root, path, f"{name}/", rules, (*above, folder))
         elif path.is_file():
-            yield Found(name, path, path.stat().st_size)
+            yield BundleFile(name, path, path.stat().st_size)
 
 
 def _rules_in(folder: Path, prefix: str) -> Iterator[_Rules]:

@@ -24,7 +24,7 @@ from tunemq_shared.base.errors import BlobCorrupt, ConfigError, StoreError
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, place_of, verify
 from tunemq_shared.code.blob_store import BlobStore, open_blobs
-from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, Found, files_of
+from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, BundleFile, files_of
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree, walk
 
@@ -138,9 +138,9 @@ def remove(folder: Path) -> None:
 # --- making ---------------------------------------------------------------------------------------
 
 
-def _collected(source: Path) -> list[Found]:
+def _collected(source: Path) -> list[BundleFile]:
     if source.is_file():
-        return [Found(source.name, source, source.stat().st_size)]
+        return [BundleFile(source.name, source, source.stat().st_size)]
     if not source.is_dir():
         raise ConfigError(f"there is no script and no folder {source}.")
     files = files_of(source)
@@ -151,7 +151,7 @@ def _collected(source: Path) -> list[Found]:
     return files
 
 
-def _check_size(source: Path, files: list[Found], limit_bytes: int) -> None:
+def _check_size(source: Path, files: list[BundleFile], limit_bytes: int) -> None:
     size = sum(file.size for file in files)
     if size <= limit_bytes:
         return
@@ -165,7 +165,7 @@ def _check_size(source: Path, files: list[Found], limit_bytes: int) -> None:
     )
 
 
-def _write(archive: Path, files: list[Found]) -> None:
+def _write(archive: Path, files: list[BundleFile]) -> None:
     try:
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
             for file in files:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tunemq_shared.base.errors import TrainableError
 from tunemq_shared.base.pickling import (
-    Part,
+    PickledPart,
     Unpicklable,
     blame,
     dump,
@@ -223,7 +223,7 @@ def _why_not(trainable: Any, error: Unpicklable) -> str:
 
 
 def _too_large(trainable: Any, size: int) -> str:
-    largest: tuple[int, Part] | None = None
+    largest: tuple[int, PickledPart] | None = None
     for part in parts_of(trainable):
         if not isinstance(part.value, ModuleType):
             found = pickled_size(part.value)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_shared.base.errors import ConfigError, WireError
+from tunemq_shared.base.errors import ConfigError, TransportError
 from tunemq_shared.base.nesting import too_deep
 from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.safe_text import repr_of
@@ -31,7 +31,7 @@ _MSGPACK_INT: Final = range(-(2**63), 2**64)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Pickled(NamedTuple):
+class PickledValue(NamedTuple):
     """Stands for a value that `peek_config` did not unpickle."""
 
     size: int
@@ -81,7 +81,7 @@ def unpack_config(packed: bytes) -> dict[str, Any]:
 
 
 def peek_config(packed: bytes) -> dict[str, Any]:
-    """The configuration with `Pickled` in place of what is not plain data; runs no code."""
+    """The configuration with `PickledValue` in place of what is not plain data; runs no code."""
     return _decode(packed, _placeholder)
 
 
@@ -89,9 +89,11 @@ def _decode(packed: bytes, extension: Callable[[int, memoryview], Any]) -> dict[
     try:
         config = msgspec.msgpack.decode(packed, ext_hook=extension)
     except UNDECODABLE as error:
-        raise WireError(f"a packed configuration cannot be read: {error}.") from error
+        raise TransportError(f"a packed configuration cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise WireError(f"a packed configuration holds {type(config).__qualname__}, not a dict.")
+        raise TransportError(
+            f"a packed configuration holds {type(config).__qualname__}, not a dict."
+        )
     return config
 
 
@@ -101,8 +103,8 @@ def _unpickled(code: int, data: memoryview) -> Any:
     return load_pickled(data, "the configuration")
 
 
-def _placeholder(_code: int, data: memoryview) -> Pickled:
-    return Pickled(len(data))
+def _placeholder(_code: int, data: memoryview) -> PickledValue:
+    return PickledValue(len(data))
 
 
 def _marked(value: Any, path: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_shared.base.errors import StoreError, TrainableError
-from tunemq_shared.base.pickling import Part, Unpicklable, blame, dump_out_of_band
+from tunemq_shared.base.pickling import PickledPart, Unpicklable, blame, dump_out_of_band
 from tunemq_shared.base.unpickling import load_pickled
 from tunemq_shared.code.blob_folder import BlobFolder, check_blob
 from tunemq_shared.code.code_by_value import modules_of
@@ -51,7 +51,7 @@ def dump_parameters(objects: dict[str, Any]) -> DumpedParameters:
     try:
         return DumpedParameters(*dump_out_of_band(objects))
     except Unpicklable as error:
-        why = blame(Part(f"{name!r}", name, value) for name, value in objects.items())
+        why = blame(PickledPart(f"{name!r}", name, value) for name, value in objects.items())
         raise TrainableError(
             f"with_parameters cannot send this to a worker: {why or error}; "
             "bind what describes it and create it in the trainable."

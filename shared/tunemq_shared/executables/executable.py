@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunemq_shared.base.errors import TrainableError
-from tunemq_shared.executables.run_executable import REPORT, STDOUT, Command, run
+from tunemq_shared.executables.run_executable import REPORT, STDOUT, ProgramCommand, run
 from tunemq_shared.executables.templates import check_names, names_in
 from tunemq_shared.trial.session import running
 
@@ -62,7 +62,7 @@ class Executable:
             )
         folder = os.path.abspath(cwd) if cwd is not None and not names_in(str(cwd)) else cwd
         where = os.getcwd() if folder is None else os.fspath(folder)
-        self.command = Command(
+        self.command = ProgramCommand(
             arguments=(_program(command[0]), *command[1:]),
             metrics_from=_checked_source(metrics_from),
             pattern=_checked_pattern(pattern, metrics_from),

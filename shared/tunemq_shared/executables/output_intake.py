@@ -19,7 +19,7 @@ from tunemq_shared.base.errors import TrainableError
 from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
 from tunemq_shared.executables.followed_file import FollowedFile
 from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines
-from tunemq_shared.executables.report_line import Reported
+from tunemq_shared.executables.report_line import ReportCall
 from tunemq_shared.protocol.conditions import lookup
 
 #: Between two looks at a file.
@@ -28,15 +28,15 @@ _WAITING: Final = 256
 _CHUNK: Final = 65536
 
 
-class Finding(NamedTuple):
+class ProgramResult(NamedTuple):
     """A result, its checkpoint if there is one, and the call that waits for it to be taken."""
 
     metrics: dict[str, Any]
     checkpoint: str | None
-    call: Reported | None = None
+    call: ReportCall | None = None
 
 
-class Sources(NamedTuple):
+class ResultSources(NamedTuple):
     """Where results come from.
 
     ``lines`` is None where those of stdout do not count.
@@ -49,7 +49,7 @@ class Sources(NamedTuple):
     expected: tuple[str, ...]
 
 
-class Intake:
+class ProgramResultReader:
     """Reads a program's stdout, its file and its calls until it has ended.
 
     Args:
@@ -58,17 +58,17 @@ class Intake:
         sources: where results come from.
     """
 
-    def __init__(self, stdout: int, ended: int, sources: Sources) -> None:
+    def __init__(self, stdout: int, ended: int, sources: ResultSources) -> None:
         self._stdout, self._ended, self._sources = stdout, ended, sources
         self._splitter = LineSplitter()
         self._printed_results = self._called = False
-        self._findings: queue.Queue[Finding | Exception | None] = queue.Queue(_WAITING)
+        self._findings: queue.Queue[ProgramResult | Exception | None] = queue.Queue(_WAITING)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tunemq-intake", daemon=True)
         os.set_blocking(stdout, False)
         self._thread.start()
 
-    def next(self, timeout_s: float) -> Finding | None:
+    def next(self, timeout_s: float) -> ProgramResult | None:
         """The next result; None when there will be none.
 
         Raises:
@@ -88,7 +88,7 @@ class Intake:
                 found = self._findings.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(found, Finding) and found.call is not None:
+            if isinstance(found, ProgramResult) and found.call is not None:
                 found.call.close()
 
     def join(self) -> None:
@@ -142,7 +142,7 @@ class Intake:
         metrics = lines.result_in(line) if lines is not None and not self._called else None
         if metrics is not None:
             self._printed_results = True
-            self._put(Finding(metrics, self._sources.inbox.take()))
+            self._put(ProgramResult(metrics, self._sources.inbox.take()))
 
     def _look_at_file(self, *, is_last: bool = False) -> None:
         if self._sources.file is None:
@@ -150,11 +150,11 @@ class Intake:
         for metrics in self._sources.file.new_objects(is_last=is_last):
             if all(lookup(metrics, name) is not None for name in self._sources.expected):
                 self._printed_results = True
-                self._put(Finding(metrics, self._sources.inbox.take()))
+                self._put(ProgramResult(metrics, self._sources.inbox.take()))
 
     def _take_call(self) -> None:
         line, _ = self._sources.listener.accept()
-        call = Reported.read(line)
+        call = ReportCall.read(line)
         if call is None:
             return
         if self._printed_results:
@@ -169,16 +169,16 @@ class Intake:
         self._called = True
         inbox = self._sources.inbox
         taken = inbox.take_named(call.checkpoint) if call.checkpoint else inbox.take()
-        self._put(Finding(call.metrics, taken, call))
+        self._put(ProgramResult(call.metrics, taken, call))
 
-    def _put(self, found: Finding | Exception | None) -> None:
+    def _put(self, found: ProgramResult | Exception | None) -> None:
         while not self._is_over.is_set():
             try:
                 self._findings.put(found, timeout=_LOOK_S)
                 return
             except queue.Full:
                 continue
-        if isinstance(found, Finding) and found.call is not None:
+        if isinstance(found, ProgramResult) and found.call is not None:
             found.call.close()
 
 

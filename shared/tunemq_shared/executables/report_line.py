@@ -38,7 +38,7 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-class Reported:
+class ReportCall:
     """What one call of ``tunemq report`` says; it waits for `answer`."""
 
     def __init__(self, line: socket.socket, metrics: dict[str, Any], checkpoint: str) -> None:

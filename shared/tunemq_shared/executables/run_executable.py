@@ -21,10 +21,14 @@ from tunemq_shared.executables import report_line
 from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
 from tunemq_shared.executables.followed_file import FollowedFile
 from tunemq_shared.executables.metric_lines import MetricLines
-from tunemq_shared.executables.output_intake import Finding, Intake, Sources
+from tunemq_shared.executables.output_intake import (
+    ProgramResult,
+    ProgramResultReader,
+    ResultSources,
+)
 from tunemq_shared.executables.program import Program
 from tunemq_shared.executables.templates import parameters_of, render, variables_of
-from tunemq_shared.trial.control_flow import PauseTrial
+from tunemq_shared.trial.control_flow import TrialPauseExit
 from tunemq_shared.trial.trial_session import TrialSession
 
 #: Where results come from, unless it is the name of a file.
@@ -41,7 +45,7 @@ _LEAST_GRACE_S: Final = 0.5
 _WORK: Final = f"{TEMPORARY_PREFIX}_program"
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial runs; everything in it may hold names in braces.
 
     Attributes:
@@ -62,7 +66,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.arguments, self.metrics_from, self.cwd)
 
 
-def run(command: Command, config: Mapping[str, Any], session: TrialSession) -> None:
+def run(command: ProgramCommand, config: Mapping[str, Any], session: TrialSession) -> None:
     """Run the command to its end.
 
     Raises:
@@ -75,16 +79,16 @@ def run(command: Command, config: Mapping[str, Any], session: TrialSession) -> N
     remove(work)
     os.makedirs(work)
     try:
-        _Trial(command, config, session, work).run()
+        _TrialAttempt(command, config, session, work).run()
     finally:
         remove(work)
 
 
-class _Trial:
+class _TrialAttempt:
     """One try of a trial."""
 
     def __init__(
-        self, command: Command, config: Mapping[str, Any], session: TrialSession, work: str
+        self, command: ProgramCommand, config: Mapping[str, Any], session: TrialSession, work: str
     ) -> None:
         self._session = session
         self._inbox = CheckpointInbox(work)
@@ -120,8 +124,8 @@ class _Trial:
             report_line.listen(self._socket) as listener,
             closing(Program(self._arguments, self._variables, self._cwd)) as program,
         ):
-            sources = Sources(lines, file, listener, self._inbox, expected)
-            intake = Intake(program.stdout, program.ended, sources)
+            sources = ResultSources(lines, file, listener, self._inbox, expected)
+            intake = ProgramResultReader(program.stdout, program.ended, sources)
             try:
                 self._report_all(intake)
             finally:
@@ -133,7 +137,7 @@ class _Trial:
         if expected and not session.progress.iteration:
             raise MetricError(self._without_result(expected, lines))
 
-    def _report_all(self, intake: Intake) -> None:
+    def _report_all(self, intake: ProgramResultReader) -> None:
         """Report until the program has ended."""
         while True:
             try:
@@ -145,7 +149,7 @@ class _Trial:
                 return
             self._report(found)
 
-    def _report(self, found: Finding) -> None:
+    def _report(self, found: ProgramResult) -> None:
         call, folder = found.call, found.checkpoint
         try:
             self._session.report(found.metrics, None if folder is None else Checkpoint(folder))
@@ -172,7 +176,9 @@ class _Trial:
         has left may not be whole.
         """
         session = self._session
-        is_whole = code == 0 if session.ended is None else session.ended is PauseTrial and code >= 0
+        is_whole = (
+            code == 0 if session.ended is None else session.ended is TrialPauseExit and code >= 0
+        )
         if is_whole and session.progress.iteration:
             folder = self._inbox.take()
             if folder is not None:

@@ -18,7 +18,7 @@ from tunemq_shared.protocol.message_limits import (
 from tunemq_shared.protocol.messages import Message
 
 
-class GpuVitals(Message, frozen=True):
+class GpuMetrics(Message, frozen=True):
     """What a GPU does now.
 
     ``busy`` is the part of the time in which it did something, from 0 to 1, ``memory_used`` in
@@ -32,7 +32,7 @@ class GpuVitals(Message, frozen=True):
     foreign: Line = ""
 
 
-class NodeAbout(Message, frozen=True):
+class NodeDescription(Message, frozen=True):
     """Who a node is, for those who look at all nodes there are: also at one that is refused.
 
     ``python`` is its version, ``libraries`` those that are installed there, by name. ``gpus`` are
@@ -46,7 +46,7 @@ class NodeAbout(Message, frozen=True):
     gpus: Annotated[tuple[Name, ...], Meta(max_length=MOST_OF_NODE)] = ()
 
 
-class NodeVitals(Message, frozen=True):
+class NodeMetrics(Message, frozen=True):
     """How a node's machine is; None where it does not say.
 
     ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
@@ -64,10 +64,10 @@ class NodeVitals(Message, frozen=True):
     hosts: int = 0
     outbox: int = 0
     cache: int = 0
-    gpus: Annotated[tuple[GpuVitals, ...], Meta(max_length=MOST_OF_NODE)] = ()
+    gpus: Annotated[tuple[GpuMetrics, ...], Meta(max_length=MOST_OF_NODE)] = ()
     disk_size: float | None = None
     clock: float | None = None
-    about: NodeAbout | None = None
+    about: NodeDescription | None = None
     refused: Annotated[dict[Name, int], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
         default_factory=dict
     )
@@ -75,13 +75,13 @@ class NodeVitals(Message, frozen=True):
     store: StoreTraffic = StoreTraffic()
 
 
-def decode_vitals(data: bytes) -> NodeVitals:
+def decode_vitals(data: bytes) -> NodeMetrics:
     """What a node says of itself.
 
     Raises:
         UNDECODABLE: it is not that, or no machine is so: an amount is negative, infinite or NaN.
     """
-    vitals = msgspec.msgpack.decode(data, type=NodeVitals)
+    vitals = msgspec.msgpack.decode(data, type=NodeMetrics)
     amounts = (
         vitals.load,
         vitals.memory_free,

@@ -1,4 +1,4 @@
-"""`Health`: what a service says of itself to whoever may have to start it anew.
+"""`ServiceHealth`: what a service says of itself to whoever may have to start it anew.
 
 Two ask: systemd, by its notify protocol (`tunemq_shared.health.systemd_notify`), and containers, by
 a command that reads a file (``$TUNEMQ_HEALTH``, ``tunemq health``). Both are told by the loop that
@@ -35,7 +35,7 @@ _PRIVATE: Final = 0o600
 _WRITING: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Health:
+class ServiceHealth:
     """Speaks for one service, from the thread of its loop.
 
     Args:
@@ -52,7 +52,7 @@ class Health:
         self,
         role: str,
         path: str = "",
-        notifier: systemd_notify.Notifier | None = None,
+        notifier: systemd_notify.SystemdNotifier | None = None,
         watchdog_s: float | None = None,
     ) -> None:
         #: What `of_environment` took away: whoever runs in this process's place may need it.
@@ -76,7 +76,7 @@ class Health:
                 ) from problem
 
     @classmethod
-    def of_environment(cls, role: str) -> Health:
+    def of_environment(cls, role: str) -> ServiceHealth:
         """What the environment asks for; it is not handed on to children, who are not the service.
 
         Raises:
@@ -88,7 +88,7 @@ class Health:
             if name in os.environ
         }
         address = taken.get(systemd_notify.SOCKET_VARIABLE, "")
-        notifier = systemd_notify.Notifier(address) if address else None
+        notifier = systemd_notify.SystemdNotifier(address) if address else None
         health = cls(role, taken.get(VARIABLE, ""), notifier, systemd_notify.watchdog_s(taken))
         health.variables = taken
         return health
@@ -133,7 +133,9 @@ class Health:
             self._file = -1
         self._path = ""
 
-    def _notify(self, notifier: systemd_notify.Notifier, *, is_ready: bool, status: str) -> None:
+    def _notify(
+        self, notifier: systemd_notify.SystemdNotifier, *, is_ready: bool, status: str
+    ) -> None:
         lines = []
         if is_ready and not self._has_been_ready:
             lines.append("READY=1")

@@ -1,4 +1,4 @@
-"""`Notifier`: tells a service manager how a service is, by the protocol of systemd's ``sd_notify``.
+"""Tells a service manager how a service is, by the protocol of systemd's ``sd_notify``.
 
 Datagrams of ``NAME=VALUE`` lines to the socket that ``$NOTIFY_SOCKET`` names. Nothing here waits
 for the manager, and nothing fails with it.
@@ -20,7 +20,7 @@ _WATCHDOG_PID_VARIABLE: Final = "WATCHDOG_PID"
 VARIABLES: Final = (SOCKET_VARIABLE, _WATCHDOG_VARIABLE, _WATCHDOG_PID_VARIABLE)
 
 
-class Notifier:
+class SystemdNotifier:
     """Speaks to one manager.
 
     The connection is made here and kept: later this process may have fewer rights on files.

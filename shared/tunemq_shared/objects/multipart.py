@@ -7,7 +7,7 @@ from io import FileIO
 from typing import Final
 
 from tunemq_shared.base.errors import CheckpointCorrupt
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 
 #: Bytes of a part; more only where `MOST_PARTS` of them would not hold the file.
 PART: Final = 16 * 2**20
@@ -21,14 +21,14 @@ def part_length(size: int) -> int:
     return max(PART, -(-least // 2**20) * 2**20)
 
 
-class Body(bytearray):
+class PartBody(bytearray):
     """One part, of a fixed length, to be filled from a file and sent as often as it takes.
 
     It is a buffer, for what hashes and signs it, and a file, for what sends it; as a file it raises
     once ``cancel`` says that it is over. With a ``sha256`` only what has that is sent.
     """
 
-    cancel: Cancel
+    cancel: CancelToken
     sha256: str = ""
     _source: str
     _at: int

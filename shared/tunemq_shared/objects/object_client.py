@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.objects.multipart import Body
+from tunemq_shared.objects.multipart import PartBody
 from tunemq_shared.objects.object_store import ObjectInfo
 
 
-class Refused(StoreError):
+class StoreRequestDenied(StoreError):
     """The server will not do it before somebody mends something; ``code`` is its word for why."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -19,18 +19,18 @@ class Refused(StoreError):
         self.code = code
 
 
-class UploadForgotten(StoreError):
+class NoSuchUpload(StoreError):
     """The server knows of no such upload: all of its parts are to be sent again."""
 
 
-class Unfinished(NamedTuple):
+class IncompleteUpload(NamedTuple):
     """An upload in parts that is neither completed nor thrown away: its object, its id."""
 
     name: str
     upload: str
 
 
-class Content(Protocol):
+class ObjectContent(Protocol):
     """The content of an object, or a part of it."""
 
     @property
@@ -50,12 +50,12 @@ class ObjectClient(Protocol):
     **Threads.** Any may call anything.
     """
 
-    def put(self, name: str, data: bytes | Body, doing: str) -> None:
-        """Write an object; of a `Body` with a hash only what has that."""
+    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
+        """Write an object; of a `PartBody` with a hash only what has that."""
 
     def get(
         self, name: str, doing: str, *, offset: int = 0, length: int = 0
-    ) -> AbstractContextManager[Content]:
+    ) -> AbstractContextManager[ObjectContent]:
         """The object from ``offset`` on; all of the rest where ``length`` is 0."""
 
     def remove(self, name: str, doing: str) -> None:
@@ -67,7 +67,7 @@ class ObjectClient(Protocol):
     def create_upload(self, name: str, doing: str) -> str:
         """Begin an upload in parts; its id."""
 
-    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
         """Send a part; what the server calls it."""
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
@@ -76,7 +76,7 @@ class ObjectClient(Protocol):
     def abort_upload(self, name: str, upload: str) -> None:
         """Throw the parts away; where there are none that is no error."""
 
-    def unfinished(self) -> Iterator[Unfinished]:
+    def unfinished(self) -> Iterator[IncompleteUpload]:
         """All uploads of the place that are under way, or that somebody died over."""
 
     def close(self) -> None:

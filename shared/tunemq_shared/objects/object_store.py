@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, ignore
+from tunemq_shared.base.retrying import CancelToken, ignore
 
 
 class ObjectInfo(NamedTuple):
@@ -22,11 +22,11 @@ class ObjectInfo(NamedTuple):
     modified: float
 
 
-class MissingObject(StoreError):
+class NoSuchObject(StoreError):
     """There is no such object."""
 
 
-class WrongSize(CheckpointCorrupt):
+class ObjectSizeMismatch(CheckpointCorrupt):
     """An object is longer or shorter than it was written; ``found`` says what it is."""
 
     def __init__(self, message: str, found: str) -> None:
@@ -73,7 +73,7 @@ class ObjectStore(ABC):
         size: int,
         sha256: str,
         is_unchanged: bool = False,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         """Write a file of any size, with memory that does not grow with it.
@@ -87,7 +87,7 @@ class ObjectStore(ABC):
 
         Raises:
             CheckpointCorrupt: the file has another size or hash.
-            Cancelled, TimedOut: see `Cancel`.
+            Cancelled, TimedOut: see `CancelToken`.
         """
 
     @abstractmethod
@@ -106,7 +106,7 @@ class ObjectStore(ABC):
         path: Path,
         *,
         size: int,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         """Read an object of any size into a new file, with memory that does not grow with it.
@@ -114,7 +114,7 @@ class ObjectStore(ABC):
         Raises:
             MissingObject: there is none.
             WrongSize: it has another size.
-            Cancelled, TimedOut: see `Cancel`.
+            Cancelled, TimedOut: see `CancelToken`.
         """
 
     @abstractmethod

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, ignore, in_parallel, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, ignore, in_parallel, retried
 from tunemq_shared.base.safe_names import is_safe_name
-from tunemq_shared.objects.multipart import Body, check_end, check_hash, part_length, write_at
-from tunemq_shared.objects.object_client import ObjectClient, Refused, UploadForgotten
-from tunemq_shared.objects.object_store import ObjectInfo, ObjectStore, WrongSize
+from tunemq_shared.objects.multipart import PartBody, check_end, check_hash, part_length, write_at
+from tunemq_shared.objects.object_client import NoSuchUpload, ObjectClient, StoreRequestDenied
+from tunemq_shared.objects.object_store import ObjectInfo, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.objects.store_traffic import CountedClient
 
 #: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk
@@ -63,21 +63,23 @@ class RemoteObjects(ObjectStore):
 
     def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""
-        client, cancel = self._connect(PROBE_ANSWER_S, PROBE_ANSWER_S), Cancel(PROBE_S)
+        client, cancel = self._connect(PROBE_ANSWER_S, PROBE_ANSWER_S), CancelToken(PROBE_S)
 
         def attempt() -> None:
             self._try_out(client, is_read_only=is_read_only)
 
         try:
             retried(attempt, cancel)
-        except Refused as error:
+        except StoreRequestDenied as error:
             if not self._prepare(error, client, cancel):
                 raise
             retried(attempt, cancel)
         finally:
             client.close()
 
-    def _prepare(self, refusal: Refused, client: ObjectClient, cancel: Cancel) -> bool:
+    def _prepare(
+        self, refusal: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
+    ) -> bool:
         """Do what is missing for the place to be usable; whether that is worth another try."""
         del refusal, client, cancel
         return False
@@ -104,7 +106,7 @@ class RemoteObjects(ObjectStore):
         size: int,
         sha256: str,
         is_unchanged: bool = False,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         """See `ObjectStore.put_file`."""
@@ -115,7 +117,7 @@ class RemoteObjects(ObjectStore):
             checked = "" if is_unchanged else sha256
             retried(lambda: upload.send(path, size, checked), cancel, on_trouble)
             return
-        body = Body(size)
+        body = PartBody(size)
         with path.open("rb", buffering=0) as file:
             body.fill(file)
             check_end(file)
@@ -127,7 +129,7 @@ class RemoteObjects(ObjectStore):
         """See `ObjectStore.get_bytes`."""
         with self._client.get(self._name(key), f"{_shown(key)} cannot be read") as answer:
             if answer.total > limit:
-                raise WrongSize(
+                raise ObjectSizeMismatch(
                     f"{self.address}: {key} is damaged: "
                     f"expected at most {limit} bytes, got {answer.total}.",
                     str(answer.total),
@@ -140,7 +142,7 @@ class RemoteObjects(ObjectStore):
         path: Path,
         *,
         size: int,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
         """See `ObjectStore.get_file`."""
@@ -149,12 +151,12 @@ class RemoteObjects(ObjectStore):
         starts = range(0, max(size, 1), length)
         with path.open("xb", buffering=0) as file:
 
-            def get(start: int, cancel: Cancel) -> None:
+            def get(start: int, cancel: CancelToken) -> None:
                 # A part of the whole file is asked for as such: nothing has no parts.
                 expected = min(length, size - start) if len(starts) > 1 else 0
                 retried(lambda: get_part(start, expected, cancel), cancel, on_trouble)
 
-            def get_part(start: int, expected: int, cancel: Cancel) -> None:
+            def get_part(start: int, expected: int, cancel: CancelToken) -> None:
                 self._get_part(key, file.fileno(), start, expected, size, cancel)
 
             in_parallel(get, starts, cancel, at_once=PARALLEL)
@@ -162,10 +164,10 @@ class RemoteObjects(ObjectStore):
     def delete(self, keys: Iterable[str]) -> None:
         """See `ObjectStore.delete`."""
 
-        def remove(key: str, _cancel: Cancel) -> None:
+        def remove(key: str, _cancel: CancelToken) -> None:
             self._client.remove(self._name(key), f"{_shown(key)} cannot be removed")
 
-        in_parallel(remove, keys, Cancel(), at_once=PARALLEL)
+        in_parallel(remove, keys, CancelToken(), at_once=PARALLEL)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
@@ -180,7 +182,7 @@ class RemoteObjects(ObjectStore):
                 if name.startswith(self._prefix) and is_over(name.removeprefix(self._prefix)):
                     self._client.abort_upload(name, upload)
                     aborted += 1
-        except Refused as error:
+        except StoreRequestDenied as error:
             # Such a server keeps none, or removes them by itself.
             if error.code not in ("NotImplemented", "MethodNotAllowed"):
                 raise
@@ -197,7 +199,7 @@ class RemoteObjects(ObjectStore):
         return self._prefix + key
 
     def _get_part(
-        self, key: str, fd: int, start: int, expected: int, size: int, cancel: Cancel
+        self, key: str, fd: int, start: int, expected: int, size: int, cancel: CancelToken
     ) -> None:
         """Write a part of the object to its place in the file; all where 0 bytes are expected."""
         end = start + expected if expected else size
@@ -206,7 +208,7 @@ class RemoteObjects(ObjectStore):
             self._name(key), f"{_shown(key)} cannot be read", offset=start, length=expected
         ) as answer:
             if answer.total != size:
-                raise WrongSize(
+                raise ObjectSizeMismatch(
                     f"{self.address}: the object {key} is damaged: "
                     f"expected {size} bytes, got {answer.total}.",
                     str(answer.total),
@@ -222,11 +224,11 @@ class RemoteObjects(ObjectStore):
             raise StoreUnavailable(f"{self.address}: {key}: {end - at} bytes did not come.")
 
 
-class _Part(NamedTuple):
+class _UploadPart(NamedTuple):
     """A part of a file: its number, from 1, and its content."""
 
     number: int
-    body: Body
+    body: PartBody
 
 
 class _Upload:
@@ -237,7 +239,7 @@ class _Upload:
         client: ObjectClient,
         key: str,
         name: str,
-        cancel: Cancel,
+        cancel: CancelToken,
         on_trouble: Callable[[str], None],
     ) -> None:
         self._client = client
@@ -246,7 +248,7 @@ class _Upload:
         self._cancel = cancel
         self._on_trouble = on_trouble
         self._id = ""
-        self._free: queue.SimpleQueue[Body] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[PartBody] = queue.SimpleQueue()
 
     def send(self, path: Path, size: int, sha256: str) -> None:
         """Send all of the file; where that fails the parts are thrown away."""
@@ -255,18 +257,18 @@ class _Upload:
             # One more than are sent at a time, to be filled meanwhile.
             self._free = queue.SimpleQueue()
             for _ in range(PARALLEL + 1):
-                self._free.put(Body(part_length(size)))
+                self._free.put(PartBody(part_length(size)))
             parts = self._parts(path, size, sha256)
             etags = in_parallel(self._send_part, parts, self._cancel, at_once=PARALLEL)
             retried(lambda: self._complete(etags), self._cancel, self._on_trouble)
-        except UploadForgotten as error:
+        except NoSuchUpload as error:
             raise StoreUnavailable(str(error)) from error
         except BaseException:
             with contextlib.suppress(StoreError):
                 self._client.abort_upload(self._name, self._id)
             raise
 
-    def _parts(self, path: Path, size: int, sha256: str) -> Iterator[_Part]:
+    def _parts(self, path: Path, size: int, sha256: str) -> Iterator[_UploadPart]:
         """Each part; the last only if the hash of them all is right, if any."""
         length, digest = part_length(size), new_sha256()
         with path.open("rb", buffering=0) as file:
@@ -276,7 +278,7 @@ class _Upload:
                 body = self._free.get()
                 self._cancel.check()
                 if len(body) > size - start:
-                    body = Body(size - start)
+                    body = PartBody(size - start)
                 body.fill(file)
                 if sha256:
                     digest.update(body)
@@ -284,12 +286,12 @@ class _Upload:
                     check_end(file)
                     if sha256:
                         check_hash(str(path), sha256, digest.hexdigest())
-                yield _Part(number, body)
+                yield _UploadPart(number, body)
 
     def _create(self) -> str:
         return self._client.create_upload(self._name, self._doing)
 
-    def _send_part(self, part: _Part, cancel: Cancel) -> str:
+    def _send_part(self, part: _UploadPart, cancel: CancelToken) -> str:
         number, body = part
         body.cancel = cancel
 

@@ -77,7 +77,7 @@ KEY_VARIABLES: Final = frozenset(
 )
 
 
-class Keys(NamedTuple):
+class S3Credentials(NamedTuple):
     """What one is let in with; never printed."""
 
     access_key: str
@@ -220,7 +220,7 @@ def own_profiles(environ: Mapping[str, str]) -> set[str]:
     return {environ[name] for name in _PROFILE_VARIABLES if environ.get(name)}
 
 
-def find_keys(environ: Mapping[str, str], profile: str = "") -> Keys:
+def find_keys(environ: Mapping[str, str], profile: str = "") -> S3Credentials:
     """The keys in the environment, else in the credentials file.
 
     Args:
@@ -237,14 +237,14 @@ def find_keys(environ: Mapping[str, str], profile: str = "") -> Keys:
         if all(values):
             # A token belongs to the keys that it was issued with.
             token = environ.get("AWS_SESSION_TOKEN", "") if names is _KEY_VARIABLES[0] else ""
-            return Keys(values[0], values[1], token)
+            return S3Credentials(values[0], values[1], token)
         if any(values):
             has, lacks = names if values[0] else names[::-1]
             raise StoreError(f"{has} is set and {lacks} is not; the store needs both.")
     return _keys_in_file(environ)
 
 
-def _keys_in_file(environ: Mapping[str, str], of_address: str = "") -> Keys:
+def _keys_in_file(environ: Mapping[str, str], of_address: str = "") -> S3Credentials:
     home = environ.get("HOME", "")
     default = Path(home, ".aws", "credentials") if home else None
     named = environ.get("AWS_SHARED_CREDENTIALS_FILE", "")
@@ -280,7 +280,7 @@ def _keys_in_file(environ: Mapping[str, str], of_address: str = "") -> Keys:
             f"{file} has no aws_access_key_id and aws_secret_access_key for the profile "
             f"{profile!r}; add them there, or {fix}."
         )
-    return Keys(keys[0], keys[1], section.get("aws_session_token", ""))
+    return S3Credentials(keys[0], keys[1], section.get("aws_session_token", ""))
 
 
 def _settings(place: str, query: str) -> dict[str, str]:

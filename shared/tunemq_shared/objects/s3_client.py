@@ -24,10 +24,10 @@ from urllib3.response import BaseHTTPResponse
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.objects import s3_errors
-from tunemq_shared.objects.multipart import Body
-from tunemq_shared.objects.object_client import Unfinished, UploadForgotten
-from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, WrongSize
-from tunemq_shared.objects.s3_address import Keys, S3Address
+from tunemq_shared.objects.multipart import PartBody
+from tunemq_shared.objects.object_client import IncompleteUpload, NoSuchUpload
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectSizeMismatch
+from tunemq_shared.objects.s3_address import S3Address, S3Credentials
 
 #: Handed to a connection at once, and taken from it; in between a transfer can be called off.
 BLOCK: Final = 2**18
@@ -37,14 +37,14 @@ _TYPE: Final = "application/octet-stream"
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
 
-class Answer(NamedTuple):
-    """See `Content`."""
+class S3Content(NamedTuple):
+    """See `ObjectContent`."""
 
     total: int
     response: BaseHTTPResponse
 
     def blocks(self) -> Iterator[bytes]:
-        """See `Content.blocks`."""
+        """See `ObjectContent.blocks`."""
         yield from self.response.stream(BLOCK)
 
 
@@ -60,7 +60,7 @@ class S3Client(Minio):
     def __init__(
         self,
         address: S3Address,
-        keys: Keys,
+        keys: S3Credentials,
         ca_file: str,
         *,
         connect_s: float,
@@ -103,19 +103,23 @@ class S3Client(Minio):
         with self._asking("the bucket cannot be made"):
             self.make_bucket(self._bucket)
 
-    def put(self, name: str, data: bytes | Body, doing: str) -> None:
+    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
         """See `ObjectClient.put`."""
         with self._asking(doing):
             self._put_object(self._bucket, name, _sendable(data), {"Content-Type": _TYPE})
 
     @contextlib.contextmanager
-    def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Answer]:
+    def get(
+        self, name: str, doing: str, *, offset: int = 0, length: int = 0
+    ) -> Iterator[S3Content]:
         """See `ObjectClient.get`."""
         with self._asking(doing):
             response = self.get_object(self._bucket, name, offset=offset, length=length)
             try:
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
-                yield Answer(int(total or response.headers.get("Content-Length", "-1")), response)
+                yield S3Content(
+                    int(total or response.headers.get("Content-Length", "-1")), response
+                )
             except BaseException:
                 response.close()  # nobody reads the rest
                 raise
@@ -124,7 +128,7 @@ class S3Client(Minio):
 
     def remove(self, name: str, doing: str) -> None:
         """See `ObjectClient.remove`."""
-        with contextlib.suppress(MissingObject), self._asking(doing):
+        with contextlib.suppress(NoSuchObject), self._asking(doing):
             self.remove_object(self._bucket, name)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -140,7 +144,7 @@ class S3Client(Minio):
         with self._asking(doing):
             return self._create_multipart_upload(self._bucket, name, {"Content-Type": _TYPE})
 
-    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
         """See `ObjectClient.put_part`."""
         with self._asking(doing):
             data = _sendable(body)
@@ -157,12 +161,12 @@ class S3Client(Minio):
     def abort_upload(self, name: str, upload: str) -> None:
         """See `ObjectClient.abort_upload`."""
         with (
-            contextlib.suppress(UploadForgotten),
+            contextlib.suppress(NoSuchUpload),
             self._asking(f"parts of {name} cannot be removed"),
         ):
             self._abort_multipart_upload(self._bucket, name, upload)
 
-    def unfinished(self) -> Iterator[Unfinished]:
+    def unfinished(self) -> Iterator[IncompleteUpload]:
         """See `ObjectClient.unfinished`.
 
         All of the bucket: MinIO takes a prefix here for the name of one object.
@@ -172,10 +176,10 @@ class S3Client(Minio):
             try:
                 with self._asking("unfinished uploads cannot be listed"):
                     found = self._list_multipart_uploads(self._bucket, key_marker=marker)
-            except UploadForgotten:
+            except NoSuchUpload:
                 return  # so rclone says that there are none
             for upload in found.uploads:
-                yield Unfinished(upload.object_name or "", upload.upload_id or "")
+                yield IncompleteUpload(upload.object_name or "", upload.upload_id or "")
             marker = found.next_key_marker
             if not (found.is_truncated and marker):
                 return
@@ -187,9 +191,9 @@ class S3Client(Minio):
     def _build_headers(
         self, host: str, headers: Any = None, body: Any = None, creds: Any = None
     ) -> Any:
-        """The client's own, which hashes what it signs; see `Body.check`."""
+        """The client's own, which hashes what it signs; see `PartBody.check`."""
         built, date = super()._build_headers(host, headers, body, creds)
-        if isinstance(body, Body) and body.sha256:
+        if isinstance(body, PartBody) and body.sha256:
             found = str(built["x-amz-content-sha256"])
             # Over HTTPS the content is not signed.
             body.check(new_sha256(body).hexdigest() if found == "UNSIGNED-PAYLOAD" else found)
@@ -235,17 +239,17 @@ class S3Client(Minio):
     def _refusal(self, code: str, message: str, status: int, doing: str) -> StoreError:
         where = f"{self._address.place} at {self._address.endpoint}"
         if code == "NoSuchKey":
-            return MissingObject(f"{where}: {doing}: there is no such object.")
+            return NoSuchObject(f"{where}: {doing}: there is no such object.")
         if code == "InvalidRange":
-            return WrongSize(f"{where}: {doing}: the object is cut short.", "fewer")
+            return ObjectSizeMismatch(f"{where}: {doing}: the object is cut short.", "fewer")
         if code == "NoSuchUpload":
-            return UploadForgotten(f"{where}: {doing}: the server forgot the parts it had.")
+            return NoSuchUpload(f"{where}: {doing}: the server forgot the parts it had.")
         return s3_errors.refused(self._address, doing, code, status, message)
 
 
-def _sendable(data: bytes | Body) -> bytes:
+def _sendable(data: bytes | PartBody) -> bytes:
     # What is empty and a file would be sent in chunks, which S3 refuses.
-    if not isinstance(data, Body):
+    if not isinstance(data, PartBody):
         return data
     return data.rewound() if data else b""
 

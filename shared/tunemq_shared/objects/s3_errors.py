@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_shared.base.retrying import StoreUnavailable
-from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.s3_address import S3Address
 
 #: Refusals that another try may not meet, beside all of status 5xx, 408 and 429.
@@ -46,7 +46,7 @@ _WRONG_REGION: Final = frozenset(
 
 def refused(
     address: S3Address, doing: str, code: str, status: int, message: str
-) -> StoreUnavailable | Refused:
+) -> StoreUnavailable | StoreRequestDenied:
     """The error for a refusal; `StoreUnavailable` where another try may help.
 
     Args:
@@ -77,7 +77,7 @@ def refused(
         )
     else:
         advice = f"the server refused it ({said or status})"
-    return Refused(f"{where}: {advice}.", code)
+    return StoreRequestDenied(f"{where}: {advice}.", code)
 
 
 def unreachable(address: S3Address, doing: str, reason: str) -> StoreUnavailable:
@@ -88,9 +88,9 @@ def unreachable(address: S3Address, doing: str, reason: str) -> StoreUnavailable
     )
 
 
-def untrusted(address: S3Address, doing: str, reason: str) -> Refused:
+def untrusted(address: S3Address, doing: str, reason: str) -> StoreRequestDenied:
     """The error for a TLS connection that could not be made."""
-    return Refused(
+    return StoreRequestDenied(
         f"{address.place} at {address.endpoint}: {doing}: no secure connection can be made "
         f"({reason}); check http or https in endpoint, that ca_file (or "
         "AWS_CA_BUNDLE) names the CA that signed its certificate, and that this has not expired.",
@@ -98,9 +98,9 @@ def untrusted(address: S3Address, doing: str, reason: str) -> Refused:
     )
 
 
-def no_s3(address: S3Address, doing: str, reason: str) -> Refused:
+def no_s3(address: S3Address, doing: str, reason: str) -> StoreRequestDenied:
     """The error for an answer that no S3 server gives."""
-    return Refused(
+    return StoreRequestDenied(
         f"{address.place} at {address.endpoint}: {doing}: what answers there does not speak S3 "
         f"({reason}); check host, port, and http or https in endpoint.",
         "",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 
-from tunemq_shared.base.retrying import Cancel, retried
-from tunemq_shared.objects.object_client import ObjectClient, Refused
+from tunemq_shared.base.retrying import CancelToken, retried
+from tunemq_shared.objects.object_client import ObjectClient, StoreRequestDenied
 from tunemq_shared.objects.remote_objects import CONNECTIONS, Reading, RemoteObjects
 from tunemq_shared.objects.s3_address import S3Address, find_ca_file, find_keys
 from tunemq_shared.objects.s3_client import S3Client
@@ -39,13 +39,15 @@ class S3Objects(RemoteObjects):
 
         super().__init__(f"{address.place} at {address.endpoint}", address.prefix, connect)
 
-    def _prepare(self, refusal: Refused, client: ObjectClient, cancel: Cancel) -> bool:
+    def _prepare(
+        self, refusal: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
+    ) -> bool:
         if refusal.code != "NoSuchBucket" or not self._may_create:
             return False
         assert isinstance(client, S3Client)  # of our own making
         try:
             retried(client.create, cancel)
-        except Refused as error:
+        except StoreRequestDenied as error:
             # Somebody was faster; whether we may use it is seen by the next try.
             if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 raise

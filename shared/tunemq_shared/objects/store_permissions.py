@@ -16,14 +16,14 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.objects.s3_address import own_profiles, parse_address
 from tunemq_shared.objects.store_address import is_remote, without_settings
 from tunemq_shared.protocol.messages import BlobRef
-from tunemq_shared.protocol.node_orders import HostStart
+from tunemq_shared.protocol.node_orders import TrialSpec
 
 #: Beginnings and names of the variables that say where stores are and how one is let in.
 _PREFIXES: Final = ("AWS_", "MINIO_", "TUNEMQ_S3_")
 _NAMES: Final = frozenset({"HOME", "SSL_CERT_FILE"})
 
 
-class StoreRules(msgspec.Struct, frozen=True):
+class StorePermissions(msgspec.Struct, frozen=True):
     """What a process that runs a submitted search may do with credentials of stores.
 
     Attributes:
@@ -60,7 +60,7 @@ class StoreRules(msgspec.Struct, frozen=True):
             " tunemq scheduler --settings."
         )
 
-    def check_order(self, order: HostStart) -> None:
+    def check_order(self, order: TrialSpec) -> None:
         """Return if a node may go to all stores that this order names.
 
         Raises:
@@ -105,7 +105,7 @@ def store_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _addresses(order: HostStart) -> Iterator[tuple[str, str]]:
+def _addresses(order: TrialSpec) -> Iterator[tuple[str, str]]:
     yield "RunConfig(storage_path)", order.store
     refs: tuple[BlobRef | None, ...] = (order.code, order.bundle, *order.blobs)
     for ref in refs:

@@ -18,8 +18,13 @@ import msgspec
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.base.safe_text import encodable
-from tunemq_shared.objects.multipart import Body
-from tunemq_shared.objects.object_client import Content, ObjectClient, Refused, Unfinished
+from tunemq_shared.objects.multipart import PartBody
+from tunemq_shared.objects.object_client import (
+    IncompleteUpload,
+    ObjectClient,
+    ObjectContent,
+    StoreRequestDenied,
+)
 from tunemq_shared.objects.object_store import ObjectInfo
 from tunemq_shared.protocol.messages import Message
 
@@ -149,7 +154,7 @@ def counted(store: str) -> Iterator[None]:
     """
     try:
         yield
-    except (StoreUnavailable, Refused) as error:
+    except (StoreUnavailable, StoreRequestDenied) as error:
         TRAFFIC.failed(store, str(error))
         raise
     except Exception:
@@ -172,13 +177,15 @@ class CountedClient:
     def __init__(self, connect: Callable[[], ObjectClient], store: str) -> None:
         self._connect, self._client, self._store = connect, connect(), store
 
-    def put(self, name: str, data: bytes | Body, doing: str) -> None:
+    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
         """See `ObjectClient.put`."""
         with self._counted() as client:
             client.put(name, data, doing)
 
     @contextlib.contextmanager
-    def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Content]:
+    def get(
+        self, name: str, doing: str, *, offset: int = 0, length: int = 0
+    ) -> Iterator[ObjectContent]:
         """See `ObjectClient.get`."""
         with (
             self._counted() as client,
@@ -201,7 +208,7 @@ class CountedClient:
         with self._counted() as client:
             return client.create_upload(name, doing)
 
-    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
         """See `ObjectClient.put_part`."""
         with self._counted() as client:
             return client.put_part(name, upload, number, body, doing)
@@ -216,7 +223,7 @@ class CountedClient:
         with self._counted() as client:
             client.abort_upload(name, upload)
 
-    def unfinished(self) -> Iterator[Unfinished]:
+    def unfinished(self) -> Iterator[IncompleteUpload]:
         """See `ObjectClient.unfinished`."""
         with self._counted() as client:
             yield from client.unfinished()
@@ -231,7 +238,7 @@ class CountedClient:
         try:
             with counted(self._store):
                 yield client
-        except Refused:
+        except StoreRequestDenied:
             self._renew(client)
             raise
 

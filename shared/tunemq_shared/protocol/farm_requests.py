@@ -22,7 +22,7 @@ MAX_REQUEST_BYTES: Final = 2**18
 MAX_PAGE_BYTES: Final = 2**18
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class FarmRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The base of all requests."""
 
 
@@ -52,10 +52,10 @@ class PickledCode(msgspec.Struct, frozen=True, kw_only=True, tag="tuner", tag_fi
     bundle: BlobRef | None = None
 
 
-Code = ScriptCode | PickledCode
+SubmittedCode = ScriptCode | PickledCode
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """In what surroundings an experiment and its trials run.
 
     Attributes:
@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] | None = None
 
 
-class Submit(Request, frozen=True, kw_only=True, tag="submit"):
+class SubmitExperiment(FarmRequest, frozen=True, kw_only=True, tag="submit"):
     """Queue an experiment.
 
     Attributes:
@@ -78,13 +78,13 @@ class Submit(Request, frozen=True, kw_only=True, tag="submit"):
     """
 
     name: str
-    code: Code
+    code: SubmittedCode
     is_made_up: bool = False
     priority: int = 0
-    settings: Settings = Settings()
+    settings: ExperimentEnvironment = ExperimentEnvironment()
 
 
-class ListExperiments(Request, frozen=True, kw_only=True, tag="ls"):
+class ListExperiments(FarmRequest, frozen=True, kw_only=True, tag="ls"):
     """Which experiments are there?
 
     Attributes:
@@ -96,7 +96,7 @@ class ListExperiments(Request, frozen=True, kw_only=True, tag="ls"):
     is_all: bool = True
 
 
-class ShowExperiment(Request, frozen=True, kw_only=True, tag="show"):
+class ShowExperiment(FarmRequest, frozen=True, kw_only=True, tag="show"):
     """How is this experiment, and how are its trials?
 
     Attributes:
@@ -107,7 +107,7 @@ class ShowExperiment(Request, frozen=True, kw_only=True, tag="show"):
     trials: int = 100
 
 
-class ReadLog(Request, frozen=True, kw_only=True, tag="logs"):
+class ReadLog(FarmRequest, frozen=True, kw_only=True, tag="logs"):
     """A page of what an experiment, or one of its trials, has printed.
 
     Attributes:
@@ -122,33 +122,33 @@ class ReadLog(Request, frozen=True, kw_only=True, tag="logs"):
     limit: int = MAX_PAGE_BYTES
 
 
-class Stop(Request, frozen=True, kw_only=True, tag="stop"):
+class StopExperiment(FarmRequest, frozen=True, kw_only=True, tag="stop"):
     """Stop an experiment, or one trial of it; what it has is saved."""
 
     name: str
     trial: str = ""
 
 
-class Pause(Request, frozen=True, kw_only=True, tag="pause"):
+class PauseExperiment(FarmRequest, frozen=True, kw_only=True, tag="pause"):
     """Have an experiment give its slots back until it is resumed."""
 
     name: str
 
 
-class Resume(Request, frozen=True, kw_only=True, tag="resume"):
+class ResumeExperiment(FarmRequest, frozen=True, kw_only=True, tag="resume"):
     """Go on with an experiment that was paused, stopped, or failed."""
 
     name: str
 
 
-class Retry(Request, frozen=True, kw_only=True, tag="retry"):
+class RetryTrials(FarmRequest, frozen=True, kw_only=True, tag="retry"):
     """Run trials in ERROR again, from their last checkpoints: one trial, or all of them."""
 
     name: str
     trial: str = ""
 
 
-class Remove(Request, frozen=True, kw_only=True, tag="rm"):
+class RemoveExperiment(FarmRequest, frozen=True, kw_only=True, tag="rm"):
     """Forget an experiment that is over.
 
     Attributes:
@@ -159,39 +159,49 @@ class Remove(Request, frozen=True, kw_only=True, tag="rm"):
     with_files: bool = False
 
 
-class AskWhy(Request, frozen=True, kw_only=True, tag="why"):
+class ExplainState(FarmRequest, frozen=True, kw_only=True, tag="why"):
     """Why does this wait, or why did it end? Without a trial: the experiment."""
 
     name: str
     trial: str = ""
 
 
-class DescribeFarm(Request, frozen=True, kw_only=True, tag="farm"):
+class DescribeFarm(FarmRequest, frozen=True, kw_only=True, tag="farm"):
     """What does one have to know who submits to this farm?"""
 
 
-class ListNodes(Request, frozen=True, kw_only=True, tag="nodes"):
+class ListNodes(FarmRequest, frozen=True, kw_only=True, tag="nodes"):
     """Which nodes are there?"""
 
 
-class Drain(Request, frozen=True, kw_only=True, tag="drain"):
+class DrainNode(FarmRequest, frozen=True, kw_only=True, tag="drain"):
     """Place nothing new on a node; what runs there is saved and goes on elsewhere."""
 
     node: str
 
 
-class ResumeNode(Request, frozen=True, kw_only=True, tag="resume-node"):
+class ResumeNode(FarmRequest, frozen=True, kw_only=True, tag="resume-node"):
     """Place trials on a node again that was drained or set aside."""
 
     node: str
 
 
-class Retire(Request, frozen=True, kw_only=True, tag="retire"):
+class RetireNode(FarmRequest, frozen=True, kw_only=True, tag="retire"):
     """Drain a node, and have it end."""
 
     node: str
 
 
-Reading = ListExperiments | ShowExperiment | ReadLog | AskWhy | ListNodes | DescribeFarm
-Changing = Submit | Stop | Pause | Resume | Retry | Remove | Drain | ResumeNode | Retire
-AnyRequest = Reading | Changing
+ReadRequest = ListExperiments | ShowExperiment | ReadLog | ExplainState | ListNodes | DescribeFarm
+ChangeRequest = (
+    SubmitExperiment
+    | StopExperiment
+    | PauseExperiment
+    | ResumeExperiment
+    | RetryTrials
+    | RemoveExperiment
+    | DrainNode
+    | ResumeNode
+    | RetireNode
+)
+AnyRequest = ReadRequest | ChangeRequest

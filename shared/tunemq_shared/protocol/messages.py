@@ -3,7 +3,7 @@
 Everything is a small frozen struct, written as a msgpack array (tag first), because JSON would turn
 NaN into null. Facts from nodes and facts made by the scheduler itself share one union, `Event`: the
 journal holds both, in the order in which they were handled. What an algorithm answered about an
-event is a fact too, an `Answer`, journalled beside the event (DESIGN: the core).
+event is a fact too, an `AlgorithmAnswer`, journalled beside the event (DESIGN: the core).
 
 Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and
 are shown, never compared. Names: ``trial`` is a trial's id, ``epoch`` one incarnation of it on one
@@ -184,7 +184,7 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     is_shared: bool = False
 
 
-class HostDied(Message, frozen=True, tag="died"):
+class TrialProcessDied(Message, frozen=True, tag="died"):
     """The host ended without saying that the trial had: by a signal, or by an exit of its own.
 
     ``cause`` is ``memory`` where the machine had none left for it, ``cuda_memory`` where a GPU had
@@ -201,7 +201,7 @@ class HostDied(Message, frozen=True, tag="died"):
     output: str = ""
 
 
-class HostFreed(Message, frozen=True, tag="freed"):
+class SlotFreed(Message, frozen=True, tag="freed"):
     """The host's whole family is gone, or the host waits to be reused: the slot is free."""
 
     trial: str
@@ -251,8 +251,8 @@ NodeEvent = (
     | TrialPaused
     | TrialFinished
     | TrialFailed
-    | HostDied
-    | HostFreed
+    | TrialProcessDied
+    | SlotFreed
     | DevicesUsed
     | LogMatched
     | NodeWarned
@@ -407,7 +407,7 @@ class CheckpointsForgotten(Message, frozen=True, tag="forgotten"):
     trial: str
 
 
-class Interrupted(Message, frozen=True, tag="interrupted"):
+class RunInterrupted(Message, frozen=True, tag="interrupted"):
     """The scheduler was told to end: hosts stop, trials stay where they are, to be resumed."""
 
     reason: str
@@ -428,7 +428,7 @@ Event = (
     | TrialChosen
     | StopRequested
     | CheckpointsForgotten
-    | Interrupted
+    | RunInterrupted
 )
 
 # --- what algorithms answered about an event ------------------------------------------------------
@@ -437,7 +437,7 @@ Event = (
 CONTINUE, PAUSE, STOP = "CONTINUE", "PAUSE", "STOP"
 
 
-class Decided(Message, frozen=True, tag="decided"):
+class DecisionMade(Message, frozen=True, tag="decided"):
     """A trial scheduler or stopper decided something other than CONTINUE about a result."""
 
     trial: str
@@ -453,14 +453,14 @@ class HorizonSet(Message, frozen=True, tag="horizon"):
     horizon: Horizon
 
 
-Answer = Decided | HorizonSet
+AlgorithmAnswer = DecisionMade | HorizonSet
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class JournalRecord(msgspec.Struct, frozen=True, array_like=True):
     """One line of the journal: an event and what was answered about it."""
 
     event: Event
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[AlgorithmAnswer, ...] = ()
 
 
 # --- orders to a node (`tunemq_shared.protocol.node_orders`)
@@ -469,12 +469,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 BlobRef = node_orders.BlobRef
 CheckpointRef = node_orders.CheckpointRef
 Environment = node_orders.Environment
-HostStart = node_orders.HostStart
-HostOrder = node_orders.HostOrder
+TrialSpec = node_orders.TrialSpec
+TrialOrder = node_orders.TrialOrder
 Assignment = node_orders.Assignment
 
 encode = msgspec.msgpack.Encoder().encode
 decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode
 decode_node_events = msgspec.msgpack.Decoder(list[NodeEvent]).decode
-decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
+decode_entries = msgspec.msgpack.Decoder(list[JournalRecord]).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment).decode

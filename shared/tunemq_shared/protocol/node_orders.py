@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tunemq_shared.protocol.conditions import Condition, Horizon
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +56,7 @@ class Environment(Order, frozen=True):
     inherits: bool = False
 
 
-class HostStart(Order, frozen=True):
+class TrialSpec(Order, frozen=True):
     """All that a node needs to start a host.
 
     ``store`` is the address of the experiment's store. ``restore`` are the checkpoints to go on
@@ -95,7 +95,7 @@ class HostStart(Order, frozen=True):
     cache: str = ""
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
-    limits: TrialLimits = TrialLimits()
+    limits: TrialLimitSpec = TrialLimitSpec()
     time_spent_s: float = 0.0
     devices: dict[str, float] = {}
     bundle: BlobRef | None = None
@@ -103,13 +103,13 @@ class HostStart(Order, frozen=True):
     log_patterns: tuple[str, ...] = ()
 
 
-class HostOrder(Order, frozen=True):
+class TrialOrder(Order, frozen=True):
     """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
 
     ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
     saving if that is due. ``pause``: save and end, to go on later. ``start`` is left out once the
     node has confirmed a version that held it. ``kill``: end at once; unlike for what is not listed
-    `HostFreed` follows even where there was no host. ``at_checkpoint``: who cannot save when asked
+    `SlotFreed` follows even where there was no host. ``at_checkpoint``: who cannot save when asked
     to ``pause`` goes on until it has saved; it has so much time as nobody kills it.
     """
 
@@ -117,12 +117,12 @@ class HostOrder(Order, frozen=True):
     epoch: int
     run_until: Horizon
     stop: bool = False
-    start: HostStart | None = None
+    start: TrialSpec | None = None
     pause: bool = False
     kill: bool = False
     at_checkpoint: bool = False
 
-    def paused(self, *, at_checkpoint: bool = False) -> HostOrder:
+    def paused(self, *, at_checkpoint: bool = False) -> TrialOrder:
         """The order, and to pause; ``at_checkpoint``: if need be, not before it has saved."""
         may_run_on = at_checkpoint and (self.at_checkpoint or not self.pause)
         return msgspec.structs.replace(self, pause=True, at_checkpoint=may_run_on)
@@ -141,6 +141,6 @@ class Assignment(Order, frozen=True):
     incarnation: str
     term: int
     version: int
-    orders: tuple[HostOrder, ...]
+    orders: tuple[TrialOrder, ...]
     untouched: tuple[str, ...] = ()
     store: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 
-class OutputPiece(msgspec.Struct, frozen=True, array_like=True):
+class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
 
     They stand at ``offset`` in the file of this ``epoch`` on its node; what is missing before that
@@ -27,4 +27,4 @@ class OutputPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(OutputPiece).decode
+decode = msgspec.msgpack.Decoder(OutputChunk).decode

@@ -18,7 +18,7 @@ from tunemq_shared.protocol.message_limits import (
 from tunemq_shared.protocol.messages import Gpu, Message
 
 
-class NodeHello(Message, frozen=True):
+class NodeRegistration(Message, frozen=True):
     """A node incarnation introduces itself on the nodes' stream.
 
     ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
@@ -57,14 +57,14 @@ class BatchHeader(Message, frozen=True):
     taken: tuple[int, int]
 
 
-def decode_hello(data: bytes) -> NodeHello:
+def decode_hello(data: bytes) -> NodeRegistration:
     """Decode a node's introduction.
 
     Raises:
         UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large, or a
             name too long.
     """
-    hello = msgspec.msgpack.decode(data, type=NodeHello)
+    hello = msgspec.msgpack.decode(data, type=NodeRegistration)
     for gpu in hello.gpus:  # journals have GPUs, too
         if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
             raise msgspec.ValidationError("a name of a GPU in it is too long")

@@ -1,4 +1,4 @@
-"""`Refusals`: how many messages were refused, why, and which of it people should read."""
+"""`RejectionCounter`: how many messages were refused, why, and which of it people should read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LINES: Final = 5
 OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repeated"})
 
 
-class Refused(NamedTuple):
+class RejectionCount(NamedTuple):
     """How many messages of a kind were refused for one reason.
 
     ``kind``: request, hello, goodbye, events, lease, vitals, output, mail, reply or challenge; or
     key, with the reason ``wrong_type``: a key in Redis that had another type than the farm's has.
     ``reason``: as
-    `tunemq_shared.signing.message_signing.SealBroken` has it, else ``oversized``, ``unreadable``,
-    ``version`` (of another version of TuneMQ), ``incarnation`` (for another node), ``dead_node``,
-    ``unknown_node``, ``old_term`` or ``repeated``; of these four see `OFTEN_HONEST`. Or ``early``:
-    of a time that has not come yet. Or ``unanswered``: a lease that does not repeat the scheduler's
-    challenge.
+    `tunemq_shared.signing.message_signing.InvalidSignature` has it, else ``oversized``,
+    ``unreadable``, ``version`` (of another version of TuneMQ), ``incarnation`` (for another node),
+    ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated``; of these four see `OFTEN_HONEST`.
+    Or ``early``: of a time that has not come yet. Or ``unanswered``: a lease that does not repeat
+    the scheduler's challenge.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class _Tally:
         return text not in self.told and len(self.told) < _LINES
 
 
-class Refusals:
+class RejectionCounter:
     """Counts refused messages; for all threads.
 
     Args:
@@ -67,8 +67,8 @@ class Refusals:
         """One more was refused.
 
         Args:
-            kind, reason: see `Refused`; of each there are a few, none is made from the message.
-            text: a sentence for people; nothing where it is to be counted only.
+            kind, reason: see `RejectionCount`; of each there are a few, none is made from the
+            message. text: a sentence for people; nothing where it is to be counted only.
         """
         with self._lock:
             tally = self._tallies.setdefault((kind, reason), _Tally())
@@ -76,11 +76,11 @@ class Refusals:
             if text and (text in tally.untold or len(tally.untold) < _LINES):
                 tally.untold[text] = tally.untold.get(text, 0) + 1
 
-    def counts(self) -> tuple[Refused, ...]:
+    def counts(self) -> tuple[RejectionCount, ...]:
         """All that were refused since the process began, by kind and reason."""
         with self._lock:
             return tuple(
-                Refused(kind, reason, tally.count)
+                RejectionCount(kind, reason, tally.count)
                 for (kind, reason), tally in sorted(self._tallies.items())
             )
 

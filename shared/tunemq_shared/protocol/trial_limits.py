@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class TrialLimits(msgspec.Struct, frozen=True, array_like=True):
+class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
     """The limits of each trial of an experiment; 0 is no limit, except where it says otherwise.
 
     Time in which the trial waits for its node (for a decision, for room for a checkpoint, for one

@@ -35,7 +35,13 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key, Seal, SealBroken
+from tunemq_shared.signing.message_signing import (
+    KEY_ID_BYTES,
+    SECRET_BYTES,
+    InvalidSignature,
+    MessageSigner,
+    SigningKey,
+)
 
 #: The path of the process's key file, if the command line does not say.
 KEYS_VARIABLE: Final = "TUNEMQ_KEYS"
@@ -69,32 +75,32 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
         submitters: by name, of what each asks and is answered.
     """
 
-    orders: tuple[Key, ...] = ()
-    events: tuple[Key, ...] = ()
-    journals: tuple[Key, ...] = ()
-    submitters: dict[str, tuple[Key, ...]] = {}
+    orders: tuple[SigningKey, ...] = ()
+    events: tuple[SigningKey, ...] = ()
+    journals: tuple[SigningKey, ...] = ()
+    submitters: dict[str, tuple[SigningKey, ...]] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no key in it."""
         return not (self.orders or self.events or self.journals or self.submitters)
 
-    def seal_of_orders(self) -> Seal:
+    def seal_of_orders(self) -> MessageSigner:
         """Signs or verifies what the scheduler says to nodes."""
-        return Seal(ORDERS, self.orders)
+        return MessageSigner(ORDERS, self.orders)
 
-    def seal_of_events(self) -> Seal:
+    def seal_of_events(self) -> MessageSigner:
         """Likewise what nodes say to the scheduler."""
-        return Seal(EVENTS, self.events)
+        return MessageSigner(EVENTS, self.events)
 
-    def journal_keys(self, search: str) -> tuple[Key, ...]:
+    def journal_keys(self, search: str) -> tuple[SigningKey, ...]:
         """The keys for the journals of searches of this name, and of no others."""
         context = b"journals of the search " + search.encode()
         return tuple(
-            Key(key.id, hmac.digest(key.secret, context, "sha256")) for key in self.journals
+            SigningKey(key.id, hmac.digest(key.secret, context, "sha256")) for key in self.journals
         )
 
-    def seal_of_submitter(self, name: str) -> Seal:
+    def seal_of_submitter(self, name: str) -> MessageSigner:
         """Likewise what a submitter asks and is answered.
 
         Raises:
@@ -102,15 +108,15 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         keys = self.submitters.get(name, ())
         if not keys and not self.is_empty:
-            raise SealBroken(
+            raise InvalidSignature(
                 f"is in the name of {name!r}, of whom there are no keys here", "unknown_submitter"
             )
-        return Seal(SUBMITTER + name, keys)
+        return MessageSigner(SUBMITTER + name, keys)
 
 
-def journal_seal(keys: Iterable[Key] = ()) -> Seal:
+def journal_seal(keys: Iterable[SigningKey] = ()) -> MessageSigner:
     """Signs or verifies the copy of a journal, with what `KeyFile.journal_keys` gives."""
-    return Seal(JOURNALS, tuple(keys))
+    return MessageSigner(JOURNALS, tuple(keys))
 
 
 def read_key_file(path: Path | str) -> KeyFile:
@@ -208,7 +214,7 @@ _COPY: Final = (
 )
 
 
-def _submitters(path: Path | str, found: Any) -> dict[str, tuple[Key, ...]]:
+def _submitters(path: Path | str, found: Any) -> dict[str, tuple[SigningKey, ...]]:
     if not isinstance(found, dict):
         raise ConfigError(f"the key file {path}: {SUBMITTERS} is no table.{_COPY}")
     for name in found:
@@ -217,7 +223,7 @@ def _submitters(path: Path | str, found: Any) -> dict[str, tuple[Key, ...]]:
     return {name: _keys(path, f"{SUBMITTERS}.{name}", keys) for name, keys in found.items()}
 
 
-def _keys(path: Path | str, table: str, found: Any) -> tuple[Key, ...]:
+def _keys(path: Path | str, table: str, found: Any) -> tuple[SigningKey, ...]:
     if not isinstance(found, dict):
         raise ConfigError(f"the key file {path}: {table} is no table.{_COPY}")
     keys = []
@@ -234,7 +240,7 @@ def _keys(path: Path | str, table: str, found: Any) -> tuple[Key, ...]:
                 f"the key file {path}: the key {key} in [{table}] is not the base64 of"
                 f" {SECRET_BYTES} bytes.{_COPY}"
             )
-        keys.append(Key(bytes.fromhex(key), secret))
+        keys.append(SigningKey(bytes.fromhex(key), secret))
     if table not in _FARM_TABLES and not keys:
         raise ConfigError(f"the key file {path}: there is no key in [{table}].{_COPY}")
     return tuple(keys)

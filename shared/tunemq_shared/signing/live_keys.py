@@ -17,13 +17,13 @@ from tunemq_shared.signing.key_files import (
     KeyFile,
     read_key_file,
 )
-from tunemq_shared.signing.message_signing import Key, Seal
+from tunemq_shared.signing.message_signing import MessageSigner, SigningKey
 
 #: The file is looked at so often at most.
 _LOOK_EVERY_S: Final = 1.0
 
 
-class Role(Enum):
+class KeyRole(Enum):
     """Who uses a key file; the value is the file that `tunemq keys new` makes for it."""
 
     SCHEDULER = "scheduler.toml"
@@ -31,7 +31,7 @@ class Role(Enum):
     SUBMITTER = "<your name>.toml"
 
 
-class _Seen(NamedTuple):
+class _FileVersion(NamedTuple):
     """How a file was when it was looked at; another one where it was written or replaced."""
 
     device: int
@@ -55,12 +55,12 @@ class LiveKeys:
         ConfigError: the file cannot be used for that; says how to mend it.
     """
 
-    def __init__(self, path: str, role: Role) -> None:
+    def __init__(self, path: str, role: KeyRole) -> None:
         self.path, self._role = path, role
         #: Grows when other keys are used than before.
         self.version = 0
         self._seen = _seen(path)
-        self._changing: _Seen | None = None
+        self._changing: _FileVersion | None = None
         self._looked_at = time.monotonic()
         self._file = _read(path, role) if path else KeyFile()
         self.orders, self.events = self._file.seal_of_orders(), self._file.seal_of_events()
@@ -71,7 +71,7 @@ class LiveKeys:
     @classmethod
     def none(cls) -> Self:
         """None, for what has no need of any: nothing is signed."""
-        return cls("", Role.SCHEDULER)
+        return cls("", KeyRole.SCHEDULER)
 
     @property
     def is_signed(self) -> bool:
@@ -83,11 +83,11 @@ class LiveKeys:
         """Whose keys there are."""
         return tuple(self._file.submitters)
 
-    def journal_keys(self, search: str) -> tuple[Key, ...]:
+    def journal_keys(self, search: str) -> tuple[SigningKey, ...]:
         """The keys for the copy of this search's journal, as the file has them now."""
         return self._file.journal_keys(search)
 
-    def submitter(self, name: str) -> Seal:
+    def submitter(self, name: str) -> MessageSigner:
         """The seal of what this submitter asks, and is answered; it does not follow the file.
 
         Raises:
@@ -127,7 +127,7 @@ class LiveKeys:
         return f"The key file {self.path} was read again: {_described(found)}."
 
 
-def find_keys(given: str | None, role: Role) -> LiveKeys:
+def find_keys(given: str | None, role: KeyRole) -> LiveKeys:
     """The keys of this process.
 
     Args:
@@ -148,27 +148,27 @@ def find_keys(given: str | None, role: Role) -> LiveKeys:
     return LiveKeys(os.path.abspath(os.path.expanduser(path)), role)
 
 
-def _read(path: str, role: Role) -> KeyFile:
+def _read(path: str, role: KeyRole) -> KeyFile:
     found = read_key_file(path)
-    if role is Role.SUBMITTER:
+    if role is KeyRole.SUBMITTER:
         if not found.submitters:
             raise _wrong_file(path, role, f"[{SUBMITTERS}.NAME]")
         return found
     for table, keys in ((ORDERS, found.orders), (EVENTS, found.events)):
         if not keys:
             raise _wrong_file(path, role, f"[{table}]")
-    if role is Role.SCHEDULER and not found.journals:
+    if role is KeyRole.SCHEDULER and not found.journals:
         raise ConfigError(
             f"the key file {path} has no keys in [{JOURNALS}], with which the scheduler signs the"
             " copies of journals: an earlier TuneMQ made it. Add one: tunemq keys rotate FOLDER"
             f" {JOURNALS}; and copy the file again."
         )
-    if role is Role.WORKER and found.submitters:
+    if role is KeyRole.WORKER and found.submitters:
         raise ConfigError(
             f"the key file {path} has keys of submitters, which no worker needs and each trial"
             f" might look for: give the worker the file {role.value} of the same folder."
         )
-    if role is Role.WORKER and found.journals:
+    if role is KeyRole.WORKER and found.journals:
         raise ConfigError(
             f"the key file {path} has keys in [{JOURNALS}], which are the scheduler's alone: give"
             f" the worker the file {role.value} of the same folder."
@@ -176,8 +176,8 @@ def _read(path: str, role: Role) -> KeyFile:
     return found
 
 
-def _wrong_file(path: str, role: Role, table: str) -> ConfigError:
-    who = "who asks a farm" if role is Role.SUBMITTER else f"a {role.name.lower()}"
+def _wrong_file(path: str, role: KeyRole, table: str) -> ConfigError:
+    who = "who asks a farm" if role is KeyRole.SUBMITTER else f"a {role.name.lower()}"
     return ConfigError(
         f"the key file {path} has no keys in {table}, which {who} needs: the right one is"
         f" {role.value} in the folder that `tunemq keys new` made."
@@ -195,10 +195,12 @@ def _described(keys: KeyFile) -> str:
     return f"{signs}; {believed} keys are believed{who}"
 
 
-def _seen(path: str) -> _Seen | None:
+def _seen(path: str) -> _FileVersion | None:
     """None where there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return _Seen(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _FileVersion(
+        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    )

@@ -7,8 +7,8 @@ knows anyway, such as the key in Redis under which it stood: what is sealed for 
 use in another. That a message is not an older one of the same place is its numbers' business: each
 kind has a term and a version, a number in a row, or an id and a time.
 
-A `Seal` without keys writes and takes only what is not signed. So both sides have keys of one
-purpose, or neither has: there is no way between, which somebody could be talked into.
+A `MessageSigner` without keys writes and takes only what is not signed. So both sides have keys of
+one purpose, or neither has: there is no way between, which somebody could be talked into.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 
 #: Bytes of a key's id, and of its secret.
 KEY_ID_BYTES: Final = 8
@@ -30,7 +30,7 @@ HEAD_BYTES: Final = 1 + KEY_ID_BYTES + _MAC_BYTES
 _LENGTH_BYTES: Final = 8
 
 
-class Key(NamedTuple):
+class SigningKey(NamedTuple):
     """A secret that those share who may say something, and those who are to believe it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Key(NamedTuple):
         return f"Key({self.id.hex()})"
 
 
-class SealBroken(WireError):
+class InvalidSignature(TransportError):
     """A message is not what somebody with a key said; what was said is not to be looked at.
 
     Attributes:
@@ -60,14 +60,14 @@ class SealBroken(WireError):
         super().__init__(text)
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[SealBroken], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[InvalidSignature], tuple[str, str]]:
         return type(self), (str(self), self.reason)
 
 
-class _Ring(NamedTuple):
+class _KeyRing(NamedTuple):
     """The keys of a seal; replaced as a whole, since threads use them meanwhile."""
 
-    signer: Key | None
+    signer: SigningKey | None
     secrets: dict[bytes, bytes]
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class _Ring(NamedTuple):
         return f"_Ring({[key.hex() for key in self.secrets]})"
 
 
-class Seal:
+class MessageSigner:
     """Signs and verifies the messages of one purpose.
 
     Args:
@@ -83,7 +83,7 @@ class Seal:
         keys: the first signs, each is believed; none where nothing is signed.
     """
 
-    def __init__(self, purpose: str, keys: Sequence[Key] = ()) -> None:
+    def __init__(self, purpose: str, keys: Sequence[SigningKey] = ()) -> None:
         self.purpose = purpose
         name = purpose.encode()
         self._purpose = _length(name) + name
@@ -107,7 +107,7 @@ class Seal:
         """Whether what is signed with the key of this id is believed."""
         return key in self._ring.secrets
 
-    def use(self, keys: Sequence[Key]) -> None:
+    def use(self, keys: Sequence[SigningKey]) -> None:
         """Use these keys from now on, and no others; in any thread.
 
         Raises:
@@ -141,23 +141,23 @@ class Seal:
             if kind == _OPEN:
                 return sealed[1:]
             if kind == _SIGNED:
-                raise SealBroken(
+                raise InvalidSignature(
                     "is signed, and there are no keys here to check it with", "signed_without_keys"
                 )
-            raise SealBroken("cannot be read", "unreadable")
+            raise InvalidSignature("cannot be read", "unreadable")
         if kind == _OPEN:
-            raise SealBroken("is not signed", "unsigned")
+            raise InvalidSignature("is not signed", "unsigned")
         if kind != _SIGNED or len(sealed) < HEAD_BYTES:
-            raise SealBroken("cannot be read", "unreadable")
+            raise InvalidSignature("cannot be read", "unreadable")
         key, mac = sealed[1 : 1 + KEY_ID_BYTES], sealed[1 + KEY_ID_BYTES : HEAD_BYTES]
         secret = ring.secrets.get(key)
         if secret is None:
-            raise SealBroken(
+            raise InvalidSignature(
                 f"is signed with the key {key.hex()}, which is not known here", "unknown_key"
             )
         body = sealed[HEAD_BYTES:]
         if not hmac.compare_digest(mac, self._mac(secret, body, context)):
-            raise SealBroken("was altered, or is about something else", "altered")
+            raise InvalidSignature("was altered, or is about something else", "altered")
         return body
 
     def _mac(self, secret: bytes, body: bytes, context: Sequence[bytes]) -> bytes:
@@ -177,12 +177,12 @@ def unchecked_body(sealed: bytes) -> bytes:
     """
     head = {_OPEN: 1, _SIGNED: HEAD_BYTES}.get(sealed[:1])
     if head is None or len(sealed) < head:
-        raise SealBroken("cannot be read", "unreadable")
+        raise InvalidSignature("cannot be read", "unreadable")
     return sealed[head:]
 
 
-def _ring(keys: Sequence[Key]) -> _Ring:
-    return _Ring(keys[0] if keys else None, {key.id: key.secret for key in keys})
+def _ring(keys: Sequence[SigningKey]) -> _KeyRing:
+    return _KeyRing(keys[0] if keys else None, {key.id: key.secret for key in keys})
 
 
 def _length(part: bytes) -> bytes:

@@ -24,7 +24,7 @@ MAX_PID: Final = 2**22
 _NO_PROCESS: Final = frozenset({errno.EINVAL, errno.ENOENT})
 
 
-class NotThatProcess(Exception):
+class ProcessMismatch(Exception):
     """The number belongs to another process than was claimed; says why."""
 
 
@@ -45,12 +45,12 @@ def open_claimed(pid: int, *, parent: int | None = None, user: int | None = None
         OSError: no descriptor is left.
     """
     if not 0 < pid <= MAX_PID:
-        raise NotThatProcess(f"{pid} is the number of no process")
+        raise ProcessMismatch(f"{pid} is the number of no process")
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         if error.errno in _NO_PROCESS:
-            raise NotThatProcess(f"{pid} is the number of no process") from error
+            raise ProcessMismatch(f"{pid} is the number of no process") from error
         raise
     try:
         _prove(pid, pidfd, parent, user)
@@ -92,9 +92,9 @@ def has_hung_up(sock: socket.socket) -> bool:
 def _prove(pid: int, pidfd: int, parent: int | None, user: int | None) -> None:
     found = _status(pid, pidfd)
     if parent is not None and found.get("PPid") != [parent]:
-        raise NotThatProcess(f"process {pid} is no child of process {parent}")
+        raise ProcessMismatch(f"process {pid} is no child of process {parent}")
     if user is not None and found.get("Uid") != [user] * 4:
-        raise NotThatProcess(f"process {pid} does not run as user {user}")
+        raise ProcessMismatch(f"process {pid} does not run as user {user}")
 
 
 def _status(pid: int, pidfd: int) -> dict[str, list[int]]:

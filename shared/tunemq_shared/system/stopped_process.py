@@ -18,7 +18,7 @@ _LOOKS: Final = 2
 _STATES: Final = frozenset({b"T", b"t"})
 
 
-class StopDetector:
+class StoppedProcessDetector:
     """Counts the looks in a row at which a process was stopped."""
 
     def __init__(self) -> None:

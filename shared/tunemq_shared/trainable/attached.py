@@ -21,7 +21,7 @@ _ATTRIBUTE: Final = "__tunemq_attached__"
 
 
 @dataclass(eq=False)
-class Parameters:
+class BoundParameters:
     """Objects bound to arguments of a trainable, and where they were written, if they were."""
 
     objects: dict[str, Any]
@@ -29,29 +29,31 @@ class Parameters:
 
 
 @dataclass(frozen=True, eq=False)
-class Attached:
+class TrainableAttachments:
     """A trainable's original, and what is attached to it."""
 
     original: Any
-    parameters: Parameters | None = None
+    parameters: BoundParameters | None = None
     resources: Any = None
     #: The wrapper that carries this: decorators of users copy attributes from function to function.
     wrapper: list[Any] = field(default_factory=list, repr=False)
 
 
-def attached_to(trainable: Any) -> Attached:
+def attached_to(trainable: Any) -> TrainableAttachments:
     """What is attached to the trainable; to one that is no wrapper, nothing."""
     if isinstance(trainable, type):
         found = vars(trainable).get(_ATTRIBUTE)
     else:
         found = getattr(trainable, _ATTRIBUTE, None)
-    if isinstance(found, Attached) and any(trainable is wrapper for wrapper in found.wrapper):
+    if isinstance(found, TrainableAttachments) and any(
+        trainable is wrapper for wrapper in found.wrapper
+    ):
         return found
-    return Attached(trainable)
+    return TrainableAttachments(trainable)
 
 
 def attach(trainable: Any, **changes: Any) -> Any:
-    """A wrapper of the trainable's original with these fields of `Attached` changed."""
+    """A wrapper of the trainable's original with these fields of `TrainableAttachments` changed."""
     attached = replace(attached_to(trainable), **changes, wrapper=[])
     wrapper = _wrapped(attached.original, attached.parameters)
     setattr(wrapper, _ATTRIBUTE, attached)
@@ -80,7 +82,7 @@ def parameters_of(trainable: Any) -> inspect.Signature:
         ) from error
 
 
-def _wrapped(original: Any, parameters: Parameters | None) -> Any:
+def _wrapped(original: Any, parameters: BoundParameters | None) -> Any:
     objects = parameters.objects if parameters is not None else {}
     if isinstance(original, type):
         return _subclass(original, objects)

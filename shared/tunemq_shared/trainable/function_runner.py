@@ -24,12 +24,12 @@ from tunemq_shared.checkpoints.checkpoint_folders import (
     write_notes,
 )
 from tunemq_shared.checkpoints.temporary_checkpoints import is_temporary, make_permanent
-from tunemq_shared.trainable.function_signatures import FunctionForm, function_form
+from tunemq_shared.trainable.function_signatures import FunctionSignature, function_form
 from tunemq_shared.trainable.reporter_argument import StatusReporter
 from tunemq_shared.trainable.trainable import Trainable
-from tunemq_shared.trial.control_flow import PauseTrial, TrialUnwinding
+from tunemq_shared.trial.control_flow import TrialExit, TrialPauseExit
 from tunemq_shared.trial.metrics import UNNAMED
-from tunemq_shared.trial.progress import Progress
+from tunemq_shared.trial.progress import TrialProgress
 from tunemq_shared.trial.results import TRAINING_ITERATION
 from tunemq_shared.trial.session import TrialSession, running
 
@@ -69,11 +69,11 @@ class FunctionRunner(Trainable):
         except BaseException as error:
             if session.ended is None:
                 raise
-            if not isinstance(error, TrialUnwinding):  # its result stands, so it is only logged
+            if not isinstance(error, TrialExit):  # its result stands, so it is only logged
                 logger.warning(
                     "Trial %s had ended when its function raised:", session.trial, exc_info=True
                 )
-        if session.ended is PauseTrial and session.progress.iteration:
+        if session.ended is TrialPauseExit and session.progress.iteration:
             session.save_offered()
         if session.ended is not None:
             raise session.ended
@@ -139,7 +139,7 @@ class FunctionRunner(Trainable):
         kept = running("FunctionRunner.save").newest_checkpoint()
         if kept is None or kept.path is None:
             folder = make_null_checkpoint(parent)
-            write_notes(folder, Progress().state())
+            write_notes(folder, TrialProgress().state())
             return folder
         step = kept.state[TRAINING_ITERATION]
         if is_temporary(kept.path):
@@ -175,9 +175,9 @@ def wrap_function(function: Callable[..., Any]) -> type[FunctionRunner]:
         reporter: StatusReporter,
         checkpoint_dir: str | dict[str, Any] | None,
     ) -> Any:
-        if form is FunctionForm.CHECKPOINT_DIR:
+        if form is FunctionSignature.CHECKPOINT_DIR:
             return function(config, checkpoint_dir=checkpoint_dir)
-        if form is FunctionForm.REPORTER:
+        if form is FunctionSignature.REPORTER:
             return function(config, reporter=reporter)
         return function(config)
 

@@ -15,7 +15,7 @@ _ACCEPTED = (
 )
 
 
-class FunctionForm(Enum):
+class FunctionSignature(Enum):
     """How a function trainable wants to be called."""
 
     CONFIG = "f(config)"
@@ -23,7 +23,7 @@ class FunctionForm(Enum):
     REPORTER = "f(config, reporter)"
 
 
-def function_form(function: Callable[..., Any]) -> FunctionForm:
+def function_form(function: Callable[..., Any]) -> FunctionSignature:
     """The form of ``function``; partials, defaults and keywords count as in a call.
 
     Raises:
@@ -44,11 +44,11 @@ def function_form(function: Callable[..., Any]) -> FunctionForm:
         ) from error
     # Looked for by name, so that `**kwargs` alone does not ask for what nobody uses any more.
     if "checkpoint_dir" in signature.parameters and _takes(signature, checkpoint_dir=None):
-        return FunctionForm.CHECKPOINT_DIR
+        return FunctionSignature.CHECKPOINT_DIR
     if "reporter" in signature.parameters and _takes(signature, reporter=None):
-        return FunctionForm.REPORTER
+        return FunctionSignature.REPORTER
     if _takes(signature):
-        return FunctionForm.CONFIG
+        return FunctionSignature.CONFIG
     raise TrainableError(
         f"The trainable {name} takes {signature}, which is not an accepted form. Write {_ACCEPTED}."
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tunemq_shared.base.errors import TrainableError
 from tunemq_shared.code.code_by_value import trainable_name
 from tunemq_shared.trainable.attached import (
-    Parameters,
+    BoundParameters,
     attach,
     attached_to,
     check_trainable,
@@ -37,7 +37,7 @@ def with_parameters(trainable: T, **objects: Any) -> T:
     attached = attached_to(trainable)
     _check_names(attached.original, objects)
     before = attached.parameters.objects if attached.parameters is not None else {}
-    wrapper: T = attach(trainable, parameters=Parameters({**before, **objects}))
+    wrapper: T = attach(trainable, parameters=BoundParameters({**before, **objects}))
     return wrapper
 
 

@@ -78,10 +78,12 @@ class PlacementGroupFactory:
         return f"PlacementGroupFactory({self.bundles!r}, strategy={self.strategy!r})"
 
 
-Request = Mapping[str, float] | PlacementGroupFactory
+ResourceInput = Mapping[str, float] | PlacementGroupFactory
 
 
-def with_resources(trainable: T, resources: Request | Callable[[dict[str, Any]], Request]) -> T:
+def with_resources(
+    trainable: T, resources: ResourceInput | Callable[[dict[str, Any]], ResourceInput]
+) -> T:
     """A wrapper of the trainable, each trial of which gets these resources.
 
     The trainable itself is not changed. ``resources`` may be a function that is given a trial's

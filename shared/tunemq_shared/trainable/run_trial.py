@@ -21,14 +21,14 @@ from tunemq_shared.protocol.messages import ResultReported, TrialFailed, TrialFi
 from tunemq_shared.trainable.function_runner import FunctionRunner, without_result, wrap_function
 from tunemq_shared.trainable.trainable import Trainable, validate_trainable
 from tunemq_shared.trial import memory_errors
-from tunemq_shared.trial.control_flow import PauseTrial, StopTrial, TrialUnwinding
+from tunemq_shared.trial.control_flow import TrialExit, TrialPauseExit, TrialStopExit
 from tunemq_shared.trial.results import SHOULD_CHECKPOINT, full_result
 from tunemq_shared.trial.session import TrialSession, active
 
 logger = logging.getLogger(__name__)
 
 
-class TrialProgram:
+class TrainableRunner:
     """Runs trials in this process, one after another, and keeps a trainable that can be reused.
 
     An object is reused when its trial asked for that (``reuse``) and did not fail, the next trial
@@ -47,14 +47,14 @@ class TrialProgram:
         with active(session):
             failure = self._attempt(trainable, session)
         ended = session.settled()
-        if ended is StopTrial:
+        if ended is TrialStopExit:
             if failure is not None:
                 logger.warning(
                     "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
                 )
         elif failure is not None:
             session.send(failure)
-        elif ended is PauseTrial:
+        elif ended is TrialPauseExit:
             session.send(TrialPaused(session.trial, session.epoch))
         else:
             session.send(TrialFinished(session.trial, session.epoch))
@@ -77,7 +77,7 @@ class TrialProgram:
                 _run_function(trainable, session)
             else:
                 self._run_class(trainable, session)
-        except TrialUnwinding:
+        except TrialExit:
             return None
         except BaseException as error:  # noqa: BLE001  `run` sends what user code raised
             if not (isinstance(error, SystemExit) and error.code in {None, 0}):
@@ -99,7 +99,7 @@ class TrialProgram:
                 if path is not None:
                     held.restore(path)
             _train(held, session)
-        except TrialUnwinding:
+        except TrialExit:
             reusable = session.start.reuse
             raise
         finally:
@@ -124,7 +124,7 @@ class TrialProgram:
 
 def run_trial(trainable: type[Trainable] | Callable[..., Any], session: TrialSession) -> None:
     """Run one trial in a process that runs no other after it."""
-    program = TrialProgram()
+    program = TrainableRunner()
     try:
         program.run(trainable, session)
     finally:
@@ -153,8 +153,8 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
             result = session.record(trainable.checked_step())
             if (every and session.progress.iteration % every == 0) or result.get(SHOULD_CHECKPOINT):
                 _save(trainable, session)
-    except TrialUnwinding as end:
-        is_due = start.checkpoint_at_end or isinstance(end, PauseTrial)
+    except TrialExit as end:
+        is_due = start.checkpoint_at_end or isinstance(end, TrialPauseExit)
         if is_due and session.saved_step != session.progress.iteration:
             _save(trainable, session)
         raise

@@ -34,10 +34,10 @@ from tunemq_shared.checkpoints.temporary_checkpoints import bytes_to_folder, fol
 from tunemq_shared.protocol.messages import TrialStarted
 from tunemq_shared.trainable.function_signatures import function_form
 from tunemq_shared.trial.metrics import check_metrics
-from tunemq_shared.trial.progress import Progress
-from tunemq_shared.trial.results import ResultFrame, full_result
+from tunemq_shared.trial.progress import TrialProgress
+from tunemq_shared.trial.results import ResultTemplate, full_result
 from tunemq_shared.trial.session import current
-from tunemq_shared.trial.trial_context import Context
+from tunemq_shared.trial.trial_context import TuneContext
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Trainable:
 
     def __init__(self, config: dict[str, Any] | None = None, logdir: str | None = None) -> None:
         self.config: dict[str, Any] = {} if config is None else config
-        self._progress = Progress()
+        self._progress = TrialProgress()
         self._logdir = logdir
         self._passing: list[str] = []
         self._enter()
@@ -157,12 +157,12 @@ class Trainable:
         self.log_result(result)
         return result
 
-    def frame(self) -> ResultFrame:
+    def frame(self) -> ResultTemplate:
         """What all results of this object have in common."""
         started = TrialStarted(
             self.trial_id, 0, os.getpid(), socket.gethostname(), "127.0.0.1", time.time()
         )
-        return ResultFrame(started, self.config)
+        return ResultTemplate(started, self.config)
 
     def save(self, checkpoint_dir: str | None = None) -> str:
         """Write a checkpoint and how far training has come; returns its folder.
@@ -280,14 +280,14 @@ class Trainable:
         """The trial's configuration."""
         return self.config
 
-    def follow(self, progress: Progress) -> None:
+    def follow(self, progress: TrialProgress) -> None:
         """Have somebody else count: `iteration` reads ``progress`` from now on."""
         self._progress = progress
 
     def _enter(self) -> None:
         """Learn which trial this object belongs to."""
         session = current()
-        self._context: Context | None = None if session is None else session.context
+        self._context: TuneContext | None = None if session is None else session.context
 
     @property
     def iteration(self) -> int:

@@ -25,12 +25,12 @@ from tunemq_shared.code.parameter_blob import (
     write_parameters,
 )
 from tunemq_shared.protocol.messages import BlobRef
-from tunemq_shared.trainable.attached import Parameters, attach, attached_to
+from tunemq_shared.trainable.attached import BoundParameters, attach, attached_to
 
 _VERSION: Final = 1
 
 
-class _Shipment(msgspec.Struct, frozen=True, array_like=True):
+class _CodeBlob(msgspec.Struct, frozen=True, array_like=True):
     """The content of a code blob; the parameters lie beside it."""
 
     version: int
@@ -40,17 +40,17 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     parameters: BlobRef | None
 
 
-_decode = msgspec.msgpack.Decoder(_Shipment).decode
+_decode = msgspec.msgpack.Decoder(_CodeBlob).decode
 
 
-class Pickled(NamedTuple):
+class PickledTrainable(NamedTuple):
     """A trainable's own code, and what `with_parameters` bound to it."""
 
     code: bytes
     parameters: DumpedParameters | None
 
 
-def pickle_parts(trainable: Any) -> Pickled:
+def pickle_parts(trainable: Any) -> PickledTrainable:
     """All that has to travel, pickled; nothing is written.
 
     Raises:
@@ -59,10 +59,10 @@ def pickle_parts(trainable: Any) -> Pickled:
     attached = attached_to(trainable)
     bound = attached.parameters.objects if attached.parameters is not None else {}
     dumped = dump_parameters(bound) if bound else None
-    return Pickled(pickle_trainable(attached.original), dumped)
+    return PickledTrainable(pickle_trainable(attached.original), dumped)
 
 
-def ship(trainable: Any, blobs: BlobFolder, *, pickled: Pickled | None = None) -> BlobRef:
+def ship(trainable: Any, blobs: BlobFolder, *, pickled: PickledTrainable | None = None) -> BlobRef:
     """Write the trainable to the folder; what workers need to `load` it is in the reference.
 
     The objects of `with_parameters` are written with the first call for a wrapper; later calls link
@@ -80,7 +80,7 @@ def ship(trainable: Any, blobs: BlobFolder, *, pickled: Pickled | None = None) -
     pickled = pickled or pickle_parts(trainable)
     bound = attached_to(trainable).parameters
     parameters = _shipped(bound, pickled.parameters, blobs) if bound is not None else None
-    shipment = _Shipment(
+    shipment = _CodeBlob(
         version=_VERSION,
         python=_python(),
         cloudpickle=_cloudpickle(),
@@ -122,7 +122,7 @@ def load(ref: BlobRef) -> Any:
     trainable = load_trainable(shipment.code)
     if shipment.parameters is None:
         return trainable
-    return attach(trainable, parameters=Parameters(map_parameters(shipment.parameters)))
+    return attach(trainable, parameters=BoundParameters(map_parameters(shipment.parameters)))
 
 
 def preload_of(ref: BlobRef) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def preload_of(ref: BlobRef) -> tuple[str, ...]:
     return tuple(sorted(modules))
 
 
-def _opened(ref: BlobRef) -> _Shipment:
+def _opened(ref: BlobRef) -> _CodeBlob:
     try:
         shipment = _decode(read_blob(ref))
     except UNDECODABLE as error:
@@ -153,7 +153,7 @@ def _opened(ref: BlobRef) -> _Shipment:
 
 
 def _shipped(
-    bound: Parameters, dumped: DumpedParameters | None, blobs: BlobFolder
+    bound: BoundParameters, dumped: DumpedParameters | None, blobs: BlobFolder
 ) -> BlobRef | None:
     if dumped is None:
         return None

@@ -7,17 +7,17 @@ failing batch by catching everything still ends when it is told to, and its ``fi
 from __future__ import annotations
 
 
-class TrialUnwinding(BaseException):
+class TrialExit(BaseException):
     """The trial has ended while its code was still running; let this pass."""
 
 
-class StopTrial(TrialUnwinding):
+class TrialStopExit(TrialExit):
     """The scheduler ordered the trial to stop."""
 
 
-class TrialDone(TrialUnwinding):
+class TrialDoneExit(TrialExit):
     """The last result reached a stop criterion, or said ``done``."""
 
 
-class PauseTrial(TrialUnwinding):
+class TrialPauseExit(TrialExit):
     """The scheduler ordered the trial to pause; it goes on later, perhaps on another node."""

@@ -40,7 +40,7 @@ _RESERVED: Final = frozenset(
 )
 
 
-class Progress:
+class TrialProgress:
     """Counts results; ``iteration`` is the number of the last one, from 1."""
 
     def __init__(self) -> None:

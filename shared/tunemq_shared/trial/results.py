@@ -1,8 +1,8 @@
 """The automatic keys of a result, and the complete result that loggers and algorithms see.
 
 Only what changes from step to step travels (`ResultReported`); the rest of a complete result is the
-same for as long as the trial's host lives, and is kept ready in a `ResultFrame`. Where a reported
-metric has the name of an automatic key, the automatic value stands.
+same for as long as the trial's host lives, and is kept ready in a `ResultTemplate`. Where a
+reported metric has the name of an automatic key, the automatic value stands.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def whole_seconds(timestamp: float) -> int:
     return int(LATEST) if timestamp > LATEST else 0
 
 
-class ResultFrame:
+class ResultTemplate:
     """What is the same in all results of one trial while one host runs it.
 
     ``config`` is not copied: it stands in every result, and whoever changes it changes all.
@@ -131,7 +131,7 @@ class ResultFrame:
         }
 
 
-def full_result(event: ResultReported, frame: ResultFrame) -> dict[str, Any]:
+def full_result(event: ResultReported, frame: ResultTemplate) -> dict[str, Any]:
     """The complete result: reported metrics, measured keys, and what the frame holds."""
     result = measured(event)
     result[DATE] = _date(result[TIMESTAMP])

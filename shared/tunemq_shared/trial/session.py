@@ -13,7 +13,7 @@ from tunemq_shared.base.errors import TuneError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
 from tunemq_shared.trial.metrics import named
-from tunemq_shared.trial.trial_context import Context
+from tunemq_shared.trial.trial_context import TuneContext
 from tunemq_shared.trial.trial_session import TrialSession
 
 __all__ = [
@@ -86,7 +86,7 @@ def report(
     session.report(metrics, checkpoint)
 
 
-def get_context() -> Context:
+def get_context() -> TuneContext:
     """The running trial's names, folder and resources.
 
     Raises:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from tunemq_shared.protocol.messages import HostOrder, NodeEvent
+from tunemq_shared.protocol.messages import NodeEvent, TrialOrder
 
 
-class Channel(ABC):
+class TrialChannel(ABC):
     """Carries one trial's events to its node and the node's orders back, each in order.
 
     A channel whose other end is gone raises: a trial that nobody hears has no reason to go on.
@@ -22,9 +22,9 @@ class Channel(ABC):
         """Hand over ``event``; may wait while the node holds as much as it is allowed to."""
 
     @abstractmethod
-    def poll(self) -> HostOrder | None:
+    def poll(self) -> TrialOrder | None:
         """The newest order that came since the last look, or None; never waits."""
 
     @abstractmethod
-    def wait(self) -> HostOrder:
+    def wait(self) -> TrialOrder:
         """The newest order, once there is one that was not seen yet."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tunemq_shared.protocol.messages import HostStart
+from tunemq_shared.protocol.messages import TrialSpec
 
 
-class Context:
+class TuneContext:
     """Names, folder and resources of the running trial.
 
     A trial is one process to TuneMQ, whatever it starts itself, so ranks are 0 and sizes are 1:
     code written for distributed training runs unchanged.
     """
 
-    def __init__(self, trial: str, start: HostStart) -> None:
+    def __init__(self, trial: str, start: TrialSpec) -> None:
         self._trial = trial
         self._start = start
 

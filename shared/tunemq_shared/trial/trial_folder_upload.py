@@ -11,7 +11,7 @@ from typing import Final
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, ignore
+from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.code.blob_store import ref_of
@@ -32,7 +32,7 @@ def send_folder(
     folder: Path,
     key: str,
     epoch: int,
-    cancel: Cancel,
+    cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
     *,
     limit_bytes: int = LIMIT_BYTES,

@@ -35,13 +35,13 @@ from tunemq_shared.protocol.messages import (
     CheckpointDamaged,
     CheckpointRef,
     CheckpointWritten,
-    HostOrder,
     NodeEvent,
     ResultReported,
+    TrialOrder,
 )
-from tunemq_shared.trial.control_flow import PauseTrial, StopTrial, TrialDone, TrialUnwinding
+from tunemq_shared.trial.control_flow import TrialDoneExit, TrialExit, TrialPauseExit, TrialStopExit
 from tunemq_shared.trial.metrics import check_comparable, check_expected, check_metrics
-from tunemq_shared.trial.progress import Progress
+from tunemq_shared.trial.progress import TrialProgress
 from tunemq_shared.trial.results import (
     ALWAYS_THERE,
     DERIVED,
@@ -50,13 +50,13 @@ from tunemq_shared.trial.results import (
     measured,
     split_derived,
 )
-from tunemq_shared.trial.trial_channel import Channel
-from tunemq_shared.trial.trial_context import Context
+from tunemq_shared.trial.trial_channel import TrialChannel
+from tunemq_shared.trial.trial_context import TuneContext
 
 logger = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that was kept: where, the state kept with it, its files if at hand."""
 
     ref: CheckpointRef | None
@@ -89,9 +89,9 @@ class TrialSession:
 
     def __init__(
         self,
-        order: HostOrder,
+        order: TrialOrder,
         config: dict[str, Any],
-        channel: Channel,
+        channel: TrialChannel,
         checkpoints: CheckpointSink,
     ) -> None:
         if order.start is None:
@@ -100,12 +100,12 @@ class TrialSession:
         self.epoch = order.epoch
         self.start = order.start
         self.config = config
-        self.context = Context(order.trial, order.start)
-        self.progress = Progress()
+        self.context = TuneContext(order.trial, order.start)
+        self.progress = TrialProgress()
         #: Called with each result before it is sent.
         self.on_result: Callable[[ResultReported], None] | None = None
         #: What made the trial end before its code did, if anything.
-        self.ended: type[TrialUnwinding] | None = None
+        self.ended: type[TrialExit] | None = None
         #: The step of the newest checkpoint; 0 before the first.
         self.saved_step = 0
         #: Whether the last step can be saved at any time, and not only by the trial's code.
@@ -115,7 +115,7 @@ class TrialSession:
         self._offered: tuple[Checkpoint, CheckpointForm] | None = None
         self._made_folders: set[str] = set()
         self._saved = 0
-        self._kept: Kept | None = None
+        self._kept: SavedCheckpoint | None = None
         self._result: dict[str, Any] = {}
         self._required, self._required_derived = split_derived(self.start.required_metrics)
         self._finite, self._finite_derived = split_derived(self.start.finite_metrics)
@@ -149,7 +149,7 @@ class TrialSession:
             )
         with self._one_thread():
             if self._is_settled:
-                raise TrialDone
+                raise TrialDoneExit
             self.record(metrics)
             if checkpoint is not None:
                 self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
@@ -180,7 +180,7 @@ class TrialSession:
         self._channel.send(event)
         self._result = result
         if event.done:
-            self.ended = TrialDone
+            self.ended = TrialDoneExit
         return result
 
     def save(self, source: Path, form: CheckpointForm = AS_FOLDER) -> None:
@@ -203,7 +203,7 @@ class TrialSession:
         kept = self._checkpoints.save(source, info)
         self._channel.send(kept)
         self.saved_step = step
-        self._kept = Kept(_reference(kept), state, None)
+        self._kept = SavedCheckpoint(_reference(kept), state, None)
 
     def make_checkpoint_folder(self, step: int) -> str:
         """A folder for the trainable to write a checkpoint into; removed once that is kept."""
@@ -241,7 +241,7 @@ class TrialSession:
         self._look_for_orders()
         while True:
             if self._obeyed.stop or (self._obeyed.pause and self._may_pause):
-                self.ended = StopTrial if self._obeyed.stop else PauseTrial
+                self.ended = TrialStopExit if self._obeyed.stop else TrialPauseExit
                 raise self.ended
             horizon = self._obeyed.run_until
             if not horizon or self._is_repeated or first_that_holds(horizon, self._result) is None:
@@ -257,7 +257,7 @@ class TrialSession:
         """
         self._look_for_orders()
         if self._obeyed.stop:
-            self.ended = StopTrial
+            self.ended = TrialStopExit
             raise self.ended
 
     @property
@@ -265,17 +265,17 @@ class TrialSession:
         """The metrics that somebody expects of every result and that only the trial's code has."""
         return self._required
 
-    def settled(self) -> type[TrialUnwinding] | None:
+    def settled(self) -> type[TrialExit] | None:
         """What made the trial end, now that its code is left; a stop replaces a pause.
 
         Threads that the code left behind report nothing any more.
         """
         with self._one_thread():
             self._is_settled = True
-            if self.ended is PauseTrial:
+            if self.ended is TrialPauseExit:
                 self._look_for_orders()
                 if self._obeyed.stop:
-                    self.ended = StopTrial
+                    self.ended = TrialStopExit
             return self.ended
 
     @property
@@ -329,9 +329,9 @@ class TrialSession:
         """Count on from ``state``; ``path`` is the newest checkpoint, but not a new one."""
         self.progress.restore(state)
         self.saved_step = self.progress.iteration
-        self._kept = Kept(ref, state, path)
+        self._kept = SavedCheckpoint(ref, state, path)
 
-    def newest_checkpoint(self) -> Kept | None:
+    def newest_checkpoint(self) -> SavedCheckpoint | None:
         """The newest checkpoint with its files at hand; before the first, the restored one.
 
         Raises:
@@ -376,7 +376,7 @@ class TrialSession:
         if order is not None:
             self._obey(order)
 
-    def _obey(self, order: HostOrder) -> None:
+    def _obey(self, order: TrialOrder) -> None:
         """Take ``order`` as the newest; one for another epoch came too late to mean anything."""
         if (order.trial, order.epoch) != (self.trial, self.epoch):
             return

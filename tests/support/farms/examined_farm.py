@@ -30,7 +30,7 @@ from tests.support.stores.object_servers import ObjectServer, running_minio
 from tests.support.stores.store_roles import make_roles
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import NodeList, NodeRow
-from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_shared.broker import redis_keys
 
 _SUBMITTER: Final = "ada"
@@ -129,13 +129,13 @@ class ExaminedFarm(FarmService):
         self,
         check: str,
         *fix: str,
-        level: Level = Level.PROBLEM,
+        level: FindingLevel = FindingLevel.PROBLEM,
         more: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Finding:
         """Check that this is all that is wrong, and that the fix says these things."""
         found = self.examined(*more, variables=variables)
-        wrong = [one for one in found.findings if one.level is not Level.OK]
+        wrong = [one for one in found.findings if one.level is not FindingLevel.OK]
         assert {(one.check, one.level) for one in wrong} == {(check, level)}, f"{found}{self}"
         for text in fix:
             assert text in wrong[0].fix, wrong

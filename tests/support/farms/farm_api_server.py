@@ -16,10 +16,10 @@ from tunemq_scheduler.farm.common.unknown_names import unknown_name
 from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import Counts, Desk
-from tunemq_scheduler.farm.service.request_handler import Deferred
+from tunemq_scheduler.farm.service.farm_api import FarmApi, TrialCounts
+from tunemq_scheduler.farm.service.request_handler import DeferredAnswer
 from tunemq_scheduler.farm.service.request_server import RequestServer
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.farm_requests import ScriptCode
 from tunemq_shared.protocol.node_orders import BlobRef
@@ -37,20 +37,20 @@ class ToldExperiments:
         self.told: list[tuple[str, ...]] = []
         self.trials = ("aaaaa_00000", "aaaaa_00001")
         #: Answers to `show` that are still owed.
-        self.owed: list[Deferred[a.ExperimentDetail]] = []
+        self.owed: list[DeferredAnswer[a.ExperimentDetail]] = []
         self.answers_later = False
 
     def has(self, name: str) -> bool:
         return name in self.running
 
-    def counts(self, name: str) -> Counts | None:
-        return Counts({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(name) else None
+    def counts(self, name: str) -> TrialCounts | None:
+        return TrialCounts({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(name) else None
 
     def detail(self, name: str, trials: int):
         if not self.has(name):
             return None
         if self.answers_later:
-            self.owed.append(Deferred())
+            self.owed.append(DeferredAnswer())
             return self.owed[-1]
         return detail(name, self.trials[:trials])
 
@@ -63,19 +63,19 @@ class ToldExperiments:
     def resume(self, name: str) -> None:
         self.told.append(("resume", name))
 
-    def stop_trial(self, name: str, trial: str, reason: str) -> a.Done:
+    def stop_trial(self, name: str, trial: str, reason: str) -> a.RequestDone:
         self._check(trial)
         self.told.append(("stop_trial", name, trial, reason))
-        return a.Done(text=f"{trial} is being stopped")
+        return a.RequestDone(text=f"{trial} is being stopped")
 
-    def retry(self, name: str, trial: str) -> a.Done:
+    def retry(self, name: str, trial: str) -> a.RequestDone:
         self.told.append(("retry", name, trial))
-        return a.Done(text="goes on")
+        return a.RequestDone(text="goes on")
 
-    def why(self, name: str, trial: str) -> a.Why:
+    def why(self, name: str, trial: str) -> a.Explanation:
         if trial:
             self._check(trial)
-        return a.Why(lines=(f"{trial or name} waits: no node has 1 gpu free",))
+        return a.Explanation(lines=(f"{trial or name} waits: no node has 1 gpu free",))
 
     def log(self, name: str, trial: str) -> Path | None:
         if trial:
@@ -155,8 +155,8 @@ class ToldNodes:
             ),
         )
 
-    def refused(self) -> tuple[a.RefusedRow, ...]:
-        return (a.RefusedRow(kind="hello", reason="unsigned", times=2),)
+    def refused(self) -> tuple[a.RejectionRow, ...]:
+        return (a.RejectionRow(kind="hello", reason="unsigned", times=2),)
 
     def asked(self) -> tuple[str, ...]:
         return ("beta", "delta")
@@ -185,7 +185,7 @@ class ServedDesk:
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = ToldExperiments(folder), ToldNodes()
         farm = described(str(folder / "store"), "a test")
-        self.desk = Desk(self.queue, self.experiments, self.nodes, folder, farm)
+        self.desk = FarmApi(self.queue, self.experiments, self.nodes, folder, farm)
         self.server = RequestServer(
             url,
             self.desk,
@@ -222,7 +222,7 @@ class ServedDesk:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                with self.lock, suppress(WireUnavailable):
+                with self.lock, suppress(RedisUnavailable):
                     self.keys.look()
                     self.server.turn()
                 self.turns += 1

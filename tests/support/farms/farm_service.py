@@ -36,11 +36,11 @@ from tests.support.warm_commands import WarmCommands
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.embedded.redis_server import find_redis_server
-from tunemq_shared.base.errors import NoScheduler, TuneError, WireUnavailable
+from tunemq_shared.base.errors import NoScheduler, RedisUnavailable, TuneError
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.protocol import messages as m
 
-_A = TypeVar("_A", bound=a.Answer)
+_A = TypeVar("_A", bound=a.FarmAnswer)
 _E = TypeVar("_E", bound=m.Event)
 #: A scheduler that runs answers after so long, on a machine that stood still, too.
 _ANSWERS_WITHIN_S: Final = 30.0
@@ -102,7 +102,7 @@ class Search:
 
 
 class Machine(Protocol):
-    """Where processes run: `Here`, or one of `tests.support.farms.network_namespaces.Hosts`."""
+    """Where processes run: `Here`, or one of `TrialSupervisor`."""
 
     processes: list[subprocess.Popen[Any]]
 
@@ -321,7 +321,7 @@ class FarmService:
             return {}
         return {row.node: row for row in found.nodes if row.state != "gone"}
 
-    def _ask(self, request: r.Request, kind: type[_A], command: str) -> _A | None:
+    def _ask(self, request: r.FarmRequest, kind: type[_A], command: str) -> _A | None:
         """Ask; again for a while, if nobody answers though the scheduler runs: it may be slow."""
         deadline = time.monotonic() + _ANSWERS_WITHIN_S
         while True:
@@ -332,7 +332,9 @@ class FarmService:
                 return None
             time.sleep(self.every)  # between two looks
 
-    def _ask_once(self, request: r.Request, kind: type[_A], command: str) -> tuple[_A | None, bool]:
+    def _ask_once(
+        self, request: r.FarmRequest, kind: type[_A], command: str
+    ) -> tuple[_A | None, bool]:
         """Ask without a process for it, where Redis can be reached from here.
 
         Returns:
@@ -342,7 +344,7 @@ class FarmService:
             try:
                 with FarmClient(self.url) as client:
                     return client.ask(request, kind), True
-            except (NoScheduler, WireUnavailable):
+            except (NoScheduler, RedisUnavailable):
                 return None, False
             except TuneError:
                 return None, True

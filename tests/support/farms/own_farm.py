@@ -389,7 +389,9 @@ class ChainRun:
         wanted = list(range(1, self.steps + 1))
         for number, steps in executed(self._executed).items():
             assert steps == wanted, (number, steps, "a step was repeated, so a host died")
-        strange = [event for event in self.events() if isinstance(event, m.HostDied | m.NodeLost)]
+        strange = [
+            event for event in self.events() if isinstance(event, m.TrialProcessDied | m.NodeLost)
+        ]
         assert not strange, (strange, self.state())
 
     def events(self) -> list[m.Event]:

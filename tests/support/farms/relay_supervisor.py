@@ -15,13 +15,17 @@ from pathlib import Path
 import msgspec
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.run_record import read_record
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import Ending, ExperimentLink, Reply
-from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.farm.ipc.experiment_connection import (
+    ExperimentConnection,
+    ExperimentExit,
+    ExperimentReply,
+)
+from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 
@@ -35,26 +39,28 @@ class RelaySupervisor:
     """
 
     def __init__(self, url: str, earlier: str = "") -> None:
-        self.lease = SchedulerLease(url, Holder.this_process())
+        self.lease = SchedulerLease(url, LeaseHolder.this_process())
         self.lease.claim(1, lambda _text: None)
-        self.wire = NodeWire(
+        self.wire = NodeTransport(
             url, term=self.lease.term, guard=self.lease, absent=[earlier] if earlier else []
         )
         self._own = self.wire.add(redis_keys.events("supervisor"))
         self.nodes: dict[str, m.NodeJoined] = {}
         self.wire.open()
-        self.link: ExperimentLink | None = None
-        self._forkservers = Forkservers("")
+        self.link: ExperimentConnection | None = None
+        self._forkservers = ExperimentForkservers("")
         #: Nothing is offered while this is so, and all is taken back.
         self.is_stingy = False
         self._offered = 0
         self._beat_at = 0.0
 
-    def start(self, job: r.Job, folder: Path) -> ExperimentLink:
+    def start(self, job: r.ExperimentJob, folder: Path) -> ExperimentConnection:
         """Start the experiment's process."""
         job = msgspec.structs.replace(job, term=self.lease.term)
         self._offered = 0
-        self.link = ExperimentLink(job, self.wire, folder=folder, begin=self._forkservers.start)
+        self.link = ExperimentConnection(
+            job, self.wire, folder=folder, begin=self._forkservers.start
+        )
         return self.link
 
     def turn(self, pause: float = 0.05) -> None:
@@ -80,7 +86,7 @@ class RelaySupervisor:
             link.attend()
         self.wire.send()
 
-    def _offer(self, link: ExperimentLink) -> None:
+    def _offer(self, link: ExperimentConnection) -> None:
         """Offer all of each node that it knows of, once; or nothing."""
         if link.usage is None:
             return
@@ -100,15 +106,15 @@ class RelaySupervisor:
 
         eventually(has_come, within=within, message=self.told)
 
-    def answer(self, request: r.Request) -> Reply:
+    def answer(self, request: r.SearchRequest) -> ExperimentReply:
         """Ask the experiment, and turn until it has answered."""
         assert self.link is not None
-        replies: list[Reply] = []
+        replies: list[ExperimentReply] = []
         self.link.ask(request, replies.append)
         self.until(lambda: replies)
         return replies[0]
 
-    def ends(self, within: float = 90.0) -> Ending:
+    def ends(self, within: float = 90.0) -> ExperimentExit:
         """Turn until the experiment's process has ended."""
         assert self.link is not None
         self.until(lambda: self.link is not None and self.link.ending, within)
@@ -135,7 +141,7 @@ class RelaySupervisor:
 
 def main(url: str, job_file: str, folder: str) -> None:
     """Run the experiment until it is over."""
-    job = msgspec.json.decode(Path(job_file).read_bytes(), type=r.Job)
+    job = msgspec.json.decode(Path(job_file).read_bytes(), type=r.ExperimentJob)
     before = read_record(str(Path(job.results, job.name)))
     earlier = before.events_key if before is not None else ""
     supervisor = RelaySupervisor(url, earlier)

@@ -16,7 +16,7 @@ import psutil
 from tests.support.searches.chain import executed, expected
 from tests.support.searches.killed_searches import NODE, RunningSearch
 from tests.support.stores.object_servers import ObjectServer
-from tunemq_scheduler.cli.checkpoint_list import Kept, opened
+from tunemq_scheduler.cli.checkpoint_list import ExperimentCheckpoints, opened
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol import messages as m
@@ -98,7 +98,7 @@ class ChainSearch(RunningSearch):
             event = seen.event
             if isinstance(event, m.TrialStarted):
                 running[event.trial] = event.pid
-            elif isinstance(event, m.HostFreed | m.HostDied):
+            elif isinstance(event, m.SlotFreed | m.TrialProcessDied):
                 running.pop(event.trial, None)
         return [pid for pid in running.values() if psutil.pid_exists(pid)]
 
@@ -132,13 +132,13 @@ class ChainSearch(RunningSearch):
         return True
 
 
-def checkpoint_objects(kept: Kept) -> set[str]:
+def checkpoint_objects(kept: ExperimentCheckpoints) -> set[str]:
     """The keys of all objects of checkpoints in the experiment's place in the store."""
     keys = {found.key for found in open_objects(kept.address).list()}
     return {key for key in keys if key.count("/") == 2 and "/checkpoint_" in key}
 
 
-def needed_objects(kept: Kept) -> set[str]:
+def needed_objects(kept: ExperimentCheckpoints) -> set[str]:
     """The keys of all objects that what is kept consists of."""
     needed = set()
     for key, sha256 in kept.runner.live_checkpoints().items():
@@ -147,7 +147,7 @@ def needed_objects(kept: Kept) -> set[str]:
     return needed
 
 
-def manifests_are_complete(kept: Kept) -> None:
+def manifests_are_complete(kept: ExperimentCheckpoints) -> None:
     """Check that all objects of every manifest that is there, known or not, are there."""
     objects = open_objects(kept.address)
     there = {found.key: found.size for found in objects.list()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
-from tunemq_shared.checkpoints.store import Committed, Store
+from tunemq_shared.checkpoints.store import CheckpointStore, CommittedCheckpoint
 
 KEY = "train_0/checkpoint_1-000001"
 
@@ -24,7 +24,9 @@ def info(**changes: Any) -> CheckpointInfo:
     return CheckpointInfo(**{**given, **changes})
 
 
-def put(store: Store, source: Path, key: str = KEY, **changes: Any) -> Committed:
+def put(
+    store: CheckpointStore, source: Path, key: str = KEY, **changes: Any
+) -> CommittedCheckpoint:
     return store.put_checkpoint(key, source, info(**changes))
 
 

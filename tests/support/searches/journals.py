@@ -18,17 +18,17 @@ import pytest
 from tunemq.testing.journal_replay import compare, outcome, replay, replay_lock_step
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
-from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
-from tunemq_shared.protocol.messages import Entry
+from tunemq_shared.protocol.messages import JournalRecord
 
-MakeAlgorithms = Callable[[], Algorithms]
+MakeAlgorithms = Callable[[], AlgorithmDriver]
 
 
 class Ended(NamedTuple):
@@ -44,7 +44,7 @@ def check_journal(
     folder: Path,
     live: TrialRunner,
     *,
-    unwritten: list[Entry] | None = None,
+    unwritten: list[JournalRecord] | None = None,
     plan: ExperimentPlan | None = None,
     make_algorithms: MakeAlgorithms | None = None,
 ) -> None:
@@ -95,8 +95,8 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
         )
 
 
-def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
-    """Makes what `Prepared.algorithms` makes, of copies from before the run.
+def _fresh_algorithms(prepared: PreparedSearch) -> MakeAlgorithms | None:
+    """Makes what `PreparedSearch.algorithms` makes, of copies from before the run.
 
     Stoppers and callbacks of users may depend on anything, so lock-step is for searches whose
     answers depend on results alone.
@@ -110,7 +110,7 @@ def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
         return None
     kept = copy.deepcopy((prepared.search, prepared.scheduler))
 
-    def make() -> Algorithms:
+    def make() -> AlgorithmDriver:
         search, scheduler = copy.deepcopy(kept)
         algorithms = msgspec.structs.replace(
             prepared, search=search, scheduler=scheduler
@@ -121,5 +121,5 @@ def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
     return make
 
 
-def _ends_with(entries: list[Entry], tail: list[Entry]) -> bool:
+def _ends_with(entries: list[JournalRecord], tail: list[JournalRecord]) -> bool:
     return not tail or entries[-len(tail) :] == tail

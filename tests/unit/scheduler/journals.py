@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.journal import Journal, JournalHeader, Recovered, Snapshot
+from tunemq_scheduler.journal import Journal, JournalHeader, JournalSnapshot, RecoveredJournal
 from tunemq_shared.protocol import messages as m
 
 HEADER: Final = JournalHeader(
@@ -20,8 +20,8 @@ HEADER: Final = JournalHeader(
 )
 TURNS: Final = [
     [
-        m.Entry(m.Tick(float(turn))),
-        m.Entry(m.HostFreed("a", turn), (m.Decided("a", 1, "STOP", "why"),)),
+        m.JournalRecord(m.Tick(float(turn))),
+        m.JournalRecord(m.SlotFreed("a", turn), (m.DecisionMade("a", 1, "STOP", "why"),)),
     ]
     for turn in range(6)
 ]
@@ -31,7 +31,10 @@ State = tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]
 
 
 def begun(
-    folder: Path, turns: Sequence[Sequence[m.Entry]], *, snapshot_before: tuple[int, ...] = (2, 3)
+    folder: Path,
+    turns: Sequence[Sequence[m.JournalRecord]],
+    *,
+    snapshot_before: tuple[int, ...] = (2, 3),
 ) -> list[State]:
     """Write a journal with snapshots whose state is made of all turns before; returns all states.
 
@@ -47,7 +50,7 @@ def begun(
     return states
 
 
-def after(state: State, turn: Sequence[m.Entry]) -> State:
+def after(state: State, turn: Sequence[m.JournalRecord]) -> State:
     """The state after a turn: with each, a trial is over, and that of two turns before changes."""
     turns, finished = state
     number = len(turns)
@@ -60,10 +63,10 @@ def after(state: State, turn: Sequence[m.Entry]) -> State:
 def take_snapshot(journal: Journal, state: State) -> bool:
     """Take a snapshot that holds this state, the trials that are over in the history."""
     turns, finished = state
-    return journal.snapshot(Snapshot(state=m.encode(turns)), finished)
+    return journal.snapshot(JournalSnapshot(state=m.encode(turns)), finished)
 
 
-def state_of(found: Recovered) -> State:
+def state_of(found: RecoveredJournal) -> State:
     """The state that a journal gives."""
     state: State = ((), ())
     if found.snapshot is not None:

@@ -9,7 +9,7 @@ from tests.support.searches.plans import PLAN
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
@@ -54,7 +54,7 @@ class ScriptedExecutor(TrialExecutor):
 class LoggedJournal:
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.log = log
-        self.entries: list[m.Entry] = []
+        self.entries: list[m.JournalRecord] = []
         self.is_full = False
 
     def append(self, entries):
@@ -104,7 +104,7 @@ class Loop:
         searcher = search or BasicVariantGenerator()
         self.executor = ScriptedExecutor(self.log)
         self.journal = LoggedJournal(self.log)
-        algorithms = Algorithms(
+        algorithms = AlgorithmDriver(
             search=SearchGenerator(searcher, {"x": 1}, trials),
             scheduler=scheduler or FIFOScheduler(),
         )
@@ -143,4 +143,4 @@ def result(step: int, trial: str = "t_00000", *, done: bool = False) -> m.Result
 
 
 def recorded(log: list[tuple[Any, ...]]) -> int:
-    return sum(line[0] == "RecordResult" for line in log)
+    return sum(line[0] == "NotifyResult" for line in log)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
-from tunemq_scheduler.results.trial_failures import Failure, FailureLog
+from tunemq_scheduler.results.trial_failures import FailureLog, TrialFailure
 
 
 class FakeSearch:
@@ -41,7 +41,7 @@ class FakeSearch:
         return self.log.groups()
 
 
-def failure(trial: FakeTrial, **changes: Any) -> Failure:
+def failure(trial: FakeTrial, **changes: Any) -> TrialFailure:
     """A failure of a trial's own code."""
     told = {
         "kind": "user",
@@ -50,7 +50,7 @@ def failure(trial: FakeTrial, **changes: Any) -> Failure:
         "file": f"{trial.local_path}/error.txt",
         **changes,
     }
-    return Failure(trial=trial.trial_name, **told)
+    return TrialFailure(trial=trial.trial_name, **told)
 
 
 class Clock:

@@ -20,11 +20,11 @@ class Story:
     def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
         self.settings = RunnerSettings(**settings)
         self.runner = TrialRunner(self.settings)
-        self.entries: list[m.Entry] = []
+        self.entries: list[m.JournalRecord] = []
         self.join(NODE, cpus)
 
-    def tell(self, event: m.Event, *answers: m.Answer) -> list[c.Command]:
-        self.entries.append(m.Entry(event, answers))
+    def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> list[c.Command]:
+        self.entries.append(m.JournalRecord(event, answers))
         return self.runner.handle(event, answers)
 
     def join(self, incarnation: str, cpus: float = 2.0) -> None:
@@ -36,11 +36,11 @@ class Story:
     def hear_again(self, incarnation: str = NODE) -> list[c.Command]:
         return self.tell(m.NodeReturned(incarnation))
 
-    def add(self, trial: str, *answers: m.Answer, cpus: float = 1.0) -> list[c.Command]:
+    def add(self, trial: str, *answers: m.AlgorithmAnswer, cpus: float = 1.0) -> list[c.Command]:
         n = self.runner.suggested
         return self.tell(m.ConfigSuggested(n, trial, b"", "", {"cpu": cpus}), *answers)
 
-    def start(self, trial: str, *answers: m.Answer) -> c.StartTrial:
+    def start(self, trial: str, *answers: m.AlgorithmAnswer) -> c.StartTrial:
         self.add(trial, *answers)
         return self.choose(trial)
 
@@ -53,7 +53,7 @@ class Story:
         self,
         trial: str,
         step: int,
-        *answers: m.Answer,
+        *answers: m.AlgorithmAnswer,
         epoch: int = 1,
         done: bool = False,
         **metrics: Any,
@@ -61,7 +61,7 @@ class Story:
         return self.tell(result(trial, step, epoch=epoch, done=done, **metrics), *answers)
 
     def die(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.HostDied(trial, epoch, 1, 9, None, 0.0))
+        return self.tell(m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0))
 
     def finish(self, trial: str, epoch: int = 1) -> list[c.Command]:
         return self.tell(m.TrialFinished(trial, epoch))
@@ -87,14 +87,14 @@ class Story:
     def pause(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
         """Report a result about which PAUSE is decided."""
         return self.report(
-            trial, step, m.Decided(trial, step, m.PAUSE, "others first"), epoch=epoch
+            trial, step, m.DecisionMade(trial, step, m.PAUSE, "others first"), epoch=epoch
         )
 
     def paused(self, trial: str, epoch: int = 1) -> list[c.Command]:
         return self.tell(m.TrialPaused(trial, epoch))
 
     def free(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.HostFreed(trial, epoch))
+        return self.tell(m.SlotFreed(trial, epoch))
 
 
 def result(

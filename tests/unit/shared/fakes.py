@@ -15,33 +15,33 @@ from tunemq_shared.protocol.messages import (
     CheckpointRef,
     CheckpointWritten,
     Environment,
-    HostOrder,
-    HostStart,
     NodeEvent,
     ResultReported,
     TrialFailed,
+    TrialOrder,
+    TrialSpec,
     decode_node_event,
     encode,
 )
-from tunemq_shared.trial.trial_channel import Channel
+from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_shared.trial.trial_session import TrialSession
 
 
-class MemoryChannel(Channel):
+class MemoryChannel(TrialChannel):
     """Keeps what is sent, as it comes out of the wire, and gives out the orders it was given."""
 
     def __init__(self) -> None:
         self.sent: list[NodeEvent] = []
-        self.news: deque[HostOrder] = deque()
-        self.waited_for: deque[HostOrder] = deque()
+        self.news: deque[TrialOrder] = deque()
+        self.waited_for: deque[TrialOrder] = deque()
 
     def send(self, event: NodeEvent) -> None:
         self.sent.append(decode_node_event(encode(event)))
 
-    def poll(self) -> HostOrder | None:
+    def poll(self) -> TrialOrder | None:
         return self.news.popleft() if self.news else None
 
-    def wait(self) -> HostOrder:
+    def wait(self) -> TrialOrder:
         if not self.waited_for:
             raise EOFError("the trial waits for an order that will not come")
         return self.waited_for.popleft()
@@ -103,7 +103,7 @@ class MemorySink:
         return self.root / ref.key, self.states[ref.key]
 
 
-def start(folder: Path, **changes) -> HostStart:
+def start(folder: Path, **changes) -> TrialSpec:
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
         "experiment": "exp",
@@ -117,7 +117,7 @@ def start(folder: Path, **changes) -> HostStart:
         "environment": Environment("python", (), {}, ()),
         "store": "",
     }
-    return HostStart(**(fields | changes))
+    return TrialSpec(**(fields | changes))
 
 
 class World:
@@ -134,7 +134,7 @@ class World:
     ) -> TrialSession:
         self.epoch += 1
         began = start(self.folder / "trial", **changes)
-        order = HostOrder("t1", self.epoch, run_until, start=began)
+        order = TrialOrder("t1", self.epoch, run_until, start=began)
         return TrialSession(order, config or {}, self.channel, self.sink)
 
     def restored(self, **changes) -> TrialSession:
@@ -153,8 +153,8 @@ class World:
         self.channel.send = send
         return file
 
-    def order(self, run_until: Horizon = TO_THE_END, **told: bool) -> HostOrder:
-        return HostOrder("t1", self.epoch, run_until, **told)
+    def order(self, run_until: Horizon = TO_THE_END, **told: bool) -> TrialOrder:
+        return TrialOrder("t1", self.epoch, run_until, **told)
 
 
 def up_to(step: int) -> Horizon:

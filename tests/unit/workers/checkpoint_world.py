@@ -6,7 +6,7 @@ import hashlib
 
 from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
@@ -20,9 +20,9 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
-from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 STORE = "s3://bucket/exp?endpoint=http://127.0.0.1:9"
 KEY = "tunemq:events:exp"
@@ -44,7 +44,7 @@ class World:
     def begin(self):
         """A node begins."""
         self.disk, self.transfers = FakeDisk(), FakeTransfers()
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointRequests(
             self.clock,
             self.disk,
             self.transfers,
@@ -102,7 +102,7 @@ class World:
         return [
             key
             for root in sorted((self.folder / "node").iterdir())
-            for key in LocalStore(root).list_checkpoints()
+            for key in LocalCheckpointStore(root).list_checkpoints()
         ]
 
 
@@ -112,7 +112,7 @@ class FakeHost:
     def __init__(self, world, name, trial, epoch, begin):
         self._world = world
         self.link = FakeLink()
-        self.host = Host(name, order(trial, epoch=epoch), begin, self.link)
+        self.host = TrialProcess(name, order(trial, epoch=epoch), begin, self.link)
         self.trial, self.epoch, self.n = trial, epoch, 0
         self.previous = None
         self.is_waiting = False
@@ -147,7 +147,7 @@ class FakeHost:
         info = CheckpointInfo(
             trial=self.trial, epoch=self.epoch, n=self.n, step=self.n, metrics={}, state={}
         )
-        store = LocalStore(cache, durable=False, linking=True)
+        store = LocalCheckpointStore(cache, durable=False, linking=True)
         put = store.put_checkpoint(key, source, info, base=self.previous)
         self.previous = key
         self._said(

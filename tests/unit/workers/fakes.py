@@ -12,10 +12,10 @@ import msgspec
 
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MANIFEST
 from tunemq_shared.protocol.conditions import TO_THE_END
-from tunemq_shared.protocol.messages import BlobRef, Environment, HostOrder, HostStart, encode
+from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec, encode
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.transfer_messages import Upload, Uploaded
+from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult
 
 
 class Clock:
@@ -76,7 +76,7 @@ class FakeLink:
         self.is_closed = True
 
 
-_decode_order = msgspec.msgpack.Decoder(HostOrder).decode
+_decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
 _DECODERS = {
     frames.ORDER: _decode_order,
     frames.NEXT: _decode_order,
@@ -122,7 +122,7 @@ class FakeTransfers:
         self._ids = itertools.count(1)
 
     def start(self, transfer, *callbacks):
-        if isinstance(transfer, Upload):
+        if isinstance(transfer, UploadCheckpoint):
             assert os.path.exists(os.path.join(transfer.folder, MANIFEST)), "it is on the disk"
             assert not transfer.base or os.path.exists(transfer.base)
             self.uploads.append(transfer)
@@ -149,7 +149,7 @@ class FakeTransfers:
 
     def finish(self, key):
         for transfer, on_done, _, _ in self._end(key):
-            if isinstance(transfer, Upload):
+            if isinstance(transfer, UploadCheckpoint):
                 on_done(self._uploaded(transfer))
             else:
                 self._downloaded(transfer)
@@ -174,7 +174,7 @@ class FakeTransfers:
         sha256 = hashlib.sha256(manifest).hexdigest()
         Path(upload.folder, COMMITTED).write_bytes(manifest)
         self.store[upload.key] = manifest
-        return Uploaded(sha256, 10, (), 10)
+        return UploadResult(sha256, 10, (), 10)
 
     def _downloaded(self, download):
         folder = Path(download.folder)
@@ -201,8 +201,8 @@ def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events", **how):
         "reuse": reuse,
         "stop_grace_s": 5.0,
     }
-    return HostStart(**(values | how))
+    return TrialSpec(**(values | how))
 
 
 def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False, pause=False, kill=False):
-    return HostOrder(trial, epoch, run_until, stop, begin, pause, kill)
+    return TrialOrder(trial, epoch, run_until, stop, begin, pause, kill)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.unit.workers.fakes import Clock, order, start
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import Xid
-from tunemq_workers.gpu.gpu_availability import GpuKeeper
-from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Holding, Look
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 MIB, GIB = 2**20, 2**30
 #: The node's process, and that of somebody who is not of the farm.
@@ -33,7 +33,7 @@ class Gpus:
         self.warnings = []
         self.changes = 0
         gpus = [Gpu(uuid, "H100", 80 * GIB) for uuid in uuids]
-        self.keeper = GpuKeeper(
+        self.keeper = GpuAvailability(
             gpus,
             self.clock,
             self.looks_due.append,
@@ -53,7 +53,7 @@ class Gpus:
         """Fork a host."""
         self._hosts += 1
         begin = start(devices=dict.fromkeys(uuids, 0.5), key=key)
-        host = Host(f"h{self._hosts}", order(trial, begin), begin, None, pid)
+        host = TrialProcess(f"h{self._hosts}", order(trial, begin), begin, None, pid)
         self.parents[pid] = NODE
         self.keeper.took(host)
         return host
@@ -69,14 +69,17 @@ class Gpus:
     def look(self, *xids, asked_at=None, unusable=None, says_memory=True):
         """Have the driver asked."""
         devices = {
-            uuid: DeviceLook(
+            uuid: DeviceSnapshot(
                 self.lost[uuid] + sum(size or 0 for size in held.values()) if says_memory else None,
-                tuple(Holding(pid, "python", size, self._line(pid)) for pid, size in held.items()),
+                tuple(
+                    GpuMemoryHolder(pid, "python", size, self._line(pid))
+                    for pid, size in held.items()
+                ),
             )
             for uuid, held in self.held.items()
         }
         at = self.clock.now if asked_at is None else asked_at
-        self.keeper.seen(Look(at, devices, unusable or {}, tuple(Xid(*xid) for xid in xids)))
+        self.keeper.seen(GpuSnapshot(at, devices, unusable or {}, tuple(Xid(*xid) for xid in xids)))
 
     def _line(self, pid):
         line = []

@@ -16,7 +16,7 @@ from tests.unit.workers.fakes import order, start
 from tests.unit.workers.trials.test_trial_supervisor import Node
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.messages import CheckpointRef, encode
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.runtime import frames
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
                 cache=str(self.folder / "cache"),
                 uploads_waiting=waiting,
                 sync_timeout_s=4.0,
-                limits=TrialLimits(step_s=20.0) if has_limits else TrialLimits(),
+                limits=TrialLimitSpec(step_s=20.0) if has_limits else TrialLimitSpec(),
             )
             self.orders[trial] = order(trial, begin)
             self.obey()

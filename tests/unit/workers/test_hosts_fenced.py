@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.workers.fakes import order, start
 from tests.unit.workers.trials.test_trial_supervisor import node
-from tunemq_shared.protocol.messages import HostFreed, TrialPaused, encode
+from tunemq_shared.protocol.messages import SlotFreed, TrialPaused, encode
 from tunemq_workers.runtime import frames
 
 __all__ = ["node"]
@@ -16,14 +16,14 @@ def test_a_trial_that_is_to_be_killed_is_and_its_slot_is_freed(node):
     node.hosts.obey([order("a", kill=True)])
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert node.events == [HostFreed("a", 1)], "its end is no news"
+    assert node.events == [SlotFreed("a", 1)], "its end is no news"
 
 
 def test_a_trial_that_is_to_be_killed_and_never_was_there_is_freed_once(node):
     node.hosts.obey([order("a", start(), kill=True)])
     node.hosts.obey([order("a", start(), kill=True)])
     assert node.started == []
-    assert node.events == [HostFreed("a", 1)]
+    assert node.events == [SlotFreed("a", 1)]
 
 
 def test_a_node_that_hears_nobody_has_its_trials_pause_and_starts_none_until_it_does(node):
@@ -35,6 +35,6 @@ def test_a_node_that_hears_nobody_has_its_trials_pause_and_starts_none_until_it_
     assert node.started == ["a"]
     node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
     node.end("h1")
-    assert node.events == [TrialPaused("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
     node.hosts.go_on()
     assert node.started == ["a", "b"], "what ended is not started again"

@@ -45,15 +45,15 @@ from kombu.transport.redis import Channel, Transport  # noqa: E402
 from redis import Redis  # noqa: E402
 from redis.exceptions import ResponseError  # noqa: E402
 
-from tunemq_shared.base.errors import WireUnavailable  # noqa: E402
+from tunemq_shared.base.errors import RedisUnavailable  # noqa: E402
 from tunemq_shared.base.failpoints import failpoint  # noqa: E402
 from tunemq_shared.base.unpickling import never_unpickle  # noqa: E402
 from tunemq_shared.broker import redis_keys  # noqa: E402
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_shared.system.process_control import die_with_parent, set_name  # noqa: E402
-from tunemq_workers.broker.consumer_messages import NoMail, check_task  # noqa: E402
+from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task  # noqa: E402
 from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, next_socket  # noqa: E402
-from tunemq_workers.broker.redis_client import RedisClient, Refused  # noqa: E402
+from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError  # noqa: E402
 from tunemq_workers.runtime.frames import frame  # noqa: E402
 from tunemq_workers.system.credentials import take_keys  # noqa: E402
 
@@ -229,7 +229,7 @@ def _connecting(queue: str, refuse: Callable[[str], None]) -> type[AMQP]:
             if command_name == _POP and answer:
                 try:
                     answer = [answer[0], check_task(answer[1])]
-                except NoMail as problem:
+                except InvalidCeleryMessage as problem:
                     refuse(problem.reason)
                     return None  # as if nothing had come
             return answer
@@ -268,9 +268,9 @@ def _wait_for_redis(url: str) -> None:
             client = RedisClient(address)
             (reply,) = client.pipeline([["PING"]])
             client.close()
-            if not isinstance(reply, Refused):  # as while it loads its data
+            if not isinstance(reply, RedisCommandError):  # as while it loads its data
                 return
-        except WireUnavailable:
+        except RedisUnavailable:
             pass
         time.sleep(pause_s)
         pause_s = min(longest_s, 1.2 * pause_s)

@@ -56,7 +56,7 @@ _task = msgspec.json.Decoder(_Task).decode
 _arguments = msgspec.json.Decoder(tuple[tuple[str], dict[str, None], _Canvas]).decode
 
 
-class NoMail(Exception):
+class InvalidCeleryMessage(Exception):
     """A message that no scheduler of ours made.
 
     Attributes:
@@ -75,13 +75,13 @@ def check_task(message: bytes) -> bytes:
         NoMail: it may not.
     """
     if len(message) > limits.TASK_BYTES:
-        raise NoMail("oversized")
+        raise InvalidCeleryMessage("oversized")
     try:
         task = _task(message)
         arguments = _arguments(base64.b64decode(task.body, validate=True))
     except (*UNDECODABLE, binascii.Error, ValueError) as problem:
-        raise NoMail("unreadable") from problem
+        raise InvalidCeleryMessage("unreadable") from problem
     if arguments[1]:
-        raise NoMail("unreadable")
+        raise InvalidCeleryMessage("unreadable")
     task.body = base64.b64encode(msgspec.json.encode(arguments)).decode()
     return msgspec.json.encode(task)

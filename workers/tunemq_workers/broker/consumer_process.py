@@ -14,8 +14,8 @@ from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable
 from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, fork_ear
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.processes.orphans import Orphans
-from tunemq_workers.runtime.frame_connection import HostLink
+from tunemq_workers.processes.orphans import OrphanReaper
+from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import UNREADABLE
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
@@ -30,7 +30,7 @@ _CLOSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class EarLink:
+class ConsumerProcess:
     """Keeps one ear alive, and the forkserver that it comes from.
 
     Args:
@@ -60,13 +60,13 @@ class EarLink:
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
         self._on_refused = on_refused
         self._forkserver: ChildProcess | None = None
-        self._ear: HostLink | None = None
+        self._ear: FrameConnection | None = None
         self._is_ready = self._is_redis_away = False
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
-        self._orphans = Orphans(reactor, children)
+        self._orphans = OrphanReaper(reactor, children)
         self._attend(first)
         self._start_now()
 
@@ -175,16 +175,16 @@ class EarLink:
 
     def _hear(self, ear: socket.socket) -> None:
         self._is_ready = False
-        self._ear = HostLink(self._reactor, ear, on_other=self._said, on_end=self._died)
+        self._ear = FrameConnection(self._reactor, ear, on_other=self._said, on_end=self._died)
         self._expect_ready(self._ear)
         _log.info("ear.started")
 
-    def _expect_ready(self, ear: HostLink) -> None:
+    def _expect_ready(self, ear: FrameConnection) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
         self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
 
-    def _is_overdue(self, ear: HostLink) -> None:
+    def _is_overdue(self, ear: FrameConnection) -> None:
         # While Redis is away none can be ready, and one that is just starting would be late for it.
         if self._ear is ear and not self._is_ready and not self._is_redis_away:
             self._drop_forkserver()  # it may be what is stuck

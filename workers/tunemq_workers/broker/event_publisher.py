@@ -3,7 +3,7 @@
 The loop hands it orders and reads its facts; the pump holds nothing of the node's state, so a lost
 connection costs nothing but time. Once a second (every 50 ms when events pile up) it renews the
 lease and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it
-answers orders with `NotAppended`.
+answers orders with `AppendFailed`.
 
 Batches are appended in a transaction that Redis drops if the wire's generation has changed: an
 event behind a gap in a stream that was made anew would be worse than none, and a transaction is
@@ -24,29 +24,34 @@ from types import MappingProxyType
 from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import RedisAddress
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.publisher_messages import (
-    Append,
-    Appended,
-    Fact,
-    Forget,
-    HelloRefused,
-    HelloSaid,
-    LookNow,
-    NotAppended,
-    Order,
-    OutOfReach,
+    AppendBatches,
+    AppendFailed,
+    BatchesAppended,
+    Deregister,
+    ForgetStream,
+    LeaseReply,
     OutputSent,
-    SayGoodbye,
-    SayHello,
-    Seen,
+    PublisherOrder,
+    PublisherReport,
+    RedisLost,
+    Register,
+    Registered,
+    RegistrationFailed,
+    RenewLeaseNow,
     SendOutput,
 )
-from tunemq_workers.broker.redis_client import Command, RedisClient, Refused, Reply
+from tunemq_workers.broker.redis_client import (
+    RedisClient,
+    RedisCommand,
+    RedisCommandError,
+    RedisReply,
+)
 from tunemq_workers.system.trial_user import own_files
 
 #: The lease's period while the scheduler's reply is what holds the node up.
@@ -63,27 +68,27 @@ _ANSWERS: Final = ("v", "f", "r")
 #: No number in a reply has as many.
 _DIGITS: Final = 20
 #: The replies to the last two say which generation is watched.
-_WATCH: Final[tuple[Command, ...]] = (
+_WATCH: Final[tuple[RedisCommand, ...]] = (
     ["WATCH", redis_keys.GENERATION],
     ["GET", redis_keys.GENERATION],
 )
 #: Drops what was watched before; without the right to transactions it says so, before one is sent.
-_WATCH_ANEW: Final[tuple[Command, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
+_WATCH_ANEW: Final[tuple[RedisCommand, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
 _WAS_RESET: Final = "the wire was reset"
 #: By order: where tests have the node die before others see what a turn does, and before it knows
 #: that they do.
 _FAILPOINTS: Final = MappingProxyType(
     {
-        Append: ("events.before_send", "events.after_send"),
-        SayHello: ("hello.before_send", "hello.after_send"),
-        SayGoodbye: ("goodbye.before_send", "goodbye.after_send"),
+        AppendBatches: ("events.before_send", "events.after_send"),
+        Register: ("hello.before_send", "hello.after_send"),
+        Deregister: ("goodbye.before_send", "goodbye.after_send"),
     }
 )
 
 _log = logging.getLogger(__name__)
 
 
-class Pump:
+class EventPublisher:
     """Start it with `start`, give it orders with `order`; it posts facts from its own thread.
 
     Args:
@@ -98,9 +103,9 @@ class Pump:
         self,
         address: RedisAddress,
         incarnation: str,
-        post: Callable[[Fact], None],
+        post: Callable[[PublisherReport], None],
         vitals: Callable[[], bytes] | None = None,
-        seals: NodeSeals | None = None,
+        seals: NodeSigning | None = None,
     ) -> None:
         #: Set by the loop: the (term, version) of the assignment taken.
         self.taken = (0, 0)
@@ -113,8 +118,8 @@ class Pump:
         #: Since when the loop has not taken a fact; None where it has taken all.
         self._untaken_since: float | None = None
         self._says_hang = False
-        self._seals = NodeSeals(incarnation) if seals is None else seals
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._seals = NodeSigning(incarnation) if seals is None else seals
+        self._orders: queue.SimpleQueue[PublisherOrder] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
         #: The generation as it was when the client began to watch it; None while it does not.
@@ -131,7 +136,7 @@ class Pump:
         """Start the thread."""
         self._thread.start()
 
-    def order(self, order: Order) -> None:
+    def order(self, order: PublisherOrder) -> None:
         """Queue an order."""
         self._orders.put(order)
 
@@ -140,7 +145,7 @@ class Pump:
         self._untaken_since = None
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, which `SayGoodbye` brings about."""
+        """Wait for the thread's end, which `Deregister` brings about."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -148,15 +153,15 @@ class Pump:
             self._pump()
 
     def _pump(self) -> None:
-        order: Order | None = None
-        while not isinstance(order, SayGoodbye):
+        order: PublisherOrder | None = None
+        while not isinstance(order, Deregister):
             try:
                 order = self._orders.get(timeout=self._pause())
             except queue.Empty:
                 order = None
             try:
                 self._turn(order)
-            except WireUnavailable as problem:
+            except RedisUnavailable as problem:
                 self._lost(order, str(problem))
 
     def _pause(self) -> float:
@@ -167,24 +172,24 @@ class Pump:
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         return max(0.0, self._looked_at + period - time.monotonic())
 
-    def _turn(self, order: Order | None) -> None:
+    def _turn(self, order: PublisherOrder | None) -> None:
         """Do ``order``, and renew the lease if that is due, in one round trip."""
         if self._client is None:
             self._client = RedisClient(self._address)
             self._looked_at, self._watched = float("-inf"), None
-        if isinstance(order, Append) and not self._watches(self._client, order.generation):
-            self._post(NotAppended(order.key, _WAS_RESET))
+        if isinstance(order, AppendBatches) and not self._watches(self._client, order.generation):
+            self._post(AppendFailed(order.key, _WAS_RESET))
             order = None
         commands = list(self._commands(order))
         asked = told = len(commands)
         keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         now = time.monotonic()
-        looks = isinstance(order, LookNow) or now >= self._looked_at + period
-        if looks and not isinstance(order, SayGoodbye):
+        looks = isinstance(order, RenewLeaseNow) or now >= self._looked_at + period
+        if looks and not isinstance(order, Deregister):
             self._looked_at = now
             looks = not self._loop_hangs(now)
-        if looks and not isinstance(order, SayGoodbye):
+        if looks and not isinstance(order, Deregister):
             commands += self._vitals_commands(now)
             told = len(commands)
             commands += self._lease_commands(keys)
@@ -203,7 +208,7 @@ class Pump:
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
 
-    def _post(self, fact: Fact) -> None:
+    def _post(self, fact: PublisherReport) -> None:
         if self._untaken_since is None:
             self._untaken_since = time.monotonic()
         self._take_fact(fact)
@@ -222,32 +227,32 @@ class Pump:
         if self._watched != generation:
             replies = client.pipeline(_WATCH_ANEW)
             for reply in replies:
-                if isinstance(reply, Refused) and not reply.is_wrong_type:
-                    raise WireUnavailable(f"Redis at {self._address} refuses events: {reply}")
+                if isinstance(reply, RedisCommandError) and not reply.is_wrong_type:
+                    raise RedisUnavailable(f"Redis at {self._address} refuses events: {reply}")
             self._note_watched(replies[-1])
         return self._watched == generation
 
-    def _note_watched(self, generation: Reply) -> None:
+    def _note_watched(self, generation: RedisReply) -> None:
         self._watched = generation if isinstance(generation, bytes) else None
 
-    def _commands(self, order: Order | None) -> tuple[Command, ...]:
+    def _commands(self, order: PublisherOrder | None) -> tuple[RedisCommand, ...]:
         match order:
-            case Append(key, _, batches):
+            case AppendBatches(key, _, batches):
                 header = self._seals.header
-                entries: list[Command] = [
+                entries: list[RedisCommand] = [
                     ["XADD", key, "NOMKSTREAM", "*", "h", header(key, head, events), "e", events]
                     for head, events in batches
                 ]
                 return (["MULTI"], *entries, ["EXEC"], *_WATCH)
-            case Forget(key):
+            case ForgetStream(key):
                 return (["HDEL", self._reply, redis_keys.journalled(key)],)
             case SendOutput(pieces):
                 return tuple(self._output_commands(pieces))
-            case SayHello(hello):
+            case Register(hello):
                 return (
                     ["XADD", redis_keys.NODES, "*", redis_keys.HELLO, self._seals.hello(hello)],
                 )
-            case SayGoodbye():
+            case Deregister():
                 return (
                     [
                         "XADD",
@@ -262,14 +267,14 @@ class Pump:
             case _:
                 return ()
 
-    def _vitals_commands(self, now: float) -> tuple[Command, ...]:
+    def _vitals_commands(self, now: float) -> tuple[RedisCommand, ...]:
         if self._vitals is None or now < self._vitals_due:
             return ()
         self._vitals_due = now + redis_keys.LEASE_PERIOD_S
         vitals = self._seals.vitals(self._vitals())
         return (["SET", self._vitals_key, vitals, "PX", int(redis_keys.LEASE_TTL_S * 1_000)],)
 
-    def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[Command]:
+    def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[RedisCommand]:
         for key, piece in pieces:
             sealed = self._seals.output(key, piece)
             bound = ("MAXLEN", "~", redis_keys.OUTPUT_PIECES)
@@ -277,7 +282,7 @@ class Pump:
         for key in {key for key, _ in pieces}:
             yield ["EXPIRE", redis_keys.output(key), redis_keys.OUTPUT_TTL_S]
 
-    def _lease_commands(self, keys: tuple[str, ...]) -> tuple[Command, ...]:
+    def _lease_commands(self, keys: tuple[str, ...]) -> tuple[RedisCommand, ...]:
         self._renewals += 1
         term, version = self.taken
         value = self._seals.lease(f"{self._renewals}:{term}:{version}")
@@ -295,14 +300,14 @@ class Pump:
             *(["EXISTS", key] for key in keys),
         )
 
-    def _tell_seen(self, keys: tuple[str, ...], replies: list[Reply]) -> None:
+    def _tell_seen(self, keys: tuple[str, ...], replies: list[RedisReply]) -> None:
         lease, generation, fields, _, _, scheduler, signs, challenge, *exist = replies
         for reply in replies:
             # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
-            if not isinstance(reply, Refused) or (reply is lease and reply.is_full):
+            if not isinstance(reply, RedisCommandError) or (reply is lease and reply.is_full):
                 continue
             if not reply.is_wrong_type:
-                raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
+                raise RedisUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         # A key of another type is as good as gone: the scheduler deletes it.
         generation = self._unless_wrong(redis_keys.GENERATION, generation)
         fields = self._unless_wrong(self._reply, fields) or [None] * (len(_ANSWERS) + len(keys))
@@ -321,7 +326,7 @@ class Pump:
         )
         term, _, version = said["v"].rpartition(b":")
         self._post(
-            Seen(
+            LeaseReply(
                 generation,
                 (_number(term) or self.taken[0], _number(version)),
                 {key: _number(said[redis_keys.journalled(key)]) for key in keys},
@@ -333,43 +338,43 @@ class Pump:
             )
         )
 
-    def _unless_wrong(self, key: str, reply: Reply) -> Reply:
-        if not isinstance(reply, Refused):
+    def _unless_wrong(self, key: str, reply: RedisReply) -> RedisReply:
+        if not isinstance(reply, RedisCommandError):
             return reply
         self._seals.refuse_key(key)
         return None
 
-    def _tell_done(self, order: Order | None, replies: list[Reply]) -> None:
+    def _tell_done(self, order: PublisherOrder | None, replies: list[RedisReply]) -> None:
         if not replies:
             return
         reply = replies[0]
-        if isinstance(order, Append):
+        if isinstance(order, AppendBatches):
             *_, done, _, generation = replies
             self._note_watched(generation)
             why = _why_not_appended(done)
-            self._post(NotAppended(order.key, why) if why else Appended(order.key))
+            self._post(AppendFailed(order.key, why) if why else BatchesAppended(order.key))
         elif isinstance(order, SendOutput):
             self._post(OutputSent())
-        elif isinstance(order, SayHello):
-            if not isinstance(reply, Refused):
-                self._post(HelloSaid())
+        elif isinstance(order, Register):
+            if not isinstance(reply, RedisCommandError):
+                self._post(Registered())
             elif reply.is_full or reply.is_wrong_type:
                 if reply.is_wrong_type:
                     self._seals.refuse_key(redis_keys.NODES)
-                self._post(HelloRefused())
+                self._post(RegistrationFailed())
             else:
-                raise WireUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
+                raise RedisUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
 
-    def _lost(self, order: Order | None, reason: str) -> None:
+    def _lost(self, order: PublisherOrder | None, reason: str) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
         self._failures += 1
         if self._failures == 1:
             _log.warning("pump.out_of_reach reason=%r", reason)
-            self._post(OutOfReach(reason))
-        if isinstance(order, Append):
-            self._post(NotAppended(order.key, reason))
+            self._post(RedisLost(reason))
+        if isinstance(order, AppendBatches):
+            self._post(AppendFailed(order.key, reason))
         elif isinstance(order, SendOutput):
             self._post(OutputSent())
 
@@ -379,13 +384,13 @@ def _number(said: bytes) -> int:
     return int(said) if said.isdigit() and len(said) < _DIGITS else 0
 
 
-def _why_not_appended(done: Reply) -> str:
+def _why_not_appended(done: RedisReply) -> str:
     """Why a transaction with this reply did not append all its batches; empty if it did."""
     if done is None:
         return _WAS_RESET
     if not isinstance(done, list):
         return str(done)
-    refused = next((reply for reply in done if isinstance(reply, Refused)), None)
+    refused = next((reply for reply in done if isinstance(reply, RedisCommandError)), None)
     if refused is not None:
         return str(refused)
     return "the stream is missing" if None in done else ""

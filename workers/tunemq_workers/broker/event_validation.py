@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tunemq_shared.base.errors import MetricError, WireError
+from tunemq_shared.base.errors import MetricError, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.objects.store_address import is_remote
@@ -25,7 +25,7 @@ from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expecte
 from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, split_derived
 from tunemq_workers.logs.log_watch import tag_of
 from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 _Name = Annotated[str, Meta(max_length=4096)]
 _Text = Annotated[str, Meta(max_length=2**20)]
@@ -145,7 +145,7 @@ _FIRST: Final = -1
 _NONE: Final = -2
 
 
-class TrialEvents:
+class EventValidator:
     """The events of one attempt of a trial, in the order in which its process sends them.
 
     Args:
@@ -170,7 +170,7 @@ class TrialEvents:
 
     def __init__(
         self,
-        host: Host,
+        host: TrialProcess,
         emit: Callable[[str, bytes], object],
         emit_result: Callable[[str, bytes], object],
         refuse: Callable[[str], object],
@@ -196,7 +196,7 @@ class TrialEvents:
         except UNDECODABLE as error:
             try:
                 event = _deeper(payload, error)
-            except WireError as why:
+            except TransportError as why:
                 self._stop(str(why))
                 return
         if (
@@ -306,7 +306,7 @@ class TrialEvents:
         return ""
 
 
-def read_written(host: Host, payload: bytes, last: int) -> m.CheckpointWritten:
+def read_written(host: TrialProcess, payload: bytes, last: int) -> m.CheckpointWritten:
     """What a process says of a checkpoint that it has written.
 
     Args:
@@ -319,15 +319,15 @@ def read_written(host: Host, payload: bytes, last: int) -> m.CheckpointWritten:
     try:
         said = _decode_written(payload)
     except UNDECODABLE as error:
-        raise WireError(_explained(payload, error)) from error
+        raise TransportError(_explained(payload, error)) from error
     if (said.trial, said.epoch) != host.key:
-        raise WireError(f"{_named(payload)} names trial {said.trial!r}, attempt {said.epoch}.")
+        raise TransportError(f"{_named(payload)} names trial {said.trial!r}, attempt {said.epoch}.")
     if problem := wrong_key(host, said, last):
-        raise WireError(f"{_named(payload)} {problem}")
+        raise TransportError(f"{_named(payload)} {problem}")
     return m.CheckpointWritten(*msgspec.structs.astuple(said))
 
 
-def wrong_key(host: Host, said: Any, last: int) -> str:
+def wrong_key(host: TrialProcess, said: Any, last: int) -> str:
     """What is wrong with the name of a checkpoint; empty: nothing."""
     if said.n <= last:
         return f"has the number (n) {said.n}, and {last} came before"
@@ -344,7 +344,7 @@ def _deeper(payload: bytes, error: Exception) -> Any:
         WireError: it is none, or they cannot be metrics.
     """
     if tag_of(payload) == _RESULT and len(payload) > _LONGEST_DEEP:
-        raise WireError(
+        raise TransportError(
             f"{_named(payload)} has {len(payload)} bytes and metrics nested more than two deep;"
             f" report at most {_LONGEST_DEEP} bytes of such metrics, or flat ones"
         ) from error
@@ -352,9 +352,9 @@ def _deeper(payload: bytes, error: Exception) -> Any:
         event = _decode_deep(payload)
     except UNDECODABLE as deeper:
         is_result = tag_of(payload) == _RESULT
-        raise WireError(_explained(payload, deeper if is_result else error)) from error
+        raise TransportError(_explained(payload, deeper if is_result else error)) from error
     if problem := _unusable(event.metrics, 0):
-        raise WireError(f"{_named(payload)} has in its field 'metrics' {problem}") from error
+        raise TransportError(f"{_named(payload)} has in its field 'metrics' {problem}") from error
     return event
 
 

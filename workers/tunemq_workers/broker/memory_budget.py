@@ -19,7 +19,7 @@ BLOCK_EVENTS: Final = 2_000
 _log = logging.getLogger(__name__)
 
 
-class Tenant(Protocol):
+class Spillable(Protocol):
     """An outbox."""
 
     @property
@@ -36,7 +36,7 @@ class Tenant(Protocol):
         ...
 
 
-class Room:
+class MemoryBudget:
     """Counts what outboxes hold. Not thread-safe: the node's loop owns it.
 
     Args:
@@ -57,7 +57,7 @@ class Room:
         self.size = 0
         self.in_memory = 0
         self._memory_bytes, self._limit_bytes = memory_bytes, limit_bytes
-        self._tenants: list[Tenant] = []
+        self._tenants: list[Spillable] = []
         self._disk_failed = False
 
     @property
@@ -66,11 +66,11 @@ class Room:
         over_memory = self.in_memory > self._memory_bytes + BLOCK_BYTES
         return self.size >= self._limit_bytes or (self._disk_failed and over_memory)
 
-    def enter(self, tenant: Tenant) -> None:
+    def enter(self, tenant: Spillable) -> None:
         """Let an outbox in."""
         self._tenants.append(tenant)
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: Spillable) -> None:
         """An outbox holds nothing any more, and never will."""
         self._tenants.remove(tenant)
 
@@ -90,5 +90,5 @@ class Room:
             self._disk_failed = False
 
 
-def _held(tenant: Tenant) -> int:
+def _held(tenant: Spillable) -> int:
     return tenant.held

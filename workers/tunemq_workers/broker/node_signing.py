@@ -1,4 +1,4 @@
-"""`NodeSeals`: where a node signs what it says, and checks what its scheduler says.
+"""`NodeSigning`: where a node signs what it says, and checks what its scheduler says.
 
 It is the only place. What is not what the farm's scheduler said to this node is refused here, and
 counted. Without keys nothing is signed, see `tunemq_shared.signing.message_signing`.
@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tunemq_shared.protocol import message_limits as limits
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.signing.message_signing import SealBroken
+from tunemq_shared.signing.message_signing import InvalidSignature
 
 _NAMES: Final = MappingProxyType(
     {
@@ -43,7 +43,7 @@ class _Field(NamedTuple):
     opened: bytes
 
 
-class NodeSeals:
+class NodeSigning:
     """Seals and opens the messages of one node incarnation; for all threads but `replies`.
 
     Args:
@@ -52,10 +52,13 @@ class NodeSeals:
     """
 
     def __init__(
-        self, incarnation: str, keys: LiveKeys | None = None, refused: Refusals | None = None
+        self,
+        incarnation: str,
+        keys: LiveKeys | None = None,
+        refused: RejectionCounter | None = None,
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        self.refused = Refusals() if refused is None else refused
+        self.refused = RejectionCounter() if refused is None else refused
         self._incarnation = incarnation.encode()
         #: What was read last of the reply.
         self._reply: dict[str, _Field] = {}
@@ -129,7 +132,7 @@ class NodeSeals:
             return None
         try:
             return self.keys.orders.open(sealed, *about)
-        except SealBroken as problem:
+        except InvalidSignature as problem:
             self._refuse(kind, problem.reason, str(problem))
             return None
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, Room
-from tunemq_workers.broker.outbox_spool import Place
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
+from tunemq_workers.broker.outbox_spool import SpoolPosition
 
 #: What a block costs beside its bytes.
 _BLOCK_OVERHEAD: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class OutboxBatch:
     """Consecutive events; ``events`` are their msgpack bytes, one behind another."""
 
     first: int
@@ -40,7 +40,7 @@ class _Block:
     count: int
     size: int
     data: bytearray | None
-    place: Place | None = None
+    place: SpoolPosition | None = None
 
     @property
     def last(self) -> int:
@@ -68,7 +68,7 @@ class Outbox:
         last: the number of the last event that went before the first one here.
     """
 
-    def __init__(self, room: Room, last: int = 0) -> None:
+    def __init__(self, room: MemoryBudget, last: int = 0) -> None:
         self.last = last
         #: Bytes in memory that could be on disk.
         self.held = 0
@@ -104,15 +104,15 @@ class Outbox:
         self.last += 1
         return self.last
 
-    def take(self, max_batches: int) -> list[Batch]:
+    def take(self, max_batches: int) -> list[OutboxBatch]:
         """Hand out the next batches, oldest first; none when all are out."""
-        batches: list[Batch] = []
+        batches: list[OutboxBatch] = []
         cursor = self._cursor
         while self.has_unsent and len(batches) < max_batches:
             block = self._blocks[cursor.index]
             if cursor.n <= block.last:
                 events = self._bytes_of(block)[cursor.offset :]
-                batches.append(Batch(cursor.n, block.last - cursor.n + 1, bytes(events)))
+                batches.append(OutboxBatch(cursor.n, block.last - cursor.n + 1, bytes(events)))
             self._pass(block)
         return batches
 

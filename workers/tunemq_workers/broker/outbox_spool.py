@@ -24,7 +24,7 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SpoolPosition:
     """Where a piece lies."""
 
     segment: _Segment = field(repr=False)
@@ -50,7 +50,7 @@ class Spool:
         """Bytes that the segments take on disk."""
         return sum(segment.size for segment in self._segments)
 
-    def write(self, data: bytes | bytearray) -> Place:
+    def write(self, data: bytes | bytearray) -> SpoolPosition:
         """Keep ``data``.
 
         Raises:
@@ -63,9 +63,9 @@ class Spool:
             view = view[written:]
         segment.size += len(data)
         segment.pieces += 1
-        return Place(segment, offset, len(data))
+        return SpoolPosition(segment, offset, len(data))
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: SpoolPosition) -> bytes:
         """The bytes kept at ``place``.
 
         Raises:
@@ -76,7 +76,7 @@ class Spool:
             raise OSError(f"{place.size - len(data)} bytes of the outbox are gone from the disk")
         return data
 
-    def free(self, place: Place) -> None:
+    def free(self, place: SpoolPosition) -> None:
         """Forget a piece; its place is void."""
         segment = place.segment
         segment.pieces -= 1

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
-from tunemq_workers.broker.memory_budget import Room
+from tunemq_workers.broker.memory_budget import MemoryBudget
 from tunemq_workers.broker.outbox import Outbox
-from tunemq_workers.broker.publisher_messages import Append, Forget, Order
+from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream, PublisherOrder
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
 
@@ -67,10 +67,10 @@ class Outboxes:
 
     def __init__(
         self,
-        room: Room,
+        room: MemoryBudget,
         timers: Timers,
         *,
-        order: Callable[[Order], None],
+        order: Callable[[PublisherOrder], None],
         header: Callable[[int], bytes],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,7 +115,7 @@ class Outboxes:
             if batches:
                 stream.sending = batches[0].first
                 pieces = tuple((self._header(batch.first), batch.payload) for batch in batches)
-                self._order(Append(key, generation, pieces))
+                self._order(AppendBatches(key, generation, pieces))
 
     def appended(self, key: str) -> None:
         """What was under way is in the stream."""
@@ -178,4 +178,4 @@ class Outboxes:
         stream.may_retry()
         stream.outbox.close()
         self._last[key] = stream.outbox.last
-        self._order(Forget(key))
+        self._order(ForgetStream(key))

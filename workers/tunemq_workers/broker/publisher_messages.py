@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendBatches:
     """Order: append batches (header, events) to a stream of this generation, all or none."""
 
     key: str
@@ -17,14 +17,14 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class SayHello:
+class Register:
     """Order: introduce this node."""
 
     hello: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetStream:
     """Order: how far the events for this stream are journalled is of no interest any more."""
 
     key: str
@@ -38,27 +38,29 @@ class SendOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class LookNow:
+class RenewLeaseNow:
     """Order: renew the lease and read the reply at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class SayGoodbye:
+class Deregister:
     """Order: give the lease back, remove the queue, and end."""
 
 
-Order: TypeAlias = Append | Forget | SayHello | SendOutput | LookNow | SayGoodbye
+PublisherOrder: TypeAlias = (
+    AppendBatches | ForgetStream | Register | SendOutput | RenewLeaseNow | Deregister
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class BatchesAppended:
     """Fact: the batches are in the stream."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class NotAppended:
+class AppendFailed:
     """Fact: the batches may or may not be in the stream."""
 
     key: str
@@ -71,17 +73,17 @@ class OutputSent:
 
 
 @dataclass(frozen=True, slots=True)
-class HelloSaid:
+class Registered:
     """Fact: the node is introduced."""
 
 
 @dataclass(frozen=True, slots=True)
-class HelloRefused:
+class RegistrationFailed:
     """Fact: Redis has no memory for the introduction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeaseReply:
     """Fact: Redis answered.
 
     ``announced`` is the newest assignment's (term, version). ``journalled`` says for each stream
@@ -103,10 +105,18 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfReach:
+class RedisLost:
     """Fact: Redis does not answer; said once an outage."""
 
     reason: str
 
 
-Fact: TypeAlias = Appended | NotAppended | OutputSent | HelloSaid | HelloRefused | Seen | OutOfReach
+PublisherReport: TypeAlias = (
+    BatchesAppended
+    | AppendFailed
+    | OutputSent
+    | Registered
+    | RegistrationFailed
+    | LeaseReply
+    | RedisLost
+)

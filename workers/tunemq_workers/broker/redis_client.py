@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Sequence
 from typing import BinaryIO, Final, TypeAlias
 
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_address import RedisAddress
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
-Argument: TypeAlias = bytes | bytearray | str | int
-Command: TypeAlias = Sequence[Argument]
+RedisArgument: TypeAlias = bytes | bytearray | str | int
+RedisCommand: TypeAlias = Sequence[RedisArgument]
 
 _CONNECT_TIMEOUT_S: Final = 2.0
 #: A reply that takes longer is an outage. A connection that has died in silence is found, and
@@ -31,7 +31,7 @@ _MOST_ITEMS: Final = 2**20
 _DEEPEST: Final = 4
 
 
-class Refused(WireError):
+class RedisCommandError(TransportError):
     """Redis answered a command with an error; the connection goes on."""
 
     @property
@@ -45,11 +45,11 @@ class Refused(WireError):
         return str(self).startswith("WRONGTYPE ")
 
 
-Reply: TypeAlias = "bytes | int | list[Reply] | Refused | None"
+RedisReply: TypeAlias = "bytes | int | list[RedisReply] | RedisCommandError | None"
 
 
 class RedisClient:
-    """One connection. After any error other than a `Refused` reply it is closed; open another.
+    """One connection, closed after any error but a `RedisCommandError` reply: open another.
 
     Raises:
         WireUnavailable: Redis cannot be reached at ``address``, or does not let us in.
@@ -60,13 +60,13 @@ class RedisClient:
         try:
             self._sock = address.connect(_CONNECT_TIMEOUT_S)
         except OSError as problem:
-            raise WireUnavailable(f"Redis at {address} cannot be reached: {problem}.") from problem
+            raise RedisUnavailable(f"Redis at {address} cannot be reached: {problem}.") from problem
         self._sock.settimeout(_REPLY_TIMEOUT_S)
         self._replies: BinaryIO = self._sock.makefile("rb")
         self._introduce()
 
-    def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send all commands, then read all replies; a refused command is a `Refused` in its place.
+    def pipeline(self, commands: Sequence[RedisCommand]) -> list[RedisReply]:
+        """Send all commands, then read all replies, with `RedisCommandError` for refusals.
 
         Raises:
             WireUnavailable: the connection broke or a reply is overdue; some commands may be done.
@@ -76,7 +76,7 @@ class RedisClient:
             return [self._read() for _ in commands]
         except OSError as problem:
             self.close()
-            raise WireUnavailable(f"Redis at {self._address} was lost: {problem}.") from problem
+            raise RedisUnavailable(f"Redis at {self._address} was lost: {problem}.") from problem
 
     def close(self) -> None:
         """Close the connection; again is allowed."""
@@ -85,18 +85,18 @@ class RedisClient:
             self._sock.close()
 
     def _introduce(self) -> None:
-        address, commands = self._address, list[Command]()
+        address, commands = self._address, list[RedisCommand]()
         if address.password:
             who = [address.user] if address.user else []
             commands.append(["AUTH", *who, address.password])
         if address.database:
             commands.append(["SELECT", address.database])
         for reply in self.pipeline(commands) if commands else ():
-            if isinstance(reply, Refused):
+            if isinstance(reply, RedisCommandError):
                 self.close()
-                raise WireUnavailable(f"Redis at {address} refused us: {reply}") from reply
+                raise RedisUnavailable(f"Redis at {address} refused us: {reply}") from reply
 
-    def _read(self, depth: int = 0) -> Reply:
+    def _read(self, depth: int = 0) -> RedisReply:
         line = self._replies.readline(_LONGEST_LINE)
         if not line.endswith(b"\r\n"):
             if len(line) == _LONGEST_LINE:
@@ -111,7 +111,9 @@ class RedisClient:
             return rest
         if kind == b"-":
             text = rest.decode(errors="replace")
-            return Refused(f"{text}; {LACKS_RIGHTS}" if text.startswith("NOPERM ") else text)
+            return RedisCommandError(
+                f"{text}; {LACKS_RIGHTS}" if text.startswith("NOPERM ") else text
+            )
         if kind == b"*" and depth < _DEEPEST:
             count = _number(rest, _MOST_ITEMS)
             return None if count < 0 else [self._read(depth + 1) for _ in range(count)]
@@ -140,7 +142,7 @@ def _other_protocol(said: bytes) -> ConnectionAbortedError:
     return ConnectionAbortedError(f"it speaks another protocol ({said[:40]!r})")
 
 
-def pack(commands: Sequence[Command]) -> bytes:
+def pack(commands: Sequence[RedisCommand]) -> bytes:
     """The bytes of ``commands`` on the wire."""
     parts: list[bytes | bytearray] = []
     for command in commands:

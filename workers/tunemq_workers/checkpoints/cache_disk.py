@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
-from tunemq_shared.checkpoints.staging import STAGING, Staging
+from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
 from tunemq_shared.system.folder_trees import remove_tree, walk
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_workers.runtime.reactor import Reactor
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 Inodes = Mapping[tuple[int, int], int]
 
 
-class Found(NamedTuple):
+class LeftoverCheckpoint(NamedTuple):
     """A committed checkpoint that a node before this one has left in its cache."""
 
     key: str
@@ -47,10 +47,10 @@ class Found(NamedTuple):
     inodes: Inodes
 
 
-class Left(NamedTuple):
+class CacheContents(NamedTuple):
     """What is in a cache when a node opens it, and how large the disk is that it is on."""
 
-    checkpoints: list[Found]
+    checkpoints: list[LeftoverCheckpoint]
     disk_bytes: int
 
 
@@ -94,7 +94,7 @@ class CacheDisk:
             self._reactor.post(partial(then, result))
 
 
-def take_over(root: str) -> Left:
+def take_over(root: str) -> CacheContents:
     """Make ``root`` a cache: remove what is of no use, and say what is; the longest unused first.
 
     Checkpoints that were never committed belonged to a node that is no more: the scheduler has
@@ -104,7 +104,7 @@ def take_over(root: str) -> Left:
         OSError: the folder cannot be made or read.
     """
     os.makedirs(root, mode=0o700, exist_ok=True)
-    Staging(Path(root)).remove_leftovers()
+    StagingFolder(Path(root)).remove_leftovers()
     found = []
     for folder in _folders(root):
         if folder.name == STAGING:
@@ -122,11 +122,11 @@ def take_over(root: str) -> Left:
                 remove(root, key)
                 continue
             if os.path.isdir(os.path.join(entry.path, FILES)):
-                found.append(Found(key, sha256, used_at, measure(root, key)))
+                found.append(LeftoverCheckpoint(key, sha256, used_at, measure(root, key)))
             else:
                 remove(root, key)
     found.sort(key=lambda one: one.used_at)
-    return Left(found, shutil.disk_usage(root).total)
+    return CacheContents(found, shutil.disk_usage(root).total)
 
 
 def measure(root: str, key: str) -> Inodes:
@@ -148,7 +148,7 @@ def remove(root: str, key: str) -> None:
     Raises:
         StoreError: it cannot be removed.
     """
-    LocalStore(root, durable=False).delete_checkpoint(key)
+    LocalCheckpointStore(root, durable=False).delete_checkpoint(key)
 
 
 def remove_strays(root: str, folder: str, epoch: int, last: int) -> None:
@@ -156,7 +156,7 @@ def remove_strays(root: str, folder: str, epoch: int, last: int) -> None:
 
     ``folder`` is its trial's, ``last`` the number of the last checkpoint that it told of.
     """
-    Staging(Path(root)).remove_leftovers()
+    StagingFolder(Path(root)).remove_leftovers()
     for entry in _folders(os.path.join(root, folder)):
         of_epoch, number = age_of(entry.name)
         if of_epoch == epoch and number > last:

@@ -17,12 +17,12 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.messages import HostStart
+from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.checkpoints import cache_disk
-from tunemq_workers.checkpoints.cache_disk import TRASH, Left
+from tunemq_workers.checkpoints.cache_disk import TRASH, CacheContents
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_cache import CheckpointCache
-from tunemq_workers.runtime.checkpoint_interfaces import Disk
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
 
 #: An experiment whose stream is missing for so long is over.
 MISSING_S: Final = 5.0
@@ -61,7 +61,7 @@ class CacheFolders:
     def __init__(
         self,
         cache: CheckpointCache,
-        disk: Disk,
+        disk: DiskJobs,
         limits: CacheLimits,
         folder: str,
         *,
@@ -85,7 +85,7 @@ class CacheFolders:
                 events_key = unquote(name)
                 self._add(root, events_key, is_ours=True)
 
-    def open(self, start: HostStart, answer: Callable[[str, str], object]) -> None:
+    def open(self, start: TrialSpec, answer: Callable[[str, str], object]) -> None:
         """Call ``answer`` with the folder for a trial and an empty text, or with what is wrong."""
         root = start.cache or os.path.join(self._folder, quote(start.events_key, safe=""))
         folder = self._folders.get(root)
@@ -127,7 +127,7 @@ class CacheFolders:
         self._disk.run(job, partial(self._opened, folder), partial(self._not_opened, folder))
         return folder
 
-    def _opened(self, folder: _Folder, left: Left) -> None:
+    def _opened(self, folder: _Folder, left: CacheContents) -> None:
         _log.info("cache.opened folder=%s checkpoints=%d", folder.root, len(left.checkpoints))
         self._limits.found(left.disk_bytes)
         self._cache.take_over(folder.root, left.checkpoints)

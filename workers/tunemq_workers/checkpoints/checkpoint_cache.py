@@ -19,9 +19,9 @@ from typing import Final
 
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_workers.checkpoints import cache_disk
-from tunemq_workers.checkpoints.cache_disk import Found, Inodes
+from tunemq_workers.checkpoints.cache_disk import Inodes, LeftoverCheckpoint
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.runtime.checkpoint_interfaces import Disk
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
 
 #: So many committed copies of a trial stay while there is room.
 _COPIES_OF_A_TRIAL: Final = 2
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Cached:
+class CachedCheckpoint:
     """A checkpoint in a folder of the cache, from the moment when all of it is there.
 
     ``written`` is the hash of the manifest that its host wrote, ``sha256`` that of the store's;
@@ -70,24 +70,24 @@ class CheckpointCache:
         limits: say what copies of committed checkpoints may take on the disk.
     """
 
-    def __init__(self, disk: Disk, limits: CacheLimits) -> None:
+    def __init__(self, disk: DiskJobs, limits: CacheLimits) -> None:
         #: Bytes that the copies take on the disk, as far as they were measured.
         self.size = 0
         self._disk, self._limits = disk, limits
-        self._cached: dict[tuple[str, str], Cached] = {}
-        self._newest: dict[tuple[str, str], Cached] = {}
+        self._cached: dict[tuple[str, str], CachedCheckpoint] = {}
+        self._newest: dict[tuple[str, str], CachedCheckpoint] = {}
         self._commits: dict[tuple[str, str], str] = {}
         # The committed ones, the longest unused first: those that go first, and those that go last.
-        self._others: dict[Cached, None] = {}
-        self._last: dict[Cached, None] = {}
-        self._committed = defaultdict[tuple[str, str], list[Cached]](list)
+        self._others: dict[CachedCheckpoint, None] = {}
+        self._last: dict[CachedCheckpoint, None] = {}
+        self._committed = defaultdict[tuple[str, str], list[CachedCheckpoint]](list)
         self._links = Counter[tuple[int, int]]()
 
     def __len__(self) -> int:
         """How many checkpoints there are."""
         return len(self._cached)
 
-    def find(self, root: str, key: str) -> Cached | None:
+    def find(self, root: str, key: str) -> CachedCheckpoint | None:
         """The checkpoint with this key, if it is there."""
         return self._cached.get((root, key))
 
@@ -98,7 +98,7 @@ class CheckpointCache:
         """
         return self._commits.get((root, key), "")
 
-    def add(self, cached: Cached) -> None:
+    def add(self, cached: CachedCheckpoint) -> None:
         """It is there now: written by a host, or downloaded."""
         self._cached[cached.root, cached.key] = cached
         newest = self._newest.get(cached.trial)
@@ -110,14 +110,16 @@ class CheckpointCache:
         if cached.sha256:
             self._enlist(cached)
 
-    def take_over(self, root: str, found: Iterable[Found]) -> None:
+    def take_over(self, root: str, found: Iterable[LeftoverCheckpoint]) -> None:
         """These were left by a node before this one."""
         for key, sha256, _, inodes in found:
-            cached = Cached(root, key, sha256=sha256, inodes=inodes)  # it is measured, once
+            cached = CachedCheckpoint(
+                root, key, sha256=sha256, inodes=inodes
+            )  # it is measured, once
             self.add(cached)
             self._measured(cached, inodes)
 
-    def commit(self, cached: Cached, sha256: str) -> None:
+    def commit(self, cached: CachedCheckpoint, sha256: str) -> None:
         """It is in the store: what is here is a copy."""
         cached.sha256 = sha256
         self._commits[cached.root, cached.key] = sha256
@@ -126,12 +128,12 @@ class CheckpointCache:
         if not cached.is_gone:
             self._enlist(cached)
 
-    def lose(self, cached: Cached) -> None:
+    def lose(self, cached: CachedCheckpoint) -> None:
         """It will never be in the store, and nobody may restore it: it goes with its last user."""
         cached.is_lost = True
         self._remove_if_lost(cached)
 
-    def use(self, cached: Cached, user: str) -> None:
+    def use(self, cached: CachedCheckpoint, user: str) -> None:
         """It stays until ``user`` has released it."""
         cached.users.add(user)
         for order in (self._others, self._last):
@@ -139,14 +141,14 @@ class CheckpointCache:
                 del order[cached]
                 order[cached] = None
 
-    def release(self, cached: Cached, user: str) -> None:
+    def release(self, cached: CachedCheckpoint, user: str) -> None:
         """``user`` needs it no more; one that did not use it is ignored."""
         cached.users.discard(user)
         self._remove_if_lost(cached)
         self._drop_older(cached.trial)
         self._trim()
 
-    def discard(self, cached: Cached) -> None:
+    def discard(self, cached: CachedCheckpoint) -> None:
         """Remove it, whoever uses it."""
         if cached.is_gone:
             return
@@ -160,7 +162,7 @@ class CheckpointCache:
         for place in [place for place in self._commits if place[0] == root]:
             del self._commits[place]
 
-    def _enlist(self, cached: Cached) -> None:
+    def _enlist(self, cached: CachedCheckpoint) -> None:
         is_newest = self._newest.get(cached.trial) is cached
         (self._last if is_newest else self._others)[cached] = None
         self._committed[cached.trial].append(cached)
@@ -169,14 +171,14 @@ class CheckpointCache:
             self._disk.run(job, partial(self._measured, cached))
         self._drop_older(cached.trial, spare=cached)  # somebody may be about to use it
 
-    def _drop_older(self, trial: tuple[str, str], spare: Cached | None = None) -> None:
+    def _drop_older(self, trial: tuple[str, str], spare: CachedCheckpoint | None = None) -> None:
         """Remove what is older than the trial's last copies, unless it is in use."""
         copies = sorted(self._committed.get(trial, ()), key=lambda one: cache_disk.age_of(one.key))
         for cached in copies[:-_COPIES_OF_A_TRIAL]:
             if not cached.users and cached is not spare:
                 self.discard(cached)
 
-    def _measured(self, cached: Cached, inodes: Inodes) -> None:
+    def _measured(self, cached: CachedCheckpoint, inodes: Inodes) -> None:
         if cached.is_gone:
             return
         cached.inodes = inodes
@@ -194,11 +196,11 @@ class CheckpointCache:
             _log.info("cache.removed key=%s", cached.key)
             self.discard(cached)
 
-    def _remove_if_lost(self, cached: Cached) -> None:
+    def _remove_if_lost(self, cached: CachedCheckpoint) -> None:
         if cached.is_lost and not cached.users:
             self.discard(cached)
 
-    def _forget(self, cached: Cached) -> None:
+    def _forget(self, cached: CachedCheckpoint) -> None:
         cached.is_gone = True
         del self._cached[cached.root, cached.key]
         self._others.pop(cached, None)

@@ -13,18 +13,18 @@ from functools import partial
 
 from tunemq_shared.protocol.messages import CheckpointRef, TrialWaits, encode
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
-from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint
-from tunemq_workers.runtime.checkpoint_interfaces import Disk, Emit, Transfers
-from tunemq_workers.runtime.transfer_messages import Download
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Emit, TransferService
+from tunemq_workers.runtime.transfer_messages import DownloadCheckpoint
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
-    host: Host
+class _PendingFetch:
+    host: TrialProcess
     root: str
     ref: CheckpointRef
     #: Of its manifest in the store.
@@ -34,14 +34,14 @@ class _Question:
 
 
 @dataclass(slots=True, eq=False)
-class _Arrival:
+class _Download:
     """A checkpoint that is being downloaded, once ``is_clear``: nothing stands in its place."""
 
-    questions: dict[str, _Question] = field(default_factory=dict)
+    questions: dict[str, _PendingFetch] = field(default_factory=dict)
     is_clear: bool = False
 
 
-class Fetches:
+class CheckpointFetches:
     """Answers hosts that ask for a checkpoint. Owned by the node's loop.
 
     Args:
@@ -54,19 +54,19 @@ class Fetches:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TransferService,
         cache: CheckpointCache,
-        disk: Disk,
+        disk: DiskJobs,
         emit: Emit,
         *,
-        on_given: Callable[[Host, Cached], object],
+        on_given: Callable[[TrialProcess, CachedCheckpoint], object],
     ) -> None:
         self._transfers, self._cache, self._disk, self._emit = transfers, cache, disk, emit
         self._on_given = on_given
-        self._arrivals: dict[tuple[str, str], _Arrival] = {}
-        self._given: dict[str, list[Cached]] = {}
+        self._arrivals: dict[tuple[str, str], _Download] = {}
+        self._given: dict[str, list[CachedCheckpoint]] = {}
 
-    def fetch(self, host: Host, root: str, asked: FetchCheckpoint) -> None:
+    def fetch(self, host: TrialProcess, root: str, asked: FetchCheckpoint) -> None:
         """Have the checkpoint in the folder ``root``, and tell the host."""
         ref = asked.ref
         sha256 = ref.sha256 or self._cache.committed_as(root, ref.key)
@@ -86,7 +86,7 @@ class Fetches:
         if not sha256:
             self._refuse(host, f"checkpoint {ref.key} was never committed, and is not here.")
         else:
-            self._await(_Question(host, root, ref, sha256))
+            self._await(_PendingFetch(host, root, ref, sha256))
 
     def leave(self, name: str) -> None:
         """The host is gone."""
@@ -102,11 +102,11 @@ class Fetches:
             if arrival.questions or not arrival.is_clear
         }
 
-    def _await(self, question: _Question) -> None:
+    def _await(self, question: _PendingFetch) -> None:
         place = question.root, question.ref.key
         arrival = self._arrivals.get(place)
         if arrival is None:
-            arrival = self._arrivals[place] = _Arrival()
+            arrival = self._arrivals[place] = _Download()
             job = partial(cache_disk.remove, *place)
             failed = partial(self._no_place, place)
             self._disk.run(job, lambda _: self._clear(place), failed)
@@ -127,67 +127,69 @@ class Fetches:
         for question in self._arrivals.pop(place).questions.values():
             self._answer(question, FetchAnswer("", str(problem)))
 
-    def _order(self, question: _Question) -> None:
+    def _order(self, question: _PendingFetch) -> None:
         # Each host waits for itself, with its own patience; the transfers do the same thing once.
         start, ref = question.host.start, question.ref
         folder = os.path.join(question.root, ref.key)
         question.transfer = self._transfers.start(
-            Download(start.store, ref.key, question.sha256, folder, start.sync_timeout_s),
+            DownloadCheckpoint(start.store, ref.key, question.sha256, folder, start.sync_timeout_s),
             partial(self._arrived, question),
             partial(self._failed, question),
             partial(self._has_trouble, question),
         )
 
-    def _arrived(self, question: _Question, _uploaded: object) -> None:
+    def _arrived(self, question: _PendingFetch, _uploaded: object) -> None:
         root, ref = question.root, question.ref
         self._settle(question)
         cached = self._cache.find(root, ref.key)
         if cached is None:
             _log.info("checkpoint.downloaded key=%s", ref.key)
-            cached = Cached(root, ref.key, sha256=question.sha256, users={question.host.name})
+            cached = CachedCheckpoint(
+                root, ref.key, sha256=question.sha256, users={question.host.name}
+            )
             self._cache.add(cached)
         self._say_that_it_goes_on(question)
         self._give(question.host, ref, cached)
 
-    def _failed(self, question: _Question, reason: str, is_corrupt: bool) -> None:
+    def _failed(self, question: _PendingFetch, reason: str, is_corrupt: bool) -> None:
         self._settle(question)
         if not is_corrupt:
             reason = f"checkpoint {question.ref.key} could not be downloaded: {reason}"
         self._answer(question, FetchAnswer("", reason, is_corrupt))
 
-    def _has_trouble(self, question: _Question, reason: str) -> None:
+    def _has_trouble(self, question: _PendingFetch, reason: str) -> None:
         if reason:
             question.reason = reason
             self._say(question.host, "restore", reason)
         else:
             self._say_that_it_goes_on(question)
 
-    def _settle(self, question: _Question) -> None:
+    def _settle(self, question: _PendingFetch) -> None:
         place = question.root, question.ref.key
         questions = self._arrivals[place].questions
         del questions[question.host.name]
         if not questions:
             del self._arrivals[place]
 
-    def _give(self, host: Host, ref: CheckpointRef, cached: Cached) -> None:
+    def _give(self, host: TrialProcess, ref: CheckpointRef, cached: CachedCheckpoint) -> None:
         self._cache.use(cached, host.name)
         self._given.setdefault(host.name, []).append(cached)
         self._on_given(host, cached)
         answer = FetchAnswer(cached.root, sha256="" if ref.sha256 else cached.sha256)
         host.answer(checkpoint_messages.encode(answer))
 
-    def _refuse(self, host: Host, error: str) -> None:
+    def _refuse(self, host: TrialProcess, error: str) -> None:
         answer = FetchAnswer("", error, is_corrupt=True)
         host.answer(checkpoint_messages.encode(answer))
 
-    def _answer(self, question: _Question, answer: FetchAnswer) -> None:
+    def _answer(self, question: _PendingFetch, answer: FetchAnswer) -> None:
         self._say_that_it_goes_on(question)
         question.host.answer(checkpoint_messages.encode(answer))
 
-    def _say_that_it_goes_on(self, question: _Question) -> None:
+    def _say_that_it_goes_on(self, question: _PendingFetch) -> None:
         if question.reason:
             question.reason = ""
             self._say(question.host, "", "")
 
-    def _say(self, host: Host, what: str, reason: str) -> None:
+    def _say(self, host: TrialProcess, what: str, reason: str) -> None:
         self._emit(host.start.events_key, encode(TrialWaits(*host.key, what, reason)))

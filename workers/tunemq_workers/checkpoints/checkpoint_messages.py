@@ -7,7 +7,7 @@ import msgspec
 from tunemq_shared.protocol.messages import CheckpointRef
 
 
-class RoomAnswer(msgspec.Struct, frozen=True, array_like=True):
+class SaveAnswer(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint may be written into the folder ``cache``, or ``error`` says why not."""
 
     cache: str
@@ -36,6 +36,6 @@ class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_room = msgspec.msgpack.Decoder(RoomAnswer).decode
+decode_room = msgspec.msgpack.Decoder(SaveAnswer).decode
 decode_fetch = msgspec.msgpack.Decoder(FetchCheckpoint).decode
 decode_fetched = msgspec.msgpack.Decoder(FetchAnswer).decode

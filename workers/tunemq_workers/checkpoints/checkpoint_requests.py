@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from tunemq_shared.base.errors import StoreError, WireError
+from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.checkpoints.store import check_key
@@ -25,36 +25,36 @@ from tunemq_workers.broker.event_validation import read_written
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
 from tunemq_workers.checkpoints.cache_folders import CacheFolders
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
-from tunemq_workers.checkpoints.checkpoint_fetches import Fetches
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
-from tunemq_workers.checkpoints.upload_backpressure import CheckpointRoom
+from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_fetches import CheckpointFetches
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
+from tunemq_workers.checkpoints.upload_backpressure import UploadBackpressure
 from tunemq_workers.checkpoints.upload_queues import UploadQueues
 from tunemq_workers.runtime.checkpoint_interfaces import (
-    Disk,
+    DiskJobs,
     Emit,
     Timers,
-    Transfers,
+    TransferService,
     TrialKey,
     is_leaving,
     trial_of,
 )
 from tunemq_workers.runtime.frames import ASK_ROOM, FETCH, FETCHED, ROOM
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 
-class _Guest:
+class _TrialClient:
     """A host that has to do with checkpoints."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: TrialProcess) -> None:
         self.host, self.key, self.trial = host, host.key, trial_of(host)
         self.root = ""
         #: What it has written last: it links to that, and goes on from there if it is to.
-        self.newest: Cached | None = None
+        self.newest: CachedCheckpoint | None = None
         self.written = 0
 
 
-class Checkpoints:
+class CheckpointRequests:
     """Serves the hosts of a node. Owned by the node's loop.
 
     Args:
@@ -69,8 +69,8 @@ class Checkpoints:
     def __init__(
         self,
         timers: Timers,
-        disk: Disk,
-        transfers: Transfers,
+        disk: DiskJobs,
+        transfers: TransferService,
         emit: Emit,
         *,
         folder: str,
@@ -88,9 +88,9 @@ class Checkpoints:
             on_change=self._look,
             on_given_up=self._give_up,
         )
-        self._room = CheckpointRoom(timers, self._uploads, emit, limits)
-        self._fetches = Fetches(transfers, self._cache, disk, emit, on_given=self._given)
-        self._guests: dict[str, _Guest] = {}
+        self._room = UploadBackpressure(timers, self._uploads, emit, limits)
+        self._fetches = CheckpointFetches(transfers, self._cache, disk, emit, on_given=self._given)
+        self._guests: dict[str, _TrialClient] = {}
         self._is_closed = False
         #: Those that were told that the process which uploads had died.
         self._told_of_death: set[str] = set()
@@ -108,7 +108,7 @@ class Checkpoints:
 
     # --- hosts ----------------------------------------------------------------------------------
 
-    def said(self, host: Host, kind: int, payload: bytes) -> None:
+    def said(self, host: TrialProcess, kind: int, payload: bytes) -> None:
         """A host asked, or wrote.
 
         Raises:
@@ -118,7 +118,7 @@ class Checkpoints:
             return
         guest = self._guests.get(host.name)
         if guest is None:
-            guest = self._guests[host.name] = _Guest(host)
+            guest = self._guests[host.name] = _TrialClient(host)
             self._uploads.hosted(guest.trial, host.order.epoch)
         try:
             if kind == ASK_ROOM:
@@ -132,9 +132,9 @@ class Checkpoints:
             else:
                 self._written(guest, payload)
         except (*UNDECODABLE, StoreError) as problem:
-            raise WireError(f"what it says of a checkpoint cannot be: {problem}") from problem
+            raise TransportError(f"what it says of a checkpoint cannot be: {problem}") from problem
 
-    def told(self, host: Host) -> None:
+    def told(self, host: TrialProcess) -> None:
         """A host was told to stop or to pause: it waits no longer for room."""
         if is_leaving(host):
             self._room.look()
@@ -190,17 +190,17 @@ class Checkpoints:
 
     # --- what hosts ask and say -----------------------------------------------------------------
 
-    def _ask(self, guest: _Guest, root: str, problem: str) -> None:
+    def _ask(self, guest: _TrialClient, root: str, problem: str) -> None:
         host = guest.host
         if self._guests.get(host.name) is not guest:
             return  # it is gone meanwhile
         guest.root = root
         if problem:
-            host.answer(checkpoint_messages.encode(RoomAnswer("", problem)))
+            host.answer(checkpoint_messages.encode(SaveAnswer("", problem)))
         else:
             self._room.ask(host, root)
 
-    def _fetch(self, guest: _Guest, asked: FetchCheckpoint, root: str, problem: str) -> None:
+    def _fetch(self, guest: _TrialClient, asked: FetchCheckpoint, root: str, problem: str) -> None:
         host = guest.host
         if self._guests.get(host.name) is not guest:
             return
@@ -209,21 +209,23 @@ class Checkpoints:
         else:
             self._fetches.fetch(host, root, asked)
 
-    def _given(self, host: Host, cached: Cached) -> None:
+    def _given(self, host: TrialProcess, cached: CachedCheckpoint) -> None:
         if any(cached.key == ref.key for ref in host.start.restore):
             self._uploads.restored(trial_of(host), host.order.epoch, cached)
 
-    def _written(self, guest: _Guest, payload: bytes) -> None:
+    def _written(self, guest: _TrialClient, payload: bytes) -> None:
         name, host = guest.host.name, guest.host
         said = read_written(host, payload, guest.written)
         if not self._room.is_writing(name):
-            raise WireError(f"{said.key} was written without leave.")
+            raise TransportError(f"{said.key} was written without leave.")
         if said.size > _disk_bytes(guest.root):
-            raise WireError(f"{said.key} has {said.size} bytes, more than the disk that it is on.")
+            raise TransportError(
+                f"{said.key} has {said.size} bytes, more than the disk that it is on."
+            )
         failpoint("node.before_written_event")
         self._emit(host.start.events_key, payload)
         failpoint("node.after_written_event")
-        cached = Cached(guest.root, said.key, written=said.sha256)
+        cached = CachedCheckpoint(guest.root, said.key, written=said.sha256)
         self._cache.add(cached)
         self._cache.use(cached, name)
         before, guest.newest, guest.written = guest.newest, cached, said.n
@@ -247,7 +249,7 @@ class Checkpoints:
 
 
 def _nobody_is_told(_trial: TrialKey, _reason: str) -> None:
-    """Until `Hosts` listens."""
+    """Until `TrialSupervisor` listens."""
 
 
 def _disk_bytes(folder: str) -> float:

@@ -16,7 +16,7 @@ from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.protocol.messages import TrialWaits, encode
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_messages import RoomAnswer
+from tunemq_workers.checkpoints.checkpoint_messages import SaveAnswer
 from tunemq_workers.checkpoints.upload_queues import UploadQueues
 from tunemq_workers.runtime.checkpoint_interfaces import (
     Emit,
@@ -26,11 +26,11 @@ from tunemq_workers.runtime.checkpoint_interfaces import (
     trial_of,
 )
 from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Granted:
+class _GrantedSave:
     """A host is writing; ``size`` is what it is expected to write."""
 
     trial: TrialKey
@@ -38,14 +38,14 @@ class _Granted:
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
-    host: Host
+class _PendingSave:
+    host: TrialProcess
     cache: str
     timer: Timer | None = None
     reason: str = ""
 
 
-class CheckpointRoom:
+class UploadBackpressure:
     """Answers the hosts that ask for room. Owned by the node's loop.
 
     Args:
@@ -61,13 +61,13 @@ class CheckpointRoom:
     ) -> None:
         self._timers, self._uploads, self._emit = timers, uploads, emit
         self._limits = limits
-        self._granted: dict[str, _Granted] = {}
-        self._questions: dict[str, _Question] = {}
+        self._granted: dict[str, _GrantedSave] = {}
+        self._questions: dict[str, _PendingSave] = {}
 
-    def ask(self, host: Host, cache: str) -> None:
+    def ask(self, host: TrialProcess, cache: str) -> None:
         """May this host write a checkpoint into the folder ``cache``?"""
         self._granted.pop(host.name, None)  # what it was granted before came to nothing
-        self._questions[host.name] = _Question(host, cache)
+        self._questions[host.name] = _PendingSave(host, cache)
         self.look()
 
     def look(self) -> None:
@@ -101,7 +101,7 @@ class CheckpointRoom:
                 question.timer.cancel()
         self._questions.clear()
 
-    def _answerable(self) -> Iterator[tuple[_Question, str]]:
+    def _answerable(self) -> Iterator[tuple[_PendingSave, str]]:
         """Each question, in order, and what stands against it; empty where nothing does."""
         is_full = False  # then who comes later does not overtake
         for question in list(self._questions.values()):
@@ -115,7 +115,7 @@ class CheckpointRoom:
             is_full = is_full or bool(reason)
             yield question, reason or ("others wait for room on this node" if is_full else "")
 
-    def _too_many(self, question: _Question) -> str:
+    def _too_many(self, question: _PendingSave) -> str:
         host, trial = question.host, trial_of(question.host)
         count = self._uploads.count(trial)
         count += sum(1 for granted in self._granted.values() if granted.trial == trial)
@@ -126,7 +126,7 @@ class CheckpointRoom:
             return f"{count} of its checkpoints are not there yet: {trouble}"
         return f"{count} of its checkpoints are not in {without_settings(host.start.store)} yet"
 
-    def _too_large(self, question: _Question) -> str:
+    def _too_large(self, question: _PendingSave) -> str:
         held = self._uploads.size + sum(granted.size for granted in self._granted.values())
         size = self._uploads.last_size(trial_of(question.host))
         if not held or held + size <= self._limits.uploads:
@@ -135,27 +135,27 @@ class CheckpointRoom:
         trouble = self._uploads.trouble()
         return f"{reason}: {trouble}" if trouble else reason
 
-    def _grant(self, question: _Question) -> None:
+    def _grant(self, question: _PendingSave) -> None:
         host, trial = question.host, trial_of(question.host)
-        self._granted[host.name] = _Granted(trial, self._uploads.last_size(trial))
-        self._answer(question, RoomAnswer(question.cache))
+        self._granted[host.name] = _GrantedSave(trial, self._uploads.last_size(trial))
+        self._answer(question, SaveAnswer(question.cache))
 
-    def _hold_up(self, question: _Question, reason: str) -> None:
+    def _hold_up(self, question: _PendingSave, reason: str) -> None:
         host, question.reason = question.host, reason
         if question.timer is None:
             delay_s = host.start.sync_timeout_s
             question.timer = self._timers.after(delay_s, partial(self._refuse, question))
         self._say(host, "save", reason)
 
-    def _refuse(self, question: _Question) -> None:
+    def _refuse(self, question: _PendingSave) -> None:
         start = question.host.start
         error = (
             f"no checkpoint could be written for {start.sync_timeout_s:g} s (sync_timeout), since "
             f"{question.reason}."
         )
-        self._answer(question, RoomAnswer("", error))
+        self._answer(question, SaveAnswer("", error))
 
-    def _answer(self, question: _Question, answer: RoomAnswer) -> None:
+    def _answer(self, question: _PendingSave, answer: SaveAnswer) -> None:
         host = question.host
         del self._questions[host.name]
         if question.timer is not None:
@@ -163,6 +163,6 @@ class CheckpointRoom:
             self._say(host, "", "")
         host.answer(checkpoint_messages.encode(answer))
 
-    def _say(self, host: Host, what: str, reason: str) -> None:
+    def _say(self, host: TrialProcess, what: str, reason: str) -> None:
         waits = TrialWaits(*host.key, what, reason)
         self._emit(host.start.events_key, encode(waits))

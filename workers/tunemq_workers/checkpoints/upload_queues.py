@@ -22,41 +22,41 @@ from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointLost,
     CheckpointWritten,
-    HostStart,
+    TrialSpec,
     encode,
 )
-from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
-from tunemq_workers.runtime.checkpoint_interfaces import Emit, Transfers, TrialKey
-from tunemq_workers.runtime.transfer_messages import Upload, Uploaded
+from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
+from tunemq_workers.runtime.checkpoint_interfaces import Emit, TransferService, TrialKey
+from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Written:
+class _WrittenCheckpoint:
     said: CheckpointWritten
-    cached: Cached
-    start: HostStart
+    cached: CachedCheckpoint
+    start: TrialSpec
 
 
 @dataclass(slots=True, eq=False)
-class _Queue:
+class _TrialQueue:
     """One trial's; the first is in flight if ``transfer`` is there."""
 
     key: TrialKey
-    waiting: deque[_Written] = field(default_factory=deque)
+    waiting: deque[_WrittenCheckpoint] = field(default_factory=deque)
     transfer: int | None = None
     #: By epoch, what it last committed, and what it was restored from. Before its first commit the
     #: scheduler keeps the one for it, then the other; so its uploads may refer to their objects.
-    committed: dict[int, Cached] = field(default_factory=dict)
-    restored: dict[int, Cached] = field(default_factory=dict)
+    committed: dict[int, CachedCheckpoint] = field(default_factory=dict)
+    restored: dict[int, CachedCheckpoint] = field(default_factory=dict)
     #: Epochs that have a host now, and those of them that have lost a checkpoint.
     hosted: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     trouble: str = ""
     last_size: int = 0
 
-    def base(self, epoch: int) -> Cached | None:
+    def base(self, epoch: int) -> CachedCheckpoint | None:
         """The checkpoint whose objects an upload of this epoch may refer to."""
         base = self.committed.get(epoch) or self.restored.get(epoch)
         return base if base is not None and base.sha256 and not base.is_gone else None
@@ -75,7 +75,7 @@ class UploadQueues:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TransferService,
         cache: CheckpointCache,
         emit: Emit,
         *,
@@ -86,7 +86,7 @@ class UploadQueues:
         self.size = 0
         self._transfers, self._cache, self._emit = transfers, cache, emit
         self._on_change, self._on_given_up = on_change, on_given_up
-        self._queues: dict[TrialKey, _Queue] = {}
+        self._queues: dict[TrialKey, _TrialQueue] = {}
 
     def events_keys(self) -> set[str]:
         """The streams of the experiments that have something to upload."""
@@ -110,10 +110,10 @@ class UploadQueues:
 
     def hosted(self, trial: TrialKey, epoch: int) -> None:
         """This epoch has a host; again is allowed."""
-        queue = self._queues.setdefault(trial, _Queue(trial))
+        queue = self._queues.setdefault(trial, _TrialQueue(trial))
         queue.hosted.add(epoch)
 
-    def restored(self, trial: TrialKey, epoch: int, cached: Cached) -> None:
+    def restored(self, trial: TrialKey, epoch: int, cached: CachedCheckpoint) -> None:
         """The epoch, which has a host, begins from this checkpoint."""
         self._queues[trial].restored[epoch] = cached
 
@@ -126,10 +126,10 @@ class UploadQueues:
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def add(self, start: HostStart, said: CheckpointWritten, cached: Cached) -> None:
+    def add(self, start: TrialSpec, said: CheckpointWritten, cached: CachedCheckpoint) -> None:
         """Upload this checkpoint of a trial that has a host, after those before it."""
         queue = self._queues[TrialKey(start.events_key, said.trial)]
-        written = _Written(said, cached, start)
+        written = _WrittenCheckpoint(said, cached, start)
         if said.epoch in queue.given_up:  # its host has not died of that yet
             self._lose(queue, written, "its trial has lost a checkpoint before this one.")
             return
@@ -138,7 +138,7 @@ class UploadQueues:
         self.size += said.size
         self._begin(queue)
 
-    def _begin(self, queue: _Queue) -> None:
+    def _begin(self, queue: _TrialQueue) -> None:
         if queue.transfer is not None or not queue.waiting:
             return
         written = queue.waiting[0]
@@ -146,7 +146,7 @@ class UploadQueues:
         base = queue.base(said.epoch)
         if base is not None:
             self._cache.use(base, _user(said))
-        upload = Upload(
+        upload = UploadCheckpoint(
             start.store,
             said.key,
             os.path.join(written.cached.root, said.key),
@@ -161,7 +161,9 @@ class UploadQueues:
             partial(self._has_trouble, queue),
         )
 
-    def _committed(self, queue: _Queue, base: Cached | None, uploaded: Uploaded | None) -> None:
+    def _committed(
+        self, queue: _TrialQueue, base: CachedCheckpoint | None, uploaded: UploadResult | None
+    ) -> None:
         assert uploaded is not None  # the process says so of every upload
         written = self._end(queue, base)
         said = written.said
@@ -186,7 +188,9 @@ class UploadQueues:
         self._tidy(queue)
         self._on_change()
 
-    def _given_up(self, queue: _Queue, base: Cached | None, reason: str, _is_corrupt: bool) -> None:
+    def _given_up(
+        self, queue: _TrialQueue, base: CachedCheckpoint | None, reason: str, _is_corrupt: bool
+    ) -> None:
         """Nothing behind it may be committed: a trial's checkpoints are, in order, or are not."""
         written = self._end(queue, base)
         key = written.said.key
@@ -202,11 +206,11 @@ class UploadQueues:
         self._tidy(queue)
         self._on_change()
 
-    def _has_trouble(self, queue: _Queue, reason: str) -> None:
+    def _has_trouble(self, queue: _TrialQueue, reason: str) -> None:
         queue.trouble = reason
         self._on_change()
 
-    def _end(self, queue: _Queue, base: Cached | None) -> _Written:
+    def _end(self, queue: _TrialQueue, base: CachedCheckpoint | None) -> _WrittenCheckpoint:
         written = queue.waiting.popleft()
         self.size -= written.said.size
         queue.transfer, queue.trouble = None, ""
@@ -214,13 +218,13 @@ class UploadQueues:
             self._cache.release(base, _user(written.said))
         return written
 
-    def _lose(self, queue: _Queue, written: _Written, reason: str) -> None:
+    def _lose(self, queue: _TrialQueue, written: _WrittenCheckpoint, reason: str) -> None:
         said = written.said
         lost = CheckpointLost(said.trial, said.epoch, said.key, reason, time.time())
         self._emit(queue.key.events_key, encode(lost))
         self._cache.lose(written.cached)
 
-    def _tidy(self, queue: _Queue) -> None:
+    def _tidy(self, queue: _TrialQueue) -> None:
         """Forget epochs of which nothing is left to come."""
         left = queue.hosted | {written.said.epoch for written in queue.waiting}
         for of_epoch in (queue.committed, queue.restored):

@@ -2,11 +2,11 @@
 
     python -P -m tunemq_workers.forkservers.forkserver FD BOOT
 
-FD is a SEQPACKET socket to the node, BOOT the JSON of a `Boot`. It imports what hosts need,
-preloads what the experiment asks for, and then does three things: forks a host when told to, says
-when one ended, and kills what a dead one left. It has one thread, imports no client of any
-service, and never runs a trial's code; so it is there when a host dies, whatever the host did.
-When the node's end of the socket closes it kills all families and ends.
+FD is a SEQPACKET socket to the node, BOOT the JSON of a `ForkserverOptions`. It imports what hosts
+need, preloads what the experiment asks for, and then does three things: forks a host when told to,
+says when one ended, and kills what a dead one left. It has one thread, imports no client of any
+service, and never runs a trial's code; so it is there when a host dies, whatever the host did. When
+the node's end of the socket closes it kills all families and ends.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from tunemq_workers.processes.forkserver_messages import (
     DUMP_SIGNAL,
     MAX_PACKET_BYTES,
     MAX_TEXT,
-    Boot,
-    FamilyGone,
-    HostExited,
-    HostForked,
-    KillHost,
-    Ping,
-    Pong,
-    Preloading,
-    Ready,
-    Report,
-    StartHost,
-    TermHost,
-    Warned,
+    ForkserverOptions,
+    ForkserverPing,
+    ForkserverPong,
+    ForkserverReady,
+    ForkserverReport,
+    ForkserverWarned,
+    KillProcessTree,
+    PreloadBegan,
+    ProcessExited,
+    ProcessForked,
+    ProcessTreeGone,
+    StartProcess,
+    TerminateProcess,
     decode_boot,
     decode_command,
     encode,
     encode_boot,
 )
-from tunemq_workers.processes.process_tree import Families
+from tunemq_workers.processes.process_tree import ProcessTrees
 from tunemq_workers.trial_process import trial_process
-from tunemq_workers.trial_process.preload import PreloadRefused, preload
+from tunemq_workers.trial_process.preload import PreloadFailed, preload
 from tunemq_workers.trial_process.thread_limits import LoadedLibraries
-from tunemq_workers.trial_process.trial_environment import Surroundings, changed_variables
+from tunemq_workers.trial_process.trial_environment import TrialEnvironment, changed_variables
 
 #: How long the last families may take to end once the node is gone; what is left then dies with
 #: this process.
@@ -81,8 +81,8 @@ class Forkserver:
         self,
         control: socket.socket,
         node: int,
-        families: Families,
-        surroundings: Surroundings,
+        families: ProcessTrees,
+        surroundings: TrialEnvironment,
     ) -> None:
         self._control = control
         self._node = node
@@ -94,7 +94,7 @@ class Forkserver:
         self._deadline: float | None = None
         self._is_terminated = False
 
-    def serve(self) -> trial_process.HostTask | None:
+    def serve(self) -> trial_process.ForkContext | None:
         """Work until the node is gone; in a child that is to be a host, returns its task."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _only_wake)
@@ -136,7 +136,7 @@ class Forkserver:
             self._deadline = time.monotonic() + _FAREWELL_S
             self._families.kill_all()
 
-    def _obey_next(self) -> trial_process.HostTask | None:
+    def _obey_next(self) -> trial_process.ForkContext | None:
         """Read one command and do it."""
         try:
             data, fds, _, _ = socket.recv_fds(
@@ -148,32 +148,38 @@ class Forkserver:
             self._end()
             return None
         command = decode_command(data)
-        if isinstance(command, StartHost):
+        if isinstance(command, StartProcess):
             return self._fork(command.host, *fds)
-        if isinstance(command, TermHost):
+        if isinstance(command, TerminateProcess):
             self._families.term(command.host)
-        elif isinstance(command, KillHost):
+        elif isinstance(command, KillProcessTree):
             self._families.kill(command.host)
-        elif isinstance(command, Ping):
-            self._tell([Pong()])
+        elif isinstance(command, ForkserverPing):
+            self._tell([ForkserverPong()])
         return None
 
     def _fork(
         self, name: str, line: int, spec: int, gate: int | None = None
-    ) -> trial_process.HostTask | None:
+    ) -> trial_process.ForkContext | None:
         """Fork a host; returns its task in the child."""
         me = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             text = f"{name} could not be started: fork: {error.strerror}."
-            self._tell([Warned(text), HostExited(name, None, None, None), FamilyGone(name)])
+            self._tell(
+                [
+                    ForkserverWarned(text),
+                    ProcessExited(name, None, None, None),
+                    ProcessTreeGone(name),
+                ]
+            )
             pid = -1
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for end in (self._control, self._woken, self._waker):
                 end.close()
-            return trial_process.HostTask(name, me, line, spec, gate, self._surroundings)
+            return trial_process.ForkContext(name, me, line, spec, gate, self._surroundings)
         for descriptor in (line, spec, gate):
             if descriptor is not None:
                 os.close(descriptor)
@@ -182,10 +188,10 @@ class Forkserver:
             with suppress(OSError):
                 os.setpgid(pid, pid)
             self._families.add(name, pid)
-            self._tell([HostForked(name, pid)])
+            self._tell([ProcessForked(name, pid)])
         return None
 
-    def _tell(self, reports: list[Report]) -> None:
+    def _tell(self, reports: list[ForkserverReport]) -> None:
         for report in reports:
             _tell(self._control, report)
 
@@ -194,29 +200,31 @@ def _only_wake(_signal: int, _frame: FrameType | None) -> None:
     """For a signal whose byte in the wakeup socket says all."""
 
 
-def _tell(control: socket.socket, report: Report) -> None:
-    if isinstance(report, Warned):  # an exception's text may be long, and may not be UTF-8
+def _tell(control: socket.socket, report: ForkserverReport) -> None:
+    if isinstance(
+        report, ForkserverWarned
+    ):  # an exception's text may be long, and may not be UTF-8
         text = report.text.encode(errors="replace").decode()
-        report = Warned(text[:MAX_TEXT])
+        report = ForkserverWarned(text[:MAX_TEXT])
     try:
         control.send(encode(report))
     except (BrokenPipeError, ConnectionResetError):
         return  # the node is gone: `serve` reads the end of the socket
 
 
-def _preloaded(boot: Boot, control: socket.socket) -> tuple[str, ...]:
+def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ...]:
     """Preload; if that breaks hosts, start this program again without the module at fault."""
     environment = dict(os.environ)
     try:
         return preload(
             [module for module in boot.preload if module not in boot.without],
-            announce=lambda module: _tell(control, Preloading(module)),
-            warn=lambda text: _tell(control, Warned(text)),
+            announce=lambda module: _tell(control, PreloadBegan(module)),
+            warn=lambda text: _tell(control, ForkserverWarned(text)),
         )
-    except PreloadRefused as refused:
+    except PreloadFailed as refused:
         _tell(
             control,
-            Warned(
+            ForkserverWarned(
                 f"{refused.module} is not preloaded: {refused.reason}. "
                 "Each trial imports it by itself, which takes longer."
             ),
@@ -251,17 +259,17 @@ def main() -> None:
     before = dict(os.environ)
     preloaded = _preloaded(boot, control)
     output_files.flush()
-    surroundings = Surroundings(
+    surroundings = TrialEnvironment(
         sys_path=list(sys.path),
         variables=changed_variables(before),
         libraries=LoadedLibraries(),
     )
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     server = Forkserver(control, boot.node, families, surroundings)
     # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
     gc.collect()
     gc.freeze()
-    _tell(control, Ready(preloaded))
+    _tell(control, ForkserverReady(preloaded))
     task = server.serve()
     if task is None:
         os._exit(0)

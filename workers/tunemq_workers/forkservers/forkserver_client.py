@@ -19,23 +19,27 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_shared.base import failpoints
-from tunemq_shared.protocol.messages import Environment, HostOrder
-from tunemq_shared.system.stopped_process import LOOK_S, StopDetector
+from tunemq_shared.protocol.messages import Environment, TrialOrder
+from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
 from tunemq_workers.forkservers import interpreters
-from tunemq_workers.forkservers.forkserver_reports import BadReport, ReportedHosts, close_all
+from tunemq_workers.forkservers.forkserver_reports import (
+    InvalidReport,
+    ReportedProcesses,
+    close_all,
+)
 from tunemq_workers.processes.forkserver_messages import (
-    Boot,
-    Command,
-    HostSpec,
-    KillHost,
-    Ping,
-    Report,
-    StartHost,
-    TermHost,
+    ForkserverCommand,
+    ForkserverOptions,
+    ForkserverPing,
+    ForkserverReport,
+    KillProcessTree,
+    StartProcess,
+    TerminateProcess,
+    TrialProcessSpec,
     encode,
     encode_boot,
 )
-from tunemq_workers.system.trial_user import Account, own_files
+from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
 from tunemq_workers.trial_process.stack_dumps import have_stacks_written
 
@@ -70,7 +74,7 @@ class ForkserverLost(Exception):
     def __init__(
         self,
         text: str,
-        reports: list[Report],
+        reports: list[ForkserverReport],
         *,
         unended: list[str],
         hosts: list[str],
@@ -102,7 +106,7 @@ class ForkserverClient:
         log: str,
         hostname: str,
         node_ip: str,
-        account: Account | None = None,
+        account: UserAccount | None = None,
     ) -> None:
         self.environment = environment
         self._hostname, self._node_ip = hostname, node_ip
@@ -111,7 +115,7 @@ class ForkserverClient:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._log = log
         self._user = None if account is None else account.uid
-        boot = Boot(
+        boot = ForkserverOptions(
             os.getpid(),
             environment.preload,
             environment.sys_path,
@@ -139,8 +143,8 @@ class ForkserverClient:
             except OSError:
                 self._control.close()
                 raise
-        self._hosts = ReportedHosts(self._control, self._process.pid, self._user)
-        self._stops, self._silent_looks = StopDetector(), 0
+        self._hosts = ReportedProcesses(self._control, self._process.pid, self._user)
+        self._stops, self._silent_looks = StoppedProcessDetector(), 0
         #: How long it has not been ready, and may not be; seconds are counted by looks, too.
         self._starting_s, self._ready_within_s = 0.0, READY_WITHIN_S
         self._says_waits = False
@@ -160,7 +164,7 @@ class ForkserverClient:
         return self._control.fileno()
 
     def start(
-        self, host: str, order: HostOrder, gpus: Sequence[str] = (), gate: int | None = None
+        self, host: str, order: TrialOrder, gpus: Sequence[str] = (), gate: int | None = None
     ) -> socket.socket:
         """Have a host forked for ``order``, which has its ``start``.
 
@@ -171,7 +175,7 @@ class ForkserverClient:
         Raises:
             OSError: this machine is out of descriptors, or of memory; nothing was asked for.
         """
-        spec = HostSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        spec = TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus))
         given = [] if gate is None else [gate]
         try:
             given.insert(0, _memory_file(encode(spec)))
@@ -184,19 +188,19 @@ class ForkserverClient:
         limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
         bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))
         self._ready_within_s = min(self._ready_within_s, self._starting_s + bound)
-        self._send(StartHost(host), [theirs.detach(), *given])
+        self._send(StartProcess(host), [theirs.detach(), *given])
         return ours
 
     def term(self, host: str) -> None:
         """Send SIGTERM to the host's process group; one that is gone is ignored."""
-        self._send(TermHost(host))
+        self._send(TerminateProcess(host))
 
     def kill(self, host: str) -> None:
-        """Kill the host's family; one that is gone is ignored. `FamilyGone` says when.
+        """Kill the host's family; one that is gone is ignored. `ProcessTreeGone` says when.
 
         The host is killed here, too: a trial can stop its forkserver.
         """
-        self._send(KillHost(host))
+        self._send(KillProcessTree(host))
         self._hosts.kill(host)
 
     def dump(self, host: str) -> None:
@@ -228,7 +232,7 @@ class ForkserverClient:
         else:
             if self.is_ready:
                 self._silent_looks += 1
-                self._send(Ping())
+                self._send(ForkserverPing())
             elif self._starting_s > _TOLD_AFTER_S and not self._says_waits:
                 self._says_waits = True
                 warning = self._why_it_waits()
@@ -236,14 +240,14 @@ class ForkserverClient:
         self._process.kill()
         raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
 
-    def read(self) -> list[Report]:
+    def read(self) -> list[ForkserverReport]:
         """The next reports of the forkserver; call again while there may be more.
 
         Raises:
             ForkserverLost: it has ended, or reported what cannot be. This handle is of no further
                 use.
         """
-        reports: list[Report] = []
+        reports: list[ForkserverReport] = []
         while len(reports) < _REPORTS_AT_ONCE:
             try:
                 report = self._hosts.receive()
@@ -251,7 +255,7 @@ class ForkserverClient:
                 break
             except ConnectionResetError:
                 continue
-            except BadReport as problem:
+            except InvalidReport as problem:
                 self._process.kill()
                 how = (
                     f"was killed, because {problem}; see that nothing it preloads writes to sockets"
@@ -274,7 +278,7 @@ class ForkserverClient:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, command: Command, fds: Iterable[int] = ()) -> None:
+    def _send(self, command: ForkserverCommand, fds: Iterable[int] = ()) -> None:
         if self._control.fileno() < 0:  # it is lost, and its hosts with it
             close_all(fds)
             return
@@ -295,7 +299,7 @@ class ForkserverClient:
             close_all(fds)
 
     def _lost(
-        self, reports: list[Report], how: str = "", *, is_unusable: bool = False
+        self, reports: list[ForkserverReport], how: str = "", *, is_unusable: bool = False
     ) -> ForkserverLost:
         """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
         hosts = self._hosts

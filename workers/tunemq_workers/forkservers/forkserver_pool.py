@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
-from tunemq_shared.protocol.messages import Environment, HostOrder
+from tunemq_shared.protocol.messages import Environment, TrialOrder
 from tunemq_shared.system.stopped_process import LOOK_S
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient, ForkserverLost
 from tunemq_workers.processes.forkserver_messages import (
-    FamilyGone,
-    HostExited,
-    HostForked,
-    Pong,
-    Preloading,
-    Ready,
-    Report,
-    Warned,
+    ForkserverPong,
+    ForkserverReady,
+    ForkserverReport,
+    ForkserverWarned,
+    PreloadBegan,
+    ProcessExited,
+    ProcessForked,
+    ProcessTreeGone,
 )
-from tunemq_workers.processes.memory_groups import MemoryGroups
-from tunemq_workers.processes.orphans import Orphans
-from tunemq_workers.runtime.frame_connection import HostLink
+from tunemq_workers.processes.memory_groups import MemoryCgroups
+from tunemq_workers.processes.orphans import OrphanReaper
+from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import Link, Listener
-from tunemq_workers.system.trial_user import Account
+from tunemq_workers.runtime.trial_process_interfaces import TrialConnection, TrialProcessListener
+from tunemq_workers.system.trial_user import UserAccount
 from tunemq_workers.work_folder import forkserver_log
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 _MOST_UNSENT: Final = 2**20
 
 
-class _Hosted(NamedTuple):
+class _PooledProcess(NamedTuple):
     server: ForkserverClient
-    listener: Listener
+    listener: TrialProcessListener
     events_key: str
 
 
@@ -93,18 +93,18 @@ class ForkserverPool:
         hostname: str,
         node_ip: str,
         has_gpus: bool = False,
-        account: Account | None = None,
-        groups: MemoryGroups | None = None,
+        account: UserAccount | None = None,
+        groups: MemoryCgroups | None = None,
     ) -> None:
         #: Takes (events stream, text).
         self.on_warning: Callable[[str, str], object] = _nobody_is_told
         self._reactor, self._children = reactor, children
-        self._orphans = Orphans(reactor, children)
+        self._orphans = OrphanReaper(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
         self._has_gpus, self._account = has_gpus, account
         self._groups = groups
         self._servers: dict[ForkserverClient, _Warnings] = {}
-        self._hosted: dict[str, _Hosted] = {}
+        self._hosted: dict[str, _PooledProcess] = {}
         self._started = 0
         self._why = ""
         self._look: Timer | None = None
@@ -117,7 +117,9 @@ class ForkserverPool:
         """
         self._server_for(environment)
 
-    def start(self, host: str, order: HostOrder, listener: Listener) -> Link:
+    def start(
+        self, host: str, order: TrialOrder, listener: TrialProcessListener
+    ) -> TrialConnection:
         """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
@@ -130,9 +132,9 @@ class ForkserverPool:
         except OSError:
             self._leave_group(host)
             raise
-        self._hosted[host] = _Hosted(server, listener, order.start.events_key)
+        self._hosted[host] = _PooledProcess(server, listener, order.start.events_key)
         self._warn(self._servers[server], [order.start.events_key])
-        return HostLink(
+        return FrameConnection(
             self._reactor,
             link,
             on_other=partial(listener.said, host),
@@ -199,7 +201,7 @@ class ForkserverPool:
                 self._lost(server, lost)
                 continue
             if warning:
-                self._pass_on(server, self._servers[server], Warned(warning))
+                self._pass_on(server, self._servers[server], ForkserverWarned(warning))
         self._look = self._reactor.after(LOOK_S, self._look_at_all) if self._servers else None
 
     def _close_idle(self) -> None:
@@ -249,32 +251,34 @@ class ForkserverPool:
             for text in warnings.news(events_key):
                 self.on_warning(events_key, text)
 
-    def _pass_on(self, server: ForkserverClient, warnings: _Warnings, report: Report) -> None:
+    def _pass_on(
+        self, server: ForkserverClient, warnings: _Warnings, report: ForkserverReport
+    ) -> None:
         match report:
-            case HostForked(host, pid):
+            case ProcessForked(host, pid):
                 if self._groups is not None:
                     self._groups.enter(host, pid)
                 self._hosted[host].listener.forked(host, pid)
-            case HostExited(host, None):
+            case ProcessExited(host, None):
                 self._hosted[host].listener.not_started(host, self._why)
-            case HostExited(host, _, signal, exit_code):
+            case ProcessExited(host, _, signal, exit_code):
                 self._hosted[host].listener.exited(host, signal, exit_code)
-            case FamilyGone(host):
+            case ProcessTreeGone(host):
                 self._leave_group(host)
                 self._hosted.pop(host).listener.gone(host)
-            case Warned(text):
+            case ForkserverWarned(text):
                 self._why = text
                 warnings.add(text)
                 hosted = self._hosted.values()
                 self._warn(warnings, {one.events_key for one in hosted if one.server is server})
-            case Preloading(module):
+            case PreloadBegan(module):
                 _log.info("forkserver.preloading module=%r", module)
-            case Ready(preloaded):
+            case ForkserverReady(preloaded):
                 _log.info("forkserver.ready preloaded=%r", ",".join(preloaded))
-            case Pong():
+            case ForkserverPong():
                 pass
 
-    def _say_gone(self, listeners: dict[str, Listener]) -> None:
+    def _say_gone(self, listeners: dict[str, TrialProcessListener]) -> None:
         for host, listener in listeners.items():
             self._leave_group(host)
             listener.gone(host)

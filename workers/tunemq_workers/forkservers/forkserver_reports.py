@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.system.claimed_process import NotThatProcess, has_hung_up, open_claimed
+from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
 from tunemq_shared.system.processes import children_of, is_readable
 from tunemq_workers.processes.forkserver_messages import (
     MAX_PACKET_BYTES,
-    FamilyGone,
-    HostExited,
-    HostForked,
-    Pong,
-    Preloading,
-    Ready,
-    Report,
-    Warned,
+    ForkserverPong,
+    ForkserverReady,
+    ForkserverReport,
+    ForkserverWarned,
+    PreloadBegan,
+    ProcessExited,
+    ProcessForked,
+    ProcessTreeGone,
     decode_report,
 )
 
@@ -36,12 +36,12 @@ _HIGHEST_SIGNAL: Final = 64
 _HIGHEST_EXIT_CODE: Final = 255
 
 
-class BadReport(Exception):
+class InvalidReport(Exception):
     """A forkserver reported what cannot be; says what."""
 
 
 @dataclass(slots=True)
-class _Host:
+class _ReportedProcess:
     """What is known of a host: ``pid`` is None until it is forked.
 
     ``pidfd`` is None, too, where the process ended before it was examined, no descriptor was left
@@ -53,7 +53,7 @@ class _Host:
     has_exited: bool = False
 
 
-class ReportedHosts:
+class ReportedProcesses:
     """The hosts of one forkserver, as the node believes its reports.
 
     Args:
@@ -69,11 +69,11 @@ class ReportedHosts:
         #: The module that it is importing.
         self.preloading: str | None = None
         self._control, self._forkserver, self._user = control, forkserver, user
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, _ReportedProcess] = {}
 
     def ask(self, host: str) -> None:
         """The node asks for a host of this name, which was not used before."""
-        self._hosts[host] = _Host()
+        self._hosts[host] = _ReportedProcess()
 
     def names(self) -> list[str]:
         """The hosts of which something may be left."""
@@ -90,7 +90,7 @@ class ReportedHosts:
             return None
         return pidfd, known.pid
 
-    def receive(self) -> Report | None:
+    def receive(self) -> ForkserverReport | None:
         """Receive the next report; None at the end of the connection.
 
         Raises:
@@ -104,11 +104,11 @@ class ReportedHosts:
         if not packet:
             return None
         if flags & socket.MSG_TRUNC:
-            raise BadReport(f"it sent a packet of more than {MAX_PACKET_BYTES} bytes")
+            raise InvalidReport(f"it sent a packet of more than {MAX_PACKET_BYTES} bytes")
         try:
-            report: Report = decode_report(packet)
+            report: ForkserverReport = decode_report(packet)
         except UNDECODABLE as error:
-            raise BadReport(f"it sent a packet that is no report ({error})") from error
+            raise InvalidReport(f"it sent a packet that is no report ({error})") from error
         self._note(report)
         self.has_reported = True
         return report
@@ -134,47 +134,49 @@ class ReportedHosts:
         close_all(host.pidfd for host in self._hosts.values())
         self._hosts.clear()
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: ForkserverReport) -> None:
         match report:
-            case HostForked(name, pid):
+            case ProcessForked(name, pid):
                 self._forked(self._known(name, report), pid)
-            case HostExited(name):
+            case ProcessExited(name):
                 self._exited(self._known(name, report), report)
-            case FamilyGone(name):
+            case ProcessTreeGone(name):
                 host = self._known(name, report)
                 if not host.has_exited:
-                    raise BadReport(f"it reported {report}, and that host has not ended")
+                    raise InvalidReport(f"it reported {report}, and that host has not ended")
                 if (left := self._left_by(host)) is not None:
-                    raise BadReport(f"it reported {report}, and process {left} of that host runs")
+                    raise InvalidReport(
+                        f"it reported {report}, and process {left} of that host runs"
+                    )
                 del self._hosts[name]
-            case Preloading() | Ready() if self.is_ready:
-                raise BadReport(f"it reported {report} after it was ready")
-            case Preloading(module):
+            case PreloadBegan() | ForkserverReady() if self.is_ready:
+                raise InvalidReport(f"it reported {report} after it was ready")
+            case PreloadBegan(module):
                 self.preloading = module
-            case Ready():
+            case ForkserverReady():
                 self.is_ready, self.preloading = True, None
-            case Warned() | Pong():
+            case ForkserverWarned() | ForkserverPong():
                 pass
 
-    def _known(self, name: str, report: Report) -> _Host:
+    def _known(self, name: str, report: ForkserverReport) -> _ReportedProcess:
         if (host := self._hosts.get(name)) is None:
-            raise BadReport(f"it reported {report}, and there is no such host")
+            raise InvalidReport(f"it reported {report}, and there is no such host")
         return host
 
-    def _forked(self, host: _Host, pid: int) -> None:
+    def _forked(self, host: _ReportedProcess, pid: int) -> None:
         if host.pid is not None or host.has_exited:
-            raise BadReport(f"it reported process {pid} as a host that was there before")
+            raise InvalidReport(f"it reported process {pid} as a host that was there before")
         if any(other.pid == pid and not other.has_exited for other in self._hosts.values()):
-            raise BadReport(f"it reported process {pid} as two hosts")
+            raise InvalidReport(f"it reported process {pid} as two hosts")
         host.pid = pid
         try:
             self._examine(host)
-        except NotThatProcess as problem:
+        except ProcessMismatch as problem:
             # Of a forkserver that is dead the hosts are children of the node, which kills them.
             if not has_hung_up(self._control):
-                raise BadReport(f"it reported process {pid} as a host: {problem}") from problem
+                raise InvalidReport(f"it reported process {pid} as a host: {problem}") from problem
 
-    def _examine(self, host: _Host) -> None:
+    def _examine(self, host: _ReportedProcess) -> None:
         """Open a descriptor for a host that was forked, if it is what its forkserver said.
 
         Raises:
@@ -186,13 +188,13 @@ class ReportedHosts:
         with suppress(OSError):
             host.pidfd = open_claimed(host.pid, parent=self._forkserver, user=self._user)
 
-    def _pidfd_of(self, host: _Host) -> int | None:
+    def _pidfd_of(self, host: _ReportedProcess) -> int | None:
         if host.pidfd is None and host.pid is not None and not host.has_exited:
-            with suppress(NotThatProcess):  # it has ended, and another process has its number
+            with suppress(ProcessMismatch):  # it has ended, and another process has its number
                 self._examine(host)
         return host.pidfd
 
-    def _left_by(self, host: _Host) -> int | None:
+    def _left_by(self, host: _ReportedProcess) -> int | None:
         """A process in the group or the session of a host that has ended, if any is left.
 
         What a host leaves becomes a child of its forkserver. One that left group and session is
@@ -208,18 +210,18 @@ class ReportedHosts:
         return None
 
     @staticmethod
-    def _exited(host: _Host, report: HostExited) -> None:
+    def _exited(host: _ReportedProcess, report: ProcessExited) -> None:
         if host.has_exited or report.pid != host.pid or not _is_an_end(report):
-            raise BadReport(f"it reported {report}, which does not fit what it reported before")
+            raise InvalidReport(f"it reported {report}, which does not fit what it reported before")
         if host.pidfd is not None:
             if not is_readable(host.pidfd):
-                raise BadReport(f"it reported {report}, and that process runs")
+                raise InvalidReport(f"it reported {report}, and that process runs")
             os.close(host.pidfd)
             host.pidfd = None
         host.has_exited = True
 
 
-def _is_an_end(report: HostExited) -> bool:
+def _is_an_end(report: ProcessExited) -> bool:
     """Whether a process can have ended like this, or was never there."""
     match report.pid, report.signal, report.exit_code:
         case None, None, None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tunemq_shared.protocol.messages import HostStart
-from tunemq_workers.broker.trial_notices import HostNews
-from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_shared.protocol.messages import TrialSpec
+from tunemq_workers.broker.trial_notices import TrialEvents
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import Host, Key
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
 #: A wait that takes longer is told of.
 _PATIENCE_S: Final = 1.0
@@ -27,13 +27,13 @@ GIVE_BACK_AFTER_S: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    start: HostStart
+    start: TrialSpec
     telling: Timer
     giving_back: Timer | None = None
     is_told: bool = False
 
 
-class DeviceGate:
+class GpuAdmission:
     """Holds starts back. Owned by the node's loop.
 
     Args:
@@ -45,21 +45,21 @@ class DeviceGate:
 
     def __init__(
         self,
-        keeper: GpuKeeper | None,
+        keeper: GpuAvailability | None,
         timers: Timers,
-        news: HostNews,
-        given_back: Callable[[Key], object],
+        news: TrialEvents,
+        given_back: Callable[[AttemptId], object],
     ) -> None:
         self._keeper, self._timers, self._news = keeper, timers, news
         self._given_back = given_back
-        self._waiting: dict[Key, _Waiting] = {}
+        self._waiting: dict[AttemptId, _Waiting] = {}
 
-    def is_withheld(self, start: HostStart) -> bool:
+    def is_withheld(self, start: TrialSpec) -> bool:
         """Whether a device of it is, so that no host is to go on with it either."""
         obstacle = self._keeper.obstacle(start.devices) if self._keeper else None
         return obstacle is not None and obstacle.is_withheld
 
-    def is_shut(self, key: Key, start: HostStart) -> bool:
+    def is_shut(self, key: AttemptId, start: TrialSpec) -> bool:
         """Whether no host may be forked for a trial now; whoever waits is to ask again."""
         if self._keeper is not None:
             self._keeper.claim(start.devices)
@@ -77,12 +77,12 @@ class DeviceGate:
             waiting.giving_back = self._timers.after(GIVE_BACK_AFTER_S, give_back)
         return True
 
-    def forget_all_but(self, keys: Collection[Key]) -> None:
+    def forget_all_but(self, keys: Collection[AttemptId]) -> None:
         """Of all others nobody waits any more."""
         for key in [key for key in self._waiting if key not in keys]:
             self._leave(key, is_over=True)
 
-    def took(self, host: Host) -> None:
+    def took(self, host: TrialProcess) -> None:
         """A host is forked."""
         if self._keeper is not None:
             self._keeper.took(host)
@@ -92,14 +92,14 @@ class DeviceGate:
         if self._keeper is not None:
             self._keeper.gone(name)
 
-    def _say_why(self, key: Key) -> None:
+    def _say_why(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
         obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
         if obstacle is not None:
             waiting.is_told = True
             self._news.waits(key, waiting.start.events_key, "device", obstacle.reason)
 
-    def _give_back(self, key: Key) -> None:
+    def _give_back(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
         waiting.giving_back = None
         obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
@@ -108,7 +108,7 @@ class DeviceGate:
             self._news.given_back(key, waiting.start.events_key, obstacle.reason)
             self._given_back(key)
 
-    def _leave(self, key: Key, *, is_over: bool = False) -> None:
+    def _leave(self, key: AttemptId, *, is_over: bool = False) -> None:
         waiting = self._waiting.pop(key)
         waiting.telling.cancel()
         if waiting.giving_back is not None:

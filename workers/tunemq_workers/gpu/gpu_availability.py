@@ -29,10 +29,10 @@ from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import Xid
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 from tunemq_workers.gpu.gpu_locks import GpuLocks
-from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Holding, Look, in_words
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot, in_words
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 #: Memory that has gone has this long to come back.
 GIVEN_BACK_WITHIN_S: Final = 15.0
@@ -66,7 +66,7 @@ _UNKNOWN: Final = "the driver does not say whether its memory is given back"
 _log = logging.getLogger(__name__)
 
 
-class Obstacle(NamedTuple):
+class GpuObstacle(NamedTuple):
     """Why no host may be forked on a device now; ``is_withheld``: nor will be soon."""
 
     reason: str
@@ -121,7 +121,7 @@ class _Device:
         return unexplained <= self.baseline + max(_SLACK_BYTES, _SLACK * self.memory)
 
 
-class GpuKeeper:
+class GpuAvailability:
     """Knows the GPUs of a node. Owned by the node's loop.
 
     Args:
@@ -156,7 +156,7 @@ class GpuKeeper:
         self._is_looking_again = False
         self._look_took_s = 0.0
         self._me = os.getpid() if me is None else me
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, TrialProcess] = {}
         self._pids: dict[str, set[int]] = {}
         self._devices = {gpu.uuid: _Device(gpu.uuid, gpu.memory) for gpu in gpus}
         self._withheld: dict[str, str] = {}
@@ -165,16 +165,16 @@ class GpuKeeper:
 
     # --- what hosts ask and tell ----------------------------------------------------------------
 
-    def obstacle(self, devices: Iterable[str]) -> Obstacle | None:
+    def obstacle(self, devices: Iterable[str]) -> GpuObstacle | None:
         """Why no host may be forked on these devices now; None if one may.
 
         Those that are not known one by one are nobody's business here.
         """
-        found: list[Obstacle] = []
+        found: list[GpuObstacle] = []
         for device in self._known(devices):
             if device.withheld or device.left_at is not None:
                 reason = f"GPU {device.uuid}: {device.withheld or device.awaited}"
-                found.append(Obstacle(reason, bool(device.withheld)))
+                found.append(GpuObstacle(reason, bool(device.withheld)))
         return max(found, key=lambda one: one.is_withheld, default=None)
 
     def claim(self, devices: Iterable[str]) -> None:
@@ -203,7 +203,7 @@ class GpuKeeper:
         if taken:
             self._look_in(0.0)
 
-    def took(self, host: Host) -> None:
+    def took(self, host: TrialProcess) -> None:
         """A host is forked, with the devices of its start."""
         devices = self._known(host.start.devices)
         if devices:
@@ -226,7 +226,7 @@ class GpuKeeper:
 
     # --- what the driver says -------------------------------------------------------------------
 
-    def seen(self, look: Look) -> None:
+    def seen(self, look: GpuSnapshot) -> None:
         """Somebody has looked."""
         clear = self._clear()
         self._look_took_s = self._now() - look.asked_at
@@ -266,7 +266,7 @@ class GpuKeeper:
         if not device.broken:
             device.broken = why
 
-    def _judge(self, device: _Device, look: DeviceLook, asked_at: float) -> None:
+    def _judge(self, device: _Device, look: DeviceSnapshot, asked_at: float) -> None:
         ours, theirs = self._sorted(device, look.holdings)
         if device.left_at is not None and asked_at >= device.left_at:
             if device.hosts:
@@ -283,11 +283,11 @@ class GpuKeeper:
         self._look_at_others(device, theirs)
 
     def _sorted(
-        self, device: _Device, holdings: Iterable[Holding]
-    ) -> tuple[list[Holding], list[Holding]]:
+        self, device: _Device, holdings: Iterable[GpuMemoryHolder]
+    ) -> tuple[list[GpuMemoryHolder], list[GpuMemoryHolder]]:
         """What is of hosts that have gone, or may be, and what is certainly somebody else's."""
-        ours: list[Holding] = []
-        theirs: list[Holding] = []
+        ours: list[GpuMemoryHolder] = []
+        theirs: list[GpuMemoryHolder] = []
         for holding in holdings:
             host = next((name for name in device.hosts if self._is_of(name, holding)), None)
             if host is not None:
@@ -300,15 +300,15 @@ class GpuKeeper:
                 (theirs if device.baseline is None else ours).append(holding)
         return ours, theirs
 
-    def _is_of(self, host: str, holding: Holding) -> bool:
+    def _is_of(self, host: str, holding: GpuMemoryHolder) -> bool:
         return holding.pid in self._pids[host] or self._hosts[host].pid in holding.line
 
     def _not_like_before(
         self,
         device: _Device,
-        look: DeviceLook,
-        ours: list[Holding],
-        theirs: list[Holding],
+        look: DeviceSnapshot,
+        ours: list[GpuMemoryHolder],
+        theirs: list[GpuMemoryHolder],
         asked_at: float,
     ) -> str:
         """Why a device that has no host is not clear."""
@@ -333,7 +333,7 @@ class GpuKeeper:
 
     # --- others ---------------------------------------------------------------------------------
 
-    def _look_at_others(self, device: _Device, theirs: list[Holding]) -> None:
+    def _look_at_others(self, device: _Device, theirs: list[GpuMemoryHolder]) -> None:
         noted = [one for one in theirs if (one.memory or 0.0) >= _NOTED_BYTES]
         # What is said of one stays what it is, however much it takes later.
         device.foreign = {one.pid: device.foreign.get(one.pid, str(one)) for one in noted}
@@ -454,14 +454,14 @@ class GpuKeeper:
         return [self._hosts[name].key for name in device.hosts]
 
 
-def _unexplained(look: DeviceLook, theirs: list[Holding]) -> float | None:
+def _unexplained(look: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> float | None:
     """What is used of a device, foreign processes aside; None where nobody says."""
     if look.used is None:
         return None
     return max(0.0, look.used - sum(one.memory or 0.0 for one in theirs))
 
 
-def _not_back(ours: list[Holding]) -> str:
+def _not_back(ours: list[GpuMemoryHolder]) -> str:
     return f"memory not given back: {in_words(ours)}"
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import Driver, PhysicalGpu
+from tunemq_workers.gpu.drivers import GpuDriver, PhysicalGpu
 
 #: What CUDA programs may see; a node keeps to it, too.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -33,11 +33,11 @@ class OfferedGpus:
 
     gpus: tuple[Gpu, ...] = ()
     number: int = 0
-    driver: Driver | None = None
+    driver: GpuDriver | None = None
 
 
 def offered_gpus(
-    option: str | None, visible: str | None, open_driver: Callable[[], Driver | None]
+    option: str | None, visible: str | None, open_driver: Callable[[], GpuDriver | None]
 ) -> OfferedGpus:
     """The GPUs to offer.
 
@@ -90,7 +90,7 @@ def _wanted(option: str) -> int | list[str]:
     return names
 
 
-def _all(driver: Driver | None) -> list[PhysicalGpu]:
+def _all(driver: GpuDriver | None) -> list[PhysicalGpu]:
     if driver is None:
         return []
     try:

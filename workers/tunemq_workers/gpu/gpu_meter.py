@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu
-from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Look
-from tunemq_workers.runtime.trial_process_interfaces import Host, Key
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
 
 @dataclass(slots=True)
-class _Use:
+class _DeviceCounter:
     """Of one device; ``counted`` is up to where its counter of energy was taken in."""
 
     share: float
@@ -31,13 +31,13 @@ class _Use:
 
 
 @dataclass(slots=True, eq=False)
-class _Stay:
+class _RunSegment:
     """A trial's time in a host."""
 
-    host: Host
-    key: Key
+    host: TrialProcess
+    key: AttemptId
     began: float
-    uses: dict[str, _Use] = field(default_factory=dict)
+    uses: dict[str, _DeviceCounter] = field(default_factory=dict)
 
 
 class GpuMeter:
@@ -51,22 +51,22 @@ class GpuMeter:
     def __init__(self, gpus: Iterable[Gpu], now: Callable[[], float] = time.monotonic) -> None:
         self._models = {gpu.uuid: gpu.model for gpu in gpus}
         self._now = now
-        self._stays: dict[str, _Stay] = {}
+        self._stays: dict[str, _RunSegment] = {}
         #: What was used of each device when it had no host, and what its energy's counter said.
         self._before: dict[str, float] = {}
         self._counters: dict[str, float] = {}
         self._looked = 0.0
 
-    def began(self, host: Host) -> None:
+    def began(self, host: TrialProcess) -> None:
         """A host was given a trial, and the devices of its start."""
-        stay = _Stay(host, host.key, self._now())
+        stay = _RunSegment(host, host.key, self._now())
         for uuid, share in host.start.devices.items():
             if uuid in self._models:
-                stay.uses[uuid] = _Use(share, self._counters.get(uuid))
+                stay.uses[uuid] = _DeviceCounter(share, self._counters.get(uuid))
         if stay.uses:
             self._stays[host.name] = stay
 
-    def left(self, host: Host) -> DevicesUsed | None:
+    def left(self, host: TrialProcess) -> DevicesUsed | None:
         """The trial has left its host; what it used, where it had devices and ever began."""
         stay = self._stays.pop(host.name, None)
         if stay is None or not host.pid:
@@ -88,7 +88,7 @@ class GpuMeter:
             ),
         )
 
-    def seen(self, look: Look, vitals: Iterable[GpuVitals]) -> None:
+    def seen(self, look: GpuSnapshot, vitals: Iterable[GpuMetrics]) -> None:
         """Somebody has looked at all devices; ``vitals`` are what they did, where that is known."""
         busy = {one.uuid: one.busy for one in vitals if one.busy is not None}
         for uuid, device in look.devices.items():
@@ -104,14 +104,16 @@ class GpuMeter:
                 self._counters[uuid] = device.energy
         self._looked = look.asked_at
 
-    def _take_time(self, use: _Use, stay: _Stay, at: float, busy: float | None) -> None:
+    def _take_time(
+        self, use: _DeviceCounter, stay: _RunSegment, at: float, busy: float | None
+    ) -> None:
         since = at - max(self._looked, stay.began)
         if busy is not None and since > 0:
             use.watched_s += since
             use.busy_s += since * busy
 
     def _take_memory(
-        self, uuid: str, device: DeviceLook, stay: _Stay, stays: Iterable[_Stay]
+        self, uuid: str, device: DeviceSnapshot, stay: _RunSegment, stays: Iterable[_RunSegment]
     ) -> None:
         use = stay.uses[uuid]
         memory = _held_by(stay.host.pid, device)
@@ -125,14 +127,14 @@ class GpuMeter:
         use.memory_peak = max(use.memory_peak or 0.0, memory)
 
 
-def _take_energy(use: _Use, counter: float | None) -> None:
+def _take_energy(use: _DeviceCounter, counter: float | None) -> None:
     if counter is not None and use.counted is not None:
         # A driver that was loaded again counts from zero.
         use.energy_j = (use.energy_j or 0.0) + max(0.0, counter - use.counted) * use.share
     use.counted = counter
 
 
-def _held_by(pid: int, device: DeviceLook) -> float | None:
+def _held_by(pid: int, device: DeviceSnapshot) -> float | None:
     """What a host's family has of a device; None where that cannot be told."""
     held = [one.memory for one in device.holdings if pid and pid in one.line]
     if any(memory is None for memory in held):

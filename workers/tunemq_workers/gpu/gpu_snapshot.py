@@ -13,14 +13,14 @@ from typing import Final
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.system.processes import parent_of
-from tunemq_workers.gpu.drivers import Driver, Holder, Xid
+from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
 
 #: So many holders are named; who has the most comes first.
 _NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class GpuMemoryHolder:
     """A process that holds memory of a device.
 
     Attributes:
@@ -41,7 +41,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLook:
+class DeviceSnapshot:
     """One device; None where nobody says.
 
     Attributes:
@@ -51,12 +51,12 @@ class DeviceLook:
     """
 
     used: float | None = None
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[GpuMemoryHolder, ...] = ()
     energy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuSnapshot:
     """All devices of a node.
 
     Attributes:
@@ -67,15 +67,15 @@ class Look:
     """
 
     asked_at: float
-    devices: Mapping[str, DeviceLook] = field(default_factory=dict)
+    devices: Mapping[str, DeviceSnapshot] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     xids: tuple[Xid, ...] = ()
 
 
-def look_at(driver: Driver, uuids: frozenset[str], asked_at: float) -> Look:
+def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
     """Ask the driver about these devices; takes as long as the driver does."""
     devices = {
-        uuid: DeviceLook(
+        uuid: DeviceSnapshot(
             driver.memory_used(uuid),
             tuple(_holding(holder) for holder in driver.holders(uuid)),
             driver.energy(uuid),
@@ -83,18 +83,18 @@ def look_at(driver: Driver, uuids: frozenset[str], asked_at: float) -> Look:
         for uuid in uuids
     }
     unusable = {uuid: why for uuid, why in driver.health().items() if uuid in uuids}
-    return Look(asked_at, devices, unusable, tuple(driver.xids(0.0)))
+    return GpuSnapshot(asked_at, devices, unusable, tuple(driver.xids(0.0)))
 
 
-def in_words(holdings: list[Holding]) -> str:
+def in_words(holdings: list[GpuMemoryHolder]) -> str:
     """Who holds the most, for people."""
     largest = sorted(holdings, key=lambda one: one.memory or 0.0, reverse=True)
     more = f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
     return ", ".join(map(str, largest[:_NAMED])) + more
 
 
-def _holding(holder: Holder) -> Holding:
-    return Holding(holder.pid, holder.name, holder.memory, tuple(_line_of(holder.pid)))
+def _holding(holder: GpuProcess) -> GpuMemoryHolder:
+    return GpuMemoryHolder(holder.pid, holder.name, holder.memory, tuple(_line_of(holder.pid)))
 
 
 def _line_of(pid: int | None) -> Iterator[int]:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import Driver
-from tunemq_workers.gpu.gpu_snapshot import Look, look_at
+from tunemq_workers.gpu.drivers import GpuDriver
+from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot, look_at
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class GpuWatch:
     """
 
     def __init__(
-        self, driver: Driver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
+        self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
     ) -> None:
         #: Takes what was seen; called by the loop.
-        self.on_look: Callable[[Look], object] = _nobody_looks
+        self.on_look: Callable[[GpuSnapshot], object] = _nobody_looks
         #: What the devices do, as the driver said last.
-        self.vitals: tuple[GpuVitals, ...] = ()
+        self.vitals: tuple[GpuMetrics, ...] = ()
         self._driver, self._post = driver, post
         self._uuids = frozenset(gpu.uuid for gpu in gpus)
         self._changed = threading.Condition()
@@ -84,7 +84,7 @@ class GpuWatch:
             self._was_seen = True
             self._post(partial(self._say, look))
 
-    def _say(self, look: Look) -> None:
+    def _say(self, look: GpuSnapshot) -> None:
         self.on_look(look)
 
     def _take_vitals(self) -> None:
@@ -99,5 +99,5 @@ class GpuWatch:
             self.vitals = tuple(one for one in found if one.uuid in self._uuids)
 
 
-def _nobody_looks(_look: Look) -> None:
+def _nobody_looks(_look: GpuSnapshot) -> None:
     """Until the keeper does."""

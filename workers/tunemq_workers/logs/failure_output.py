@@ -16,10 +16,10 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
-    HostStart,
+    SlotFreed,
     TrialFailed,
+    TrialProcessDied,
+    TrialSpec,
     TrialStarted,
     decode_node_event,
     encode,
@@ -27,7 +27,7 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.logs.last_output import as_text, read_last
 from tunemq_workers.logs.log_watch import BEGINS, FAILS, tag_of
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 #: How long the loop waits for a disk: no longer than for a page that was written a moment ago. It
 #: waits no longer for many together, as when a forkserver dies, in so much time.
@@ -39,7 +39,7 @@ _Printed: TypeAlias = tuple[int, int]
 _Read: TypeAlias = Callable[[str, _Printed], dict[str, bytes]]
 
 
-class LastWords:
+class FailureOutput:
     """Passes on what is said of hosts. Owned by the node's loop.
 
     Args:
@@ -49,9 +49,9 @@ class LastWords:
 
     def __init__(self, emit: Emit, read: _Read = read_last) -> None:
         #: Says which trials have hosts.
-        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
+        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._emit, self._read = emit, read
-        self._printed: dict[tuple[str, Key], _Printed] = {}
+        self._printed: dict[tuple[str, AttemptId], _Printed] = {}
         self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -75,9 +75,9 @@ class LastWords:
         match said := decode_node_event(event):
             case TrialStarted(trial, epoch):
                 self._printed[events_key, (trial, epoch)] = said.printed
-            case HostFreed(trial, epoch):
+            case SlotFreed(trial, epoch):
                 self._printed.pop((events_key, (trial, epoch)), None)
-            case TrialFailed(trial, epoch) | HostDied(trial, epoch):
+            case TrialFailed(trial, epoch) | TrialProcessDied(trial, epoch):
                 key = trial, epoch
                 starts = [start for one, start in self.hosted() if one == key]
                 folder = next((one.folder for one in starts if one.events_key == events_key), None)

@@ -25,7 +25,7 @@ _BEFORE: Final = 100
 _PLAIN: Final = dict.fromkeys([*range(32), *range(127, 160)], " ")
 
 
-class PatternLeftOut(Exception):
+class PatternDisabled(Exception):
     """The pattern is not looked for any more; says why."""
 
 
@@ -33,7 +33,7 @@ class _TimeIsUp(Exception):
     """The timer has run out."""
 
 
-class Patterns:
+class LogPatterns:
     """Those in use, compiled once; to be used in the main thread."""
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:
@@ -50,7 +50,7 @@ class Patterns:
             PatternLeftOut: it takes too long, or has done so before.
         """
         if pattern in self._left_out:
-            raise PatternLeftOut(self._left_out[pattern])
+            raise PatternDisabled(self._left_out[pattern])
         try:
             with self._limited():
                 return self._search(pattern, lines)
@@ -59,7 +59,7 @@ class Patterns:
         except (re.error, OverflowError, RecursionError, MemoryError) as error:
             reason = f"it cannot be used here: {error}"
         self._left_out[pattern] = reason
-        raise PatternLeftOut(reason)
+        raise PatternDisabled(reason)
 
     def _search(self, pattern: str, lines: Iterable[str]) -> str | None:
         compiled = self._compiled.get(pattern)

@@ -13,7 +13,7 @@ import msgspec
 ANSWER: Final = ord("A")
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):
     """What an incarnation prints: the two files in ``folder``, from ``printed`` on.
 
     ``patterns`` are those that its lines are compared with.
@@ -24,31 +24,31 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     patterns: tuple[str, ...]
 
 
-class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
+class FollowOutput(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
     """Read what is printed from now on."""
 
     id: int
-    output: Output
+    output: AttemptOutput
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """The incarnation has failed: read the rest, answer `Finished`, and forget it.
+class FinishOutput(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """The incarnation has failed: read the rest, answer `OutputFinished`, and forget it.
 
     ``asks_memory``: whether the last that was printed says that a GPU's memory ran out.
     """
 
     id: int
-    output: Output
+    output: AttemptOutput
     asks_memory: bool
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+class ForgetOutput(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """Forget it."""
 
     id: int
 
 
-class Matched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
+class LineMatched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
     """A line matches a pattern; told once of each."""
 
     id: int
@@ -56,7 +56,7 @@ class Matched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
     line: str
 
 
-class LeftOut(msgspec.Struct, frozen=True, array_like=True, tag="left_out"):
+class PatternDropped(msgspec.Struct, frozen=True, array_like=True, tag="left_out"):
     """A pattern is not looked for any more, and why."""
 
     id: int
@@ -64,16 +64,16 @@ class LeftOut(msgspec.Struct, frozen=True, array_like=True, tag="left_out"):
     reason: str
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+class OutputFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """All was read; ``is_cuda_memory`` as it was asked."""
 
     id: int
     is_cuda_memory: bool
 
 
-Order: TypeAlias = Follow | Finish | Leave
-Answer: TypeAlias = Matched | LeftOut | Finished
+LogOrder: TypeAlias = FollowOutput | FinishOutput | ForgetOutput
+LogAnswer: TypeAlias = LineMatched | PatternDropped | OutputFinished
 
 encode = msgspec.msgpack.Encoder().encode
-decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_order = msgspec.msgpack.Decoder(LogOrder).decode
+decode_answer = msgspec.msgpack.Decoder(LogAnswer).decode

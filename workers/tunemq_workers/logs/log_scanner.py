@@ -19,17 +19,17 @@ from typing import Final
 
 from tunemq_shared.trial.memory_errors import says_cuda_memory
 from tunemq_workers.logs.log_lines import LogFile, end_of
-from tunemq_workers.logs.log_matching import PatternLeftOut, Patterns
+from tunemq_workers.logs.log_matching import LogPatterns, PatternDisabled
 from tunemq_workers.logs.log_messages import (
     ANSWER,
-    Answer,
-    Finish,
-    Finished,
-    Follow,
-    LeftOut,
-    Matched,
-    Order,
-    Output,
+    AttemptOutput,
+    FinishOutput,
+    FollowOutput,
+    LineMatched,
+    LogAnswer,
+    LogOrder,
+    OutputFinished,
+    PatternDropped,
     decode_order,
     encode,
 )
@@ -44,10 +44,10 @@ PERIOD_S: Final = 1.0
 _END_BYTES: Final = 16 * 2**10
 
 
-class _Followed:
+class _FollowedOutput:
     """What one incarnation prints, and the patterns that were not found in it yet."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)
         self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
         self.patterns = list(output.patterns)
@@ -56,27 +56,29 @@ class _Followed:
         return [line for file in self._files for line in file.lines(is_last=is_last)]
 
 
-class Scanner:
+class LogScanner:
     """Does what the node orders; to be used in the main thread.
 
     Args:
         answer: takes answers.
     """
 
-    def __init__(self, answer: Callable[[Answer], None]) -> None:
+    def __init__(self, answer: Callable[[LogAnswer], None]) -> None:
         self._answer = answer
-        self._patterns = Patterns()
-        self._followed: dict[int, _Followed] = {}
+        self._patterns = LogPatterns()
+        self._followed: dict[int, _FollowedOutput] = {}
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: LogOrder) -> None:
         """Do one thing."""
         match order:
-            case Follow(id_, output):
-                self._followed[id_] = _Followed(output)
-            case Finish(id_, output, asks_memory):
-                followed = self._followed.pop(id_) if id_ in self._followed else _Followed(output)
+            case FollowOutput(id_, output):
+                self._followed[id_] = _FollowedOutput(output)
+            case FinishOutput(id_, output, asks_memory):
+                followed = (
+                    self._followed.pop(id_) if id_ in self._followed else _FollowedOutput(output)
+                )
                 self._look_at(id_, followed, is_last=True)
-                self._answer(Finished(id_, asks_memory and _is_cuda_memory(output)))
+                self._answer(OutputFinished(id_, asks_memory and _is_cuda_memory(output)))
             case _:
                 self._followed.pop(order.id, None)
 
@@ -85,23 +87,23 @@ class Scanner:
         for id_, followed in self._followed.items():
             self._look_at(id_, followed)
 
-    def _look_at(self, id_: int, followed: _Followed, *, is_last: bool = False) -> None:
+    def _look_at(self, id_: int, followed: _FollowedOutput, *, is_last: bool = False) -> None:
         if not followed.patterns:
             return
         lines = followed.news(is_last=is_last)
         for pattern in list(followed.patterns):
             try:
                 line = self._patterns.search(pattern, lines)
-            except PatternLeftOut as left_out:
-                self._answer(LeftOut(id_, pattern, str(left_out)))
+            except PatternDisabled as left_out:
+                self._answer(PatternDropped(id_, pattern, str(left_out)))
             else:
                 if line is None:
                     continue
-                self._answer(Matched(id_, pattern, line))
+                self._answer(LineMatched(id_, pattern, line))
             followed.patterns.remove(pattern)
 
 
-def _is_cuda_memory(output: Output) -> bool:
+def _is_cuda_memory(output: AttemptOutput) -> bool:
     names = zip((STDOUT, STDERR), output.printed, strict=True)
     return any(
         says_cuda_memory(
@@ -117,7 +119,7 @@ def main() -> None:
 
 
 def _serve(node: socket.socket) -> None:
-    scanner = Scanner(lambda answer: node.sendall(frame(ANSWER, encode(answer))))
+    scanner = LogScanner(lambda answer: node.sendall(frame(ANSWER, encode(answer))))
     decoder = FrameDecoder()
     due = time.monotonic() + PERIOD_S
     while True:

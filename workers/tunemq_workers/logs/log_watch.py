@@ -21,13 +21,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
-    HostStart,
     LogMatched,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialProcessDied,
+    TrialSpec,
     TrialStarted,
     decode_node_event,
     encode,
@@ -35,22 +35,22 @@ from tunemq_shared.protocol.messages import (
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
 from tunemq_workers.logs.log_messages import (
-    Answer,
-    Finish,
-    Finished,
-    Follow,
-    Leave,
-    LeftOut,
-    Matched,
-    Output,
+    AttemptOutput,
+    FinishOutput,
+    FollowOutput,
+    ForgetOutput,
+    LineMatched,
+    LogAnswer,
+    OutputFinished,
+    PatternDropped,
     decode_answer,
 )
 from tunemq_workers.logs.log_messages import encode as encode_order
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 #: How long a failure waits for what its trial printed to be read. It takes milliseconds; this is
 #: for a file system that hangs, and for a machine that does next to nothing.
@@ -58,7 +58,7 @@ PATIENCE_S: Final = 20.0
 #: A process that has had nothing to read for so long is let go.
 _IDLE_S: Final = 60.0
 
-_Ended: TypeAlias = TrialFailed | HostDied | TrialFinished | TrialPaused | HostFreed
+_Ended: TypeAlias = TrialFailed | TrialProcessDied | TrialFinished | TrialPaused | SlotFreed
 #: The tags of what says that an incarnation begins, has failed, or is over.
 BEGINS: Final = b"started"
 FAILS: Final = frozenset({b"failed", b"died"})
@@ -70,13 +70,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Followed:
+class _WatchedAttempt:
     """An incarnation whose output may matter."""
 
     id: int
     events_key: str
-    key: Key
-    output: Output
+    key: AttemptId
+    output: AttemptOutput
     has_gpu: bool
     told: set[str] = field(default_factory=set)
     #: Its failure, and what was said behind it, until its output was read.
@@ -106,15 +106,15 @@ class LogWatch:
         warn: Callable[[str, str], object],
     ) -> None:
         #: Says which trials have hosts.
-        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
+        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._reactor, self._emit, self._warn = reactor, emit, warn
         self._ids = itertools.count(1)
-        self._followed: dict[int, _Followed] = {}
-        self._by_key: dict[tuple[str, Key], _Followed] = {}
+        self._followed: dict[int, _WatchedAttempt] = {}
+        self._by_key: dict[tuple[str, AttemptId], _WatchedAttempt] = {}
         self._warned: set[tuple[str, str]] = set()
         self._idle: Timer | None = None
         self._is_ending = False
-        self._child = ChildKeeper(
+        self._child = ChildSupervisor(
             reactor,
             "log scanner",
             start,
@@ -165,8 +165,8 @@ class LogWatch:
         has_gpu = bool(start.devices) or any(start.resources.get(one) for one in (GPU, GPU_MEMORY))
         if not (start.log_patterns or has_gpu):
             return
-        output = Output(start.folder, started.printed, start.log_patterns)
-        followed = _Followed(next(self._ids), events_key, key, output, has_gpu)
+        output = AttemptOutput(start.folder, started.printed, start.log_patterns)
+        followed = _WatchedAttempt(next(self._ids), events_key, key, output, has_gpu)
         self._followed[followed.id] = self._by_key[events_key, key] = followed
         if output.patterns:
             self._order(followed)
@@ -184,7 +184,7 @@ class LogWatch:
             return
         if self._is_ending:
             self._forget(followed)
-        elif isinstance(ended, TrialFailed | HostDied):
+        elif isinstance(ended, TrialFailed | TrialProcessDied):
             followed.asks_memory = followed.has_gpu and _may_be_memory(ended)
             if followed.asks_memory or followed.output.patterns:
                 self._hold(followed, event)
@@ -193,12 +193,12 @@ class LogWatch:
             self._forget(followed)
         self._emit(events_key, event)
 
-    def _hold(self, followed: _Followed, event: bytes) -> None:
+    def _hold(self, followed: _WatchedAttempt, event: bytes) -> None:
         followed.held.append(event)
         followed.timer = self._reactor.after(PATIENCE_S, partial(self._is_late, followed))
         self._order(followed)
 
-    def _release(self, followed: _Followed, *, is_cuda_memory: bool) -> None:
+    def _release(self, followed: _WatchedAttempt, *, is_cuda_memory: bool) -> None:
         """Say what was held back."""
         if followed.timer is not None:
             followed.timer.cancel()
@@ -209,7 +209,7 @@ class LogWatch:
             self._emit(followed.events_key, event)
         self._forget(followed)
 
-    def _is_late(self, followed: _Followed) -> None:
+    def _is_late(self, followed: _WatchedAttempt) -> None:
         folder = followed.output.folder
         _log.error("log_scanner.late folder=%s patience=%s", folder, PATIENCE_S)
         self._warn(
@@ -220,10 +220,10 @@ class LogWatch:
         self._release(followed, is_cuda_memory=False)
         self._child.end("it did not answer")
 
-    def _forget(self, followed: _Followed) -> None:
+    def _forget(self, followed: _WatchedAttempt) -> None:
         del self._followed[followed.id], self._by_key[followed.events_key, followed.key]
         if self._child.is_up:
-            self._child.send(encode_order(Leave(followed.id)))
+            self._child.send(encode_order(ForgetOutput(followed.id)))
         if not self._followed:
             if self._idle is not None:
                 self._idle.cancel()
@@ -236,15 +236,15 @@ class LogWatch:
 
     # --- the process ------------------------------------------------------------------------------
 
-    def _order(self, followed: _Followed) -> None:
+    def _order(self, followed: _WatchedAttempt) -> None:
         """Have it read; if there is none, it will be told when it is there."""
         if not self._child.is_up:
             self._child.start_if_none()
         elif followed.held:
-            finish = Finish(followed.id, followed.output, followed.asks_memory)
+            finish = FinishOutput(followed.id, followed.output, followed.asks_memory)
             self._child.send(encode_order(finish))
         elif followed.output.patterns:
-            self._child.send(encode_order(Follow(followed.id, followed.output)))
+            self._child.send(encode_order(FollowOutput(followed.id, followed.output)))
 
     def _tell_all(self) -> None:
         for followed in list(self._followed.values()):
@@ -256,22 +256,22 @@ class LogWatch:
             self._child.start_if_none()
 
     def _answered(self, answer: bytes) -> None:
-        said: Answer = decode_answer(answer)
+        said: LogAnswer = decode_answer(answer)
         followed = self._followed.get(said.id)
         if followed is None:
             return
         match said:
-            case Matched(_, pattern, line):
+            case LineMatched(_, pattern, line):
                 if pattern not in followed.told:  # a process before this one may have found it
                     followed.told.add(pattern)
                     matched = LogMatched(*followed.key, pattern, line, time.time())
                     self._emit(followed.events_key, encode(matched))
-            case LeftOut(_, pattern, reason):
+            case PatternDropped(_, pattern, reason):
                 if (followed.events_key, pattern) not in self._warned:
                     self._warned.add((followed.events_key, pattern))
                     text = f"The log policy {pattern!r} is not applied on this node: {reason}."
                     self._warn(followed.events_key, text)
-            case Finished(_, is_cuda_memory):
+            case OutputFinished(_, is_cuda_memory):
                 self._release(followed, is_cuda_memory=is_cuda_memory)
 
 
@@ -282,16 +282,16 @@ def tag_of(event: bytes) -> bytes:
     return event[at + 1 : at + 1 + (head[0] & 0x1F)] if head else b""
 
 
-def _may_be_memory(failure: TrialFailed | HostDied) -> bool:
+def _may_be_memory(failure: TrialFailed | TrialProcessDied) -> bool:
     """Whether a GPU's memory may be what it died of, as far as itself it does not say."""
-    if isinstance(failure, HostDied):
+    if isinstance(failure, TrialProcessDied):
         return not failure.cause
     return failure.kind == "user" and is_of_a_child(failure.error)
 
 
 def _as_cuda_memory(event: bytes) -> bytes:
     failure = decode_node_event(event)
-    if isinstance(failure, HostDied):
+    if isinstance(failure, TrialProcessDied):
         return encode(msgspec.structs.replace(failure, cause=CUDA_MEMORY))
     if isinstance(failure, TrialFailed):
         return encode(msgspec.structs.replace(failure, kind=CUDA_MEMORY))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.system.trial_user import own_files
 
 #: A scheduler that has just begun says a little later which key it signs with.
@@ -29,7 +29,7 @@ class KeyWatch:
         now: a monotonic clock.
     """
 
-    def __init__(self, seals: NodeSeals, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seals: NodeSigning, now: Callable[[], float] = time.monotonic) -> None:
         self._seals, self._now = seals, now
         self._version = seals.keys.version
         self._signs: bytes | None = None

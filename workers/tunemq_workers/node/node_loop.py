@@ -21,48 +21,48 @@ from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker.redis_address import RedisAddress
 from tunemq_shared.broker.redis_keys import STARTED_AGAIN
-from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, encode
-from tunemq_shared.protocol.registration import BatchHeader, NodeHello
-from tunemq_workers.broker.consumer_process import EarLink
-from tunemq_workers.broker.event_publisher import Pump
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, Room
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
+from tunemq_workers.broker.consumer_process import ConsumerProcess
+from tunemq_workers.broker.event_publisher import EventPublisher
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, MemoryBudget
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outboxes import Outboxes
 from tunemq_workers.broker.publisher_messages import (
-    Appended,
-    Fact,
-    Forget,
-    HelloRefused,
-    HelloSaid,
-    LookNow,
-    NotAppended,
-    OutOfReach,
+    AppendFailed,
+    BatchesAppended,
+    Deregister,
+    ForgetStream,
+    LeaseReply,
     OutputSent,
-    SayGoodbye,
-    SayHello,
-    Seen,
+    PublisherReport,
+    RedisLost,
+    Register,
+    Registered,
+    RegistrationFailed,
+    RenewLeaseNow,
     SendOutput,
 )
-from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
-from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.logs.failure_output import LastWords
+from tunemq_workers.logs.failure_output import FailureOutput
 from tunemq_workers.logs.log_watch import LogWatch
 from tunemq_workers.logs.output_caps import OutputCaps
 from tunemq_workers.node.key_watch import KeyWatch
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_REPLACED
-from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import Forkservers
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcessLauncher
 from tunemq_workers.system.machine_watch import MachineWatch
-from tunemq_workers.trials.command_queue import Mailbox
-from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.command_queue import CommandQueue
+from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.trial_files import TrialFiles
-from tunemq_workers.trials.trial_supervisor import Hosts
+from tunemq_workers.trials.trial_supervisor import TrialSupervisor
 
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
@@ -76,15 +76,15 @@ _GOODBYE_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-class _Introduction(NamedTuple):
+class _RegistrationState(NamedTuple):
     """In which generation of Redis a node said what of itself."""
 
     generation: bytes
-    hello: NodeHello
+    hello: NodeRegistration
 
 
 @dataclass(slots=True)
-class _Wire:
+class _RedisState:
     """What is known of Redis."""
 
     is_up: bool = True
@@ -92,8 +92,8 @@ class _Wire:
     #: Since when the generation is what it is, by the monotonic clock.
     since: float = field(default_factory=time.monotonic)
     #: How this node was introduced last, and is being.
-    introduced: _Introduction | None = None
-    introducing: _Introduction | None = None
+    introduced: _RegistrationState | None = None
+    introducing: _RegistrationState | None = None
 
 
 class NodeLoop:
@@ -127,31 +127,31 @@ class NodeLoop:
         self,
         *,
         incarnation: str,
-        hello: NodeHello,
+        hello: NodeRegistration,
         redis: RedisAddress,
         reactor: Reactor,
-        room: Room,
-        forkservers: Forkservers,
-        make_checkpoints: Callable[[Emit], Checkpoints],
-        luggage: Luggage,
+        room: MemoryBudget,
+        forkservers: TrialProcessLauncher,
+        make_checkpoints: Callable[[Emit], CheckpointRequests],
+        luggage: DependencyFetcher,
         make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
         make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
         children: set[int],
         start_ears: Callable[[], ChildProcess],
         ears: ChildProcess,
-        seals: NodeSeals,
+        seals: NodeSigning,
         lost_after_s: float,
         grace_s: float,
         watch: MachineWatch | None = None,
-        keeper: GpuKeeper | None = None,
+        keeper: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
-        health: NodeHealth | None = None,
+        health: WorkerHealth | None = None,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
         self._watch = watch
-        self._health = NodeHealth(Health("worker"), reactor) if health is None else health
-        self._pump = Pump(
+        self._health = WorkerHealth(ServiceHealth("worker"), reactor) if health is None else health
+        self._pump = EventPublisher(
             redis,
             incarnation,
             lambda fact: reactor.post(partial(self._heard, fact)),
@@ -164,9 +164,9 @@ class NodeLoop:
         self._luggage = luggage
         self._files = make_files(self._outboxes.add, self._pump.order, self._has_time)
         self._logs = make_logs(self._outboxes.add, self._warn)
-        self._words = LastWords(self._logs.emit)
+        self._words = FailureOutput(self._logs.emit)
         emit = self._words.emit
-        self._hosts = Hosts(
+        self._hosts = TrialSupervisor(
             reactor,
             forkservers,
             self._checkpoints,
@@ -184,9 +184,9 @@ class NodeLoop:
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._hosts.on_cut_off = self._caps.look_at
-        self._mail = Mailbox(incarnation, seals, self._hosts.refuse)
+        self._mail = CommandQueue(incarnation, seals, self._hosts.refuse)
         self._tried_store = ""
-        self._wire = _Wire()
+        self._wire = _RedisState()
         self._is_held = False
         self._announced = (0, 0)
         self._overdue: Timer | None = None
@@ -201,7 +201,7 @@ class NodeLoop:
         self._ready_in: bytes | None = None
         #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
         self._had_scheduler = self._has_given_up = False
-        self._ear = EarLink(
+        self._ear = ConsumerProcess(
             reactor,
             start_ears,
             ears,
@@ -274,7 +274,7 @@ class NodeLoop:
     def _say_goodbye(self) -> None:
         if not self._has_said_goodbye:
             self._has_said_goodbye = True
-            self._pump.order(SayGoodbye())
+            self._pump.order(Deregister())
             self._pump.join(_GOODBYE_S)
             _log.info("node.ended")
             self._reactor.stop()
@@ -299,7 +299,7 @@ class NodeLoop:
         # Another one waits for Redis, should that be away. The lease shows what was not heard.
         if self._ending is None:
             self._ear.start_if_none()
-        self._pump.order(LookNow())
+        self._pump.order(RenewLeaseNow())
 
     def _obey(self, mail: bytes) -> None:
         term_before, _ = self._mail.taken
@@ -309,7 +309,7 @@ class NodeLoop:
         self._pump.taken = self._mail.taken
         if assignment.term > term_before or self._wire.generation is None:
             # A scheduler has begun, perhaps on a wire that was reset while there was none.
-            self._pump.order(LookNow())
+            self._pump.order(RenewLeaseNow())
         self._overdue_in_a_row = 0
         if assignment.store and assignment.store != self._tried_store:
             self._tried_store = assignment.store
@@ -339,33 +339,33 @@ class NodeLoop:
 
     # --- the wire -------------------------------------------------------------------------------
 
-    def _heard(self, fact: Fact) -> None:
+    def _heard(self, fact: PublisherReport) -> None:
         self._pump.facts_taken()
         wire = self._wire
         match fact:
-            case Seen():
+            case LeaseReply():
                 self._seen(fact)
-            case HelloSaid():
+            case Registered():
                 wire.introduced, wire.introducing = wire.introducing, None
                 self._say_ready()
                 self._introduce()
-            case HelloRefused():
+            case RegistrationFailed():
                 wire.introducing = None  # the next look tries again
-            case Appended(key):
+            case BatchesAppended(key):
                 self._outboxes.appended(key)
             case OutputSent():
                 self._files.output_sent()
-            case NotAppended(key, reason):
+            case AppendFailed(key, reason):
                 self._outboxes.not_appended(key, reason)
                 if wire.is_up:  # it may be another generation
-                    self._pump.order(LookNow())
-            case OutOfReach(reason):
+                    self._pump.order(RenewLeaseNow())
+            case RedisLost(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
                 wire.is_up, wire.introducing = False, None
                 self._ear.redis_is_away()
                 self._heed(is_heard=False)
 
-    def _seen(self, seen: Seen) -> None:
+    def _seen(self, seen: LeaseReply) -> None:
         self._health.confirmed(has_scheduler=seen.has_scheduler)
         wire = self._wire
         if seen.generation != wire.generation:
@@ -384,7 +384,7 @@ class NodeLoop:
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         used = self._hosts.events_keys() | unsettled
         for key in self._checkpoints.forget_all_but(used, seen.journalled, missing):
-            self._pump.order(Forget(key))
+            self._pump.order(ForgetStream(key))
         self._outboxes.forget_all_but(used)
         was_up, wire.is_up = wire.is_up, True
         if self._ending is not None:
@@ -442,11 +442,11 @@ class NodeLoop:
         wire = self._wire
         if not (self._has_heard and wire.is_up and wire.generation is not None):
             return
-        under_way, due = wire.introducing, _Introduction(wire.generation, self._hello)
+        under_way, due = wire.introducing, _RegistrationState(wire.generation, self._hello)
         is_under_way = under_way is not None and under_way.generation == due.generation
         if wire.introduced != due and not is_under_way:  # one after the other
             wire.introducing = due
-            self._pump.order(SayHello(encode(self._hello)))
+            self._pump.order(Register(encode(self._hello)))
 
     # --- after each round -----------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class NodeLoop:
         was_hurried, is_hurried = self._pump.is_hurried, outboxes.size > BLOCK_BYTES or is_expecting
         self._pump.is_hurried = is_hurried
         if is_hurried and not was_hurried:  # it may just have begun to wait
-            self._pump.order(LookNow())
+            self._pump.order(RenewLeaseNow())
         is_settled = outboxes.is_settled or not wire.is_up
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         is_alone = not self._hosts and not unsettled and not self._logs.is_holding

@@ -22,14 +22,14 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.unpickling import never_unpickle
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
-from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
-from tunemq_shared.signing.live_keys import LiveKeys, Role, find_keys
+from tunemq_shared.signing.live_keys import KeyRole, LiveKeys, find_keys
 from tunemq_shared.system.process_control import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.broker.consumer_start import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
-from tunemq_workers.system.trial_user import Account, find_account, own_files
+from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
 
 #: How a node is started.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node.node_process")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parse_address(options.redis)
         # A script and its own node need none: nobody else may go to their Redis.
-        keys = find_keys(options.keys, Role.WORKER) if options.farm else LiveKeys.none()
+        keys = find_keys(options.keys, KeyRole.WORKER) if options.farm else LiveKeys.none()
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if account is not None:
             _give_folders(account, options)
         if options.farm:  # what is in an embedded one's environment is about its script
-            health = Health.of_environment("worker")
+            health = ServiceHealth.of_environment("worker")
     except ConfigError as problem:
         tell(str(problem))
         return EXIT_USAGE
@@ -178,14 +178,14 @@ def given_options(options: argparse.Namespace) -> list[str]:
     return line
 
 
-def _claim_workdir(account: Account, options: argparse.Namespace) -> None:
+def _claim_workdir(account: UserAccount, options: argparse.Namespace) -> None:
     from tunemq_workers.node.trial_user_folders import claim_workdir
     from tunemq_workers.work_folder import OF_TRIALS
 
     claim_workdir(account, os.path.abspath(options.workdir), OF_TRIALS)
 
 
-def _give_folders(account: Account, options: argparse.Namespace) -> None:
+def _give_folders(account: UserAccount, options: argparse.Namespace) -> None:
     from tunemq_workers.node.trial_user_folders import give_folders
     from tunemq_workers.work_folder import OF_TRIALS
 

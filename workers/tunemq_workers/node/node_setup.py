@@ -20,48 +20,48 @@ from tunemq_shared.base.byte_sizes import parse_bytes
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker.redis_address import parse_address
-from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout
-from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription
+from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment, Gpu
-from tunemq_shared.protocol.registration import NodeHello
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.registration import NodeRegistration
+from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.system.process_control import adopt_orphans, set_name
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers import work_folder
-from tunemq_workers.broker.memory_budget import Room
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.memory_budget import MemoryBudget
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.publisher_messages import SendOutput
 from tunemq_workers.checkpoints.cache_disk import CacheDisk
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers import interpreters
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.drivers import open_driver
-from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_discovery import VISIBLE, OfferedGpus, offered_gpus
 from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_snapshot import Look
+from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot
 from tunemq_workers.gpu.gpu_watch import GpuWatch
 from tunemq_workers.logs.log_watch import LogWatch
 from tunemq_workers.node.node_loop import NodeLoop
-from tunemq_workers.node.terminal_log import OneLine, open_terminal
+from tunemq_workers.node.terminal_log import OneLineFormatter, open_terminal
 from tunemq_workers.node.trial_user_folders import keep_rights
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
-from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess, start_child
-from tunemq_workers.processes.memory_groups import MemoryGroups
+from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system import machine
 from tunemq_workers.system.credentials import STORE_KEYS
 from tunemq_workers.system.machine_watch import MachineWatch
-from tunemq_workers.system.trial_user import Account, act_for
-from tunemq_workers.transfers.transfer_client import Transfers
-from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.system.trial_user import UserAccount, act_for
+from tunemq_workers.transfers.transfer_client import TransferClient
+from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.local_start_order import parse_allowed, trial_variables
 from tunemq_workers.trials.trial_files import TrialFiles
 from tunemq_workers.work_folder import LogCaps
@@ -75,9 +75,9 @@ def run_node(
     start_ears: Callable[[], ChildProcess],
     ears: ChildProcess,
     watched: int | None,
-    account: Account | None = None,
+    account: UserAccount | None = None,
     keys: LiveKeys | None = None,
-    health: Health | None = None,
+    health: ServiceHealth | None = None,
 ) -> int:
     """Run a node with the options of `tunemq_workers.node.node_process`; the exit code.
 
@@ -114,7 +114,7 @@ def run_node(
     redis = parse_address(options.redis)  # its certificates may be for our own user alone
     _take_rights(options, account)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
-    hello = NodeHello(
+    hello = NodeRegistration(
         PROTOCOL_VERSION,
         options.name,
         incarnation,
@@ -127,7 +127,7 @@ def run_node(
         gpus.gpus,
         began=time.time(),
     )
-    seals = NodeSeals(incarnation, keys)
+    seals = NodeSigning(incarnation, keys)
     reactor, children = Reactor(), set[int]()
     disk = CacheDisk(reactor)
     pool = ForkserverPool(
@@ -138,16 +138,16 @@ def run_node(
         node_ip=node_ip,
         has_gpus=bool(gpus.gpus),
         account=account,
-        groups=MemoryGroups(incarnation),
+        groups=MemoryCgroups(incarnation),
     )
 
     module = "tunemq_workers.transfers.transfer_process"
     start = partial(_start, options, module, "transfers.log", STORE_KEYS)
-    transfers = Transfers(reactor, start=start, children=children)
+    transfers = TransferClient(reactor, start=start, children=children)
     folder = os.path.abspath(options.workdir)
 
-    def make_checkpoints(emit: Emit) -> Checkpoints:
-        return Checkpoints(reactor, disk, transfers, emit, folder=cache, limits=limits)
+    def make_checkpoints(emit: Emit) -> CheckpointRequests:
+        return CheckpointRequests(reactor, disk, transfers, emit, folder=cache, limits=limits)
 
     def make_files(
         emit: Emit, send: Callable[[SendOutput], None], may_send: Callable[[], bool]
@@ -164,10 +164,10 @@ def run_node(
         hello=hello,
         redis=redis,
         reactor=reactor,
-        room=Room(Spool(options.workdir)),
+        room=MemoryBudget(Spool(options.workdir)),
         forkservers=pool,
         make_checkpoints=make_checkpoints,
-        luggage=Luggage(disk, transfers, folder, trial_variables(account, allowed)),
+        luggage=DependencyFetcher(disk, transfers, folder, trial_variables(account, allowed)),
         make_files=make_files,
         make_logs=partial(_watch_logs, options, reactor, children),
         children=children,
@@ -179,7 +179,7 @@ def run_node(
         watch=watch,
         keeper=keeper,
         meter=meter,
-        health=None if health is None else NodeHealth(health, reactor),
+        health=None if health is None else WorkerHealth(health, reactor),
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
     _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
@@ -228,12 +228,12 @@ def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHo
 
 
 def _watch_machine(
-    hello: NodeHello,
+    hello: NodeRegistration,
     folder: str,
-    gpu_vitals: Callable[[], tuple[GpuVitals, ...]],
-    refused: Refusals,
+    gpu_vitals: Callable[[], tuple[GpuMetrics, ...]],
+    refused: RejectionCounter,
 ) -> MachineWatch:
-    about = NodeAbout(
+    about = NodeDescription(
         hello.node,
         hello.hostname,
         hello.python,
@@ -271,7 +271,7 @@ def _start(
     return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
 
 
-def _take_rights(options: argparse.Namespace, account: Account | None) -> None:
+def _take_rights(options: argparse.Namespace, account: UserAccount | None) -> None:
     """Have no more rights on files than trials have; say so where trials have all."""
     if account is not None:
         act_for(account)
@@ -293,7 +293,7 @@ def _open_log(folder: str) -> None:
     path = os.path.join(folder, "node.log")
     file = logging.FileHandler(path)
     file.setFormatter(
-        OneLine("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        OneLineFormatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     )
     logging.basicConfig(level=logging.INFO, handlers=[file])
     os.chmod(path, 0o600)
@@ -332,14 +332,14 @@ def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
 
 def _keep(
     gpus: OfferedGpus, reactor: Reactor, meter: GpuMeter, locks: GpuLocks | None
-) -> tuple[GpuKeeper | None, Callable[[], tuple[GpuVitals, ...]]]:
+) -> tuple[GpuAvailability | None, Callable[[], tuple[GpuMetrics, ...]]]:
     """What knows the GPUs, where they are known one by one; and what says what they do."""
     if gpus.driver is None or not gpus.gpus:
         return None, tuple
     watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
-    keeper = GpuKeeper(gpus.gpus, reactor, watch.look_in, locks=locks)
+    keeper = GpuAvailability(gpus.gpus, reactor, watch.look_in, locks=locks)
 
-    def on_look(look: Look) -> None:
+    def on_look(look: GpuSnapshot) -> None:
         meter.seen(look, watch.vitals)
         keeper.seen(look)
 
@@ -348,7 +348,7 @@ def _keep(
     return keeper, partial(_gpu_vitals, watch, keeper)
 
 
-def _gpu_vitals(watch: GpuWatch, keeper: GpuKeeper) -> tuple[GpuVitals, ...]:
+def _gpu_vitals(watch: GpuWatch, keeper: GpuAvailability) -> tuple[GpuMetrics, ...]:
     """What GPUs do, and who else uses them."""
     foreign = keeper.foreign
     return tuple(

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import RedisAddress
-from tunemq_shared.broker.redis_dangers import Danger, dangers
+from tunemq_shared.broker.redis_dangers import RedisRisk, dangers
 from tunemq_shared.broker.redis_release import release_in_hello
 from tunemq_shared.objects.s3_address import are_default_keys
-from tunemq_workers.broker.redis_client import Reply
+from tunemq_workers.broker.redis_client import RedisReply
 
 
 def check_surroundings(
     address: RedisAddress,
-    hello: Reply,
+    hello: RedisReply,
     environ: Mapping[str, str],
     *,
     is_insecure: bool,
@@ -40,9 +40,9 @@ def check_surroundings(
         tell(line)
 
 
-def _known_keys(environ: Mapping[str, str]) -> Iterator[Danger]:
+def _known_keys(environ: Mapping[str, str]) -> Iterator[RedisRisk]:
     if are_default_keys(environ):
-        yield Danger(
+        yield RedisRisk(
             "store-keys",
             "The keys of the store are those that MinIO is shipped with, which everybody knows.",
             "give each role a user of its own with the policies in deploy/minio.",

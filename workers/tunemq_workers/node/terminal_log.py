@@ -60,9 +60,9 @@ _FLUSH_S: Final = 0.5
 _END: Final = None
 
 
-def open_terminal(stream: TextIO | None = None) -> Terminal:
-    """Tell what is logged from now on; see `Terminal`."""
-    terminal = Terminal(stream or sys.stderr)
+def open_terminal(stream: TextIO | None = None) -> TerminalHandler:
+    """Tell what is logged from now on; see `TerminalHandler`."""
+    terminal = TerminalHandler(stream or sys.stderr)
     root = logging.getLogger()
     for handler in root.handlers:
         handler.setLevel(root.level)
@@ -72,7 +72,7 @@ def open_terminal(stream: TextIO | None = None) -> Terminal:
     return terminal
 
 
-class Terminal(QueueHandler):
+class TerminalHandler(QueueHandler):
     """A log handler that writes sentences, and never blocks."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -105,7 +105,7 @@ class Terminal(QueueHandler):
                 self._stream.flush()
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """A formatter of lines that no name in them breaks, and that steer no terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class

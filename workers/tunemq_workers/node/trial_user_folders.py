@@ -15,7 +15,7 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.system.trial_user import Account, own_files
+from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.work_folder import LOCK, is_own_file
 
 #: How long the check of an account may take: one import by a cold interpreter.
@@ -33,7 +33,7 @@ for folder in {folders!r}:
 """
 
 
-def claim_workdir(account: Account, workdir: str, names: Sequence[str]) -> None:
+def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> None:
     """Refuse a working folder with things that are not TuneMQ's; have the account pass through it.
 
     Called before this start makes the lock file: one that is there is an earlier start's.
@@ -69,7 +69,9 @@ def claim_workdir(account: Account, workdir: str, names: Sequence[str]) -> None:
         os.chmod(workdir, mode | 0o011)  # noqa: S103  to pass, not to read
 
 
-def give_folders(account: Account, workdir: str, names: Iterable[str], cache: str | None) -> None:
+def give_folders(
+    account: UserAccount, workdir: str, names: Iterable[str], cache: str | None
+) -> None:
     """Make the folders that trials and the node share the account's, and the rest nobody's else.
 
     Args:
@@ -150,7 +152,7 @@ def _owner(path: str) -> int | None:
         return None
 
 
-def _check(account: Account, folders: list[str]) -> None:
+def _check(account: UserAccount, folders: list[str]) -> None:
     """Run this interpreter as the account.
 
     Raises:

@@ -14,10 +14,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.base.errors import ConfigError, RedisUnavailable
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
-from tunemq_shared.signing.live_keys import Role, find_keys
+from tunemq_shared.signing.live_keys import KeyRole, find_keys
 from tunemq_shared.system.process_control import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.node import node_process
@@ -26,7 +26,7 @@ from tunemq_workers.system import machine
 from tunemq_workers.system.trial_user import find_account
 
 if TYPE_CHECKING:
-    from tunemq_workers.broker.redis_client import Reply
+    from tunemq_workers.broker.redis_client import RedisReply
 
 #: So long a Redis that does not answer may take to come: machines of a farm start side by side.
 _PATIENCE_S: Final = 10.0
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
             "whoever lists this machine's processes sees the password in --redis; give the address"
             f" in ${REDIS_VARIABLE} instead."
         )
-    if keys := find_keys(options.keys, Role.WORKER).path:
+    if keys := find_keys(options.keys, KeyRole.WORKER).path:
         options.keys = keys  # the node works in the same folder, but who reads its command line not
     name = options.name or machine.hostname()
     if options.trial_user:
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     keep_memory_private()
     try:
         hello = _find_redis(address)
-    except WireUnavailable as problem:
+    except RedisUnavailable as problem:
         _tell(str(problem))
         return EXIT_UNAVAILABLE
     from tunemq_workers.node.start_up_check import check_surroundings  # for this command alone
@@ -128,7 +128,7 @@ def _become(program: list[str]) -> NoReturn:
     os.execv(program[0], program)  # noqa: S606  no shell
 
 
-def _find_redis(address: RedisAddress) -> Reply:
+def _find_redis(address: RedisAddress) -> RedisReply:
     """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
 
     Returns:
@@ -137,7 +137,7 @@ def _find_redis(address: RedisAddress) -> Reply:
     Raises:
         WireUnavailable: it cannot be reached, or does not let us in.
     """
-    from tunemq_workers.broker.redis_client import RedisClient, Refused
+    from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError
 
     started = time.monotonic()
     is_told = False
@@ -148,19 +148,19 @@ def _find_redis(address: RedisAddress) -> Reply:
                 reply, hello = client.pipeline([["PING"], ["HELLO", 2]])
             finally:
                 client.close()
-        except WireUnavailable as problem:
+        except RedisUnavailable as problem:
             tried = time.monotonic() - started
-            if isinstance(problem.__cause__, Refused):
+            if isinstance(problem.__cause__, RedisCommandError):
                 raise
             if tried >= _PATIENCE_S:
-                raise WireUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
+                raise RedisUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
             if not is_told:
                 is_told = True
                 _tell(f"{problem} Trying for {_PATIENCE_S:g} s.")
             time.sleep(_RETRY_S)
         else:
-            if isinstance(reply, Refused):
-                raise WireUnavailable(f"Redis at {address} refused us: {reply}.") from reply
+            if isinstance(reply, RedisCommandError):
+                raise RedisUnavailable(f"Redis at {address} refused us: {reply}.") from reply
             return hello
 
 

@@ -1,4 +1,4 @@
-"""`NodeHealth`: what a farm's node says of itself to whoever may have to start it anew.
+"""`WorkerHealth`: what a farm's node says of itself to whoever may have to start it anew.
 
 It is said in the node's loop, by a timer of it: a loop that hangs says nothing more.
 """
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.service_health import BEAT_S, Health
+from tunemq_shared.health.service_health import BEAT_S, ServiceHealth
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import own_files
 
 _NEVER: Final = float("-inf")
 
 
-class NodeHealth:
+class WorkerHealth:
     """Speaks from the node's loop, where anybody listens.
 
     Args:
@@ -25,7 +25,7 @@ class NodeHealth:
         reactor: the node's loop.
     """
 
-    def __init__(self, health: Health, reactor: Reactor) -> None:
+    def __init__(self, health: ServiceHealth, reactor: Reactor) -> None:
         self._health, self._reactor = health, reactor
         self._confirmed_at = _NEVER
         self._has_scheduler = self._is_stopping = False

@@ -12,9 +12,9 @@ from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable, signal_name
-from tunemq_shared.system.stopped_process import LOOK_S, StopDetector
+from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.runtime.frame_connection import HostLink
+from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import ORDER
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
@@ -27,7 +27,7 @@ _CLOSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ChildKeeper:
+class ChildSupervisor:
     """Keeps at most one process of a kind, and none before `start_if_none`.
 
     No process is started before the one before it was reaped, so nothing is ever done by two.
@@ -57,7 +57,7 @@ class ChildKeeper:
         self._reactor, self._name = reactor, name
         self._start, self._children = start, children
         self._on_up, self._on_answer, self._on_end = on_up, on_answer, on_end
-        self._link: HostLink | None = None
+        self._link: FrameConnection | None = None
         self._pid = self._pidfd = -1
         self._started_at = 0.0
         self._why: str | None = None
@@ -120,17 +120,19 @@ class ChildKeeper:
         self._children.add(self._pid)
         self._pidfd = os.pidfd_open(self._pid)
         self._started_at, self._why = time.monotonic(), None
-        self._link = HostLink(
+        self._link = FrameConnection(
             self._reactor,
             sock,
             on_other=lambda _, payload: self._on_answer(payload),
             on_end=self._drop,
         )
-        self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, StopDetector()))
+        self._look = self._reactor.after(
+            LOOK_S, partial(self._look_at_it, StoppedProcessDetector())
+        )
         _log.info("%s.started pid=%d", self._name, self._pid)
         self._on_up()
 
-    def _look_at_it(self, stops: StopDetector) -> None:
+    def _look_at_it(self, stops: StoppedProcessDetector) -> None:
         """Replace a process that is stopped: any trial that runs as the node's user can do that."""
         if stops.look(self._pid):
             self._deaths_in_a_row += 1

@@ -1,8 +1,8 @@
 """What a node and its forkserver tell each other: one msgpack struct per SEQPACKET packet.
 
-`StartHost` carries two descriptors: the host's end of its socket to the node, and a memory file
-that holds its `HostSpec`. So packets stay small, however large a configuration is. A third one is
-there for a host that gets a control group: reading from it ends when the host is in there.
+`StartProcess` carries two descriptors: the host's end of its socket to the node, and a memory file
+that holds its `TrialProcessSpec`. So packets stay small, however large a configuration is. A third
+one is there for a host that gets a control group: reading from it ends when the host is in there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from tunemq_shared.protocol.messages import HostOrder
+from tunemq_shared.protocol.messages import TrialOrder
 
 #: What follows the interpreter's path on a forkserver's command line, before its two arguments.
 COMMAND: Final = ("-P", "-m", "tunemq_workers.forkservers.forkserver")
 
 
-class Boot(msgspec.Struct, frozen=True):
+class ForkserverOptions(msgspec.Struct, frozen=True):
     """What a forkserver is started with, as JSON on its command line.
 
     ``without``: modules that are not preloaded after all, because a forkserver before this one
@@ -34,13 +34,13 @@ class Boot(msgspec.Struct, frozen=True):
     confined: bool = False
 
 
-class HostSpec(msgspec.Struct, frozen=True, array_like=True):
+class TrialProcessSpec(msgspec.Struct, frozen=True, array_like=True):
     """All that a host needs to run its first trial; ``order.start`` is given.
 
     ``gpus``: what goes into CUDA_VISIBLE_DEVICES (UUIDs or indices).
     """
 
-    order: HostOrder
+    order: TrialOrder
     hostname: str
     node_ip: str
     gpus: tuple[str, ...] = ()
@@ -50,29 +50,29 @@ class HostSpec(msgspec.Struct, frozen=True, array_like=True):
 # ------------------------------------------------------------------------------
 
 
-class StartHost(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+class StartProcess(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Fork a host; ``host`` is a name of the node's choice, used once."""
 
     host: str
 
 
-class TermHost(msgspec.Struct, frozen=True, array_like=True, tag="term"):
+class TerminateProcess(msgspec.Struct, frozen=True, array_like=True, tag="term"):
     """Send SIGTERM to the host's process group."""
 
     host: str
 
 
-class KillHost(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
+class KillProcessTree(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
     """Kill the host's whole family."""
 
     host: str
 
 
-class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Answer with a `Pong`: the node kills a forkserver that no longer answers."""
+class ForkserverPing(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Answer with a `ForkserverPong`: the node kills a forkserver that no longer answers."""
 
 
-Command = StartHost | TermHost | KillHost | Ping
+ForkserverCommand = StartProcess | TerminateProcess | KillProcessTree | ForkserverPing
 
 # --- forkserver to node
 # ------------------------------------------------------------------------------
@@ -81,64 +81,72 @@ Command = StartHost | TermHost | KillHost | Ping
 
 #: No text of a report is longer.
 MAX_TEXT: Final = 4000
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+BoundedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
-class Preloading(msgspec.Struct, frozen=True, array_like=True, tag="preloading"):
+class PreloadBegan(msgspec.Struct, frozen=True, array_like=True, tag="preloading"):
     """The import of ``module`` begins."""
 
-    module: Text
+    module: BoundedText
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class ForkserverReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Preloading is over; ``preloaded`` is what hosts find imported."""
 
-    preloaded: tuple[Text, ...]
+    preloaded: tuple[BoundedText, ...]
 
 
-class Warned(msgspec.Struct, frozen=True, array_like=True, tag="warning"):
+class ForkserverWarned(msgspec.Struct, frozen=True, array_like=True, tag="warning"):
     """Something that the user should read."""
 
-    text: Text
+    text: BoundedText
 
 
-class HostForked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
+class ProcessForked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
     """The host exists."""
 
-    host: Text
+    host: BoundedText
     pid: int
 
 
-class HostExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
+class ProcessExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
     """The host ended, by a signal or with an exit code; its family may still be there.
 
     Without a pid it never existed: it could not be forked.
     """
 
-    host: Text
+    host: BoundedText
     pid: int | None
     signal: int | None
     exit_code: int | None
 
 
-class FamilyGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+class ProcessTreeGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """Nothing of the host is left; the last that is said about it."""
 
-    host: Text
+    host: BoundedText
 
 
-class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
-    """The answer to a `Ping`."""
+class ForkserverPong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """The answer to a `ForkserverPing`."""
 
 
-Report = Preloading | Ready | Warned | HostForked | HostExited | FamilyGone | Pong
+ForkserverReport = (
+    PreloadBegan
+    | ForkserverReady
+    | ForkserverWarned
+    | ProcessForked
+    | ProcessExited
+    | ProcessTreeGone
+    | ForkserverPong
+)
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_report = msgspec.msgpack.Decoder(Report).decode
-decode_host_spec = msgspec.msgpack.Decoder(HostSpec).decode
+decode_command = msgspec.msgpack.Decoder(ForkserverCommand).decode
+decode_report = msgspec.msgpack.Decoder(ForkserverReport).decode
+decode_host_spec = msgspec.msgpack.Decoder(TrialProcessSpec).decode
 encode_boot = msgspec.json.Encoder().encode
-decode_boot = msgspec.json.Decoder(Boot).decode
+decode_boot = msgspec.json.Decoder(ForkserverOptions).decode
 
 #: Has a host write the Python stacks of its threads to its log, whatever they do. No program that
 #: we know of uses this one of the real-time signals; SIGUSR1 and SIGUSR2 are the user's.

@@ -40,11 +40,11 @@ _BATCH_BYTES: Final = 64 * mmap.PAGESIZE
 _log = logging.getLogger(__name__)
 
 
-class NoGroups(Exception):
+class CgroupsUnavailable(Exception):
     """The node cannot limit memory by control groups; says why."""
 
 
-class MemoryGroups:
+class MemoryCgroups:
     """One for each host with a memory limit. Owned by the node's loop, but for `held_at_kill`.
 
     Args:
@@ -132,7 +132,7 @@ class MemoryGroups:
         try:
             with own_files():
                 self._divide()
-        except (NoGroups, OSError) as problem:
+        except (CgroupsUnavailable, OSError) as problem:
             _log.info("memory.polled reason=%s", problem)
         else:
             _log.info("memory.grouped folder=%s", self._top)
@@ -158,8 +158,8 @@ class MemoryGroups:
                 _move_all(base, f"{top}/{_NODE}")
                 _write(f"{base}/cgroup.subtree_control", "+memory")
                 _write(f"{top}/cgroup.subtree_control", "+memory")
-        except (NoGroups, OSError):
-            with suppress(OSError, NoGroups):
+        except (CgroupsUnavailable, OSError):
+            with suppress(OSError, CgroupsUnavailable):
                 _move_all(f"{top}/{_NODE}", base)
             for folder in (f"{top}/{_NODE}", top):
                 with suppress(OSError):
@@ -184,15 +184,17 @@ def _own_group(root: str, about: str) -> tuple[str, bool]:
             groups |= dict.fromkeys(controllers.split(","), path)
     is_v2 = "memory" not in groups
     if is_v2 and "" not in groups:
-        raise NoGroups("the kernel has no control groups for memory")
+        raise CgroupsUnavailable("the kernel has no control groups for memory")
     path = groups[""] if is_v2 else groups["memory"]
     folder = (root if is_v2 else f"{root}/memory") + path.rstrip("/")
     if not os.path.isdir(folder) or os.getpid() not in _processes(folder):
-        raise NoGroups(f"the worker cannot find its control group {path}")
+        raise CgroupsUnavailable(f"the worker cannot find its control group {path}")
     if is_v2:
         _check_delegated(folder, path)
     elif _read(f"{folder}/memory.use_hierarchy") != "1":
-        raise NoGroups(f"limits of the control group {path} do not hold for groups below it")
+        raise CgroupsUnavailable(
+            f"limits of the control group {path} do not hold for groups below it"
+        )
     return folder, is_v2
 
 
@@ -203,13 +205,13 @@ def _check_delegated(folder: str, path: str) -> None:
         NoGroups: it is not.
     """
     if "memory" not in _read(f"{folder}/cgroup.controllers").split():
-        raise NoGroups(f"the control group {path} has no memory controller")
+        raise CgroupsUnavailable(f"the control group {path} has no memory controller")
     for name in _DELEGATED:
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
                 return
     if path != "/":  # a container's own is the root of what it sees
-        raise NoGroups(f"the control group {path} is not delegated to the worker")
+        raise CgroupsUnavailable(f"the control group {path} is not delegated to the worker")
 
 
 def _move_all(source: str, target: str) -> None:
@@ -225,11 +227,11 @@ def _move_all(source: str, target: str) -> None:
             return
         others = found.difference(family_of(os.getpid()))
         if any(os.path.exists(f"/proc/{pid}") for pid in others):
-            raise NoGroups("other programs than the worker are in its control group")
+            raise CgroupsUnavailable("other programs than the worker are in its control group")
         for pid in found:
             with suppress(ProcessLookupError):  # it has just ended
                 _write(f"{target}/cgroup.procs", pid)
-    raise NoGroups("the worker's control group does not get empty")
+    raise CgroupsUnavailable("the worker's control group does not get empty")
 
 
 def _set_limit(folder: str, limit: int, *, is_v2: bool) -> None:
@@ -245,7 +247,7 @@ def _set_limit(folder: str, limit: int, *, is_v2: bool) -> None:
 
 
 def _held_at_kill(folder: str, *, is_v2: bool) -> int:
-    """See `MemoryGroups.held_at_kill`; 0 where another group's limit, or the machine's, was hit."""
+    """See `MemoryCgroups.held_at_kill`; 0 where another limit than this group's was hit."""
     try:
         if not is_v2:
             # Counters of failed requests miss those that the limit of memory and swap refused.

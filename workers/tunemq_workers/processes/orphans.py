@@ -30,7 +30,7 @@ _QUIET_LOOKS: Final = 3
 _log = logging.getLogger(__name__)
 
 
-class Orphans:
+class OrphanReaper:
     """Kills and reaps children that are not the node's own. Owned by the node's loop.
 
     Args:

@@ -36,7 +36,12 @@ from types import FrameType
 from typing import Final
 
 from tunemq_shared.system.processes import children_of, signal_group, stat_of
-from tunemq_workers.processes.forkserver_messages import FamilyGone, HostExited, Report, Warned
+from tunemq_workers.processes.forkserver_messages import (
+    ForkserverReport,
+    ForkserverWarned,
+    ProcessExited,
+    ProcessTreeGone,
+)
 
 #: A host's name stands in this variable of its environment, and of whatever it executes.
 MARK: Final = "TUNEMQ_HOST"
@@ -86,7 +91,7 @@ def _is_tracker(pid: int) -> bool:
         return False
 
 
-class Families:
+class ProcessTrees:
     """The living hosts below this process, and the remains of dead ones.
 
     Args:
@@ -133,12 +138,12 @@ class Families:
         for host in self._pids:
             self.kill(host)
 
-    def reap(self) -> list[Report]:
+    def reap(self) -> list[ForkserverReport]:
         """Take note of children that ended, kill what dead hosts left, and say what changed.
 
         To be called after every SIGCHLD: each killed orphan sends another until none is left.
         """
-        reports: list[Report] = []
+        reports: list[ForkserverReport] = []
         while (ended := _ended_child()) is not None or self._dying:
             if ended is None or ended.si_pid not in self._own:
                 self._hurry()
@@ -157,7 +162,7 @@ class Families:
         remaining = frozenset[str]().union(*self._orphans.values())
         for host in [host for host in self._dying if host not in remaining]:
             del self._dying[host]
-            reports.append(FamilyGone(host))
+            reports.append(ProcessTreeGone(host))
         if not self._trackers:
             self._trackers_deadline = None
         if not self._dying:
@@ -184,7 +189,7 @@ class Families:
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
-    def _bury_others(self, at_most: int, reports: list[Report]) -> int:
+    def _bury_others(self, at_most: int, reports: list[ForkserverReport]) -> int:
         """Wait for children that have ended, up to a host: who that leaves is to be seen first.
 
         Returns for how many.
@@ -196,7 +201,7 @@ class Families:
             self._bury(ended.si_pid, reports)
         return at_most
 
-    def _bury(self, pid: int, reports: list[Report]) -> None:
+    def _bury(self, pid: int, reports: list[ForkserverReport]) -> None:
         """Wait for a child that has ended."""
         host = self._hosts.pop(pid, None)
         if host is not None:
@@ -215,9 +220,9 @@ class Families:
         self._dying[host] = pid
         status = ended.si_status
         if ended.si_code == os.CLD_EXITED:
-            reports.append(HostExited(host, pid, None, status))
+            reports.append(ProcessExited(host, pid, None, status))
         else:
-            reports.append(HostExited(host, pid, status, None))
+            reports.append(ProcessExited(host, pid, status, None))
 
     def _sweep(self, children: list[int], *, has_new_dead: bool) -> bool:
         """Kill each of the children that is no host, nor was told before, nor may clean up.
@@ -253,7 +258,7 @@ class Families:
             signal_group(group, signal.SIGKILL)
         return True
 
-    def _find_owners(self, reports: list[Report]) -> None:
+    def _find_owners(self, reports: list[ForkserverReport]) -> None:
         """Ask of whom those are that were seen and have not ended."""
         for pid in (self._told | self._trackers) - self._orphans.keys():
             self._orphans[pid] = self._hosts_of(pid)
@@ -295,10 +300,10 @@ class Families:
         mark = _mark_of(orphan)
         return frozenset({mark} if mark in dead else dead)
 
-    def _say_immune(self, pid: int, reports: list[Report]) -> None:
+    def _say_immune(self, pid: int, reports: list[ForkserverReport]) -> None:
         hosts = ", ".join(sorted(self._orphans[pid]))
         reports.append(
-            Warned(
+            ForkserverWarned(
                 f"process {pid}, left by {hosts}, runs as another user and cannot be killed; "
                 "its slot stays taken until it ends."
             )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.base.byte_sizes import show_bytes
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.tree_memory import family_bytes, family_of
 
 #: Between two looks at one family, in seconds: at least and at most.
@@ -31,14 +31,14 @@ def _none_was_killed(_host: str) -> int:
 
 
 @dataclass(slots=True)
-class _Family:
+class _WatchedTree:
     host: str
     pid: int
-    limits: TrialLimits
+    limits: TrialLimitSpec
     due: float
 
 
-class FamilyWatch:
+class TreeWatch:
     """Says which family has more than its limit of memory or processes, once for each.
 
     The kernel may make who asks about a process wait for it; hence the thread.
@@ -57,14 +57,14 @@ class FamilyWatch:
         #: Takes the host's name, and kind and error of the failure; called by the loop.
         self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
         self._post, self._held_at_kill = post, held_at_kill
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, _WatchedTree] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def watch(self, host: str, pid: int, limits: TrialLimits) -> None:
+    def watch(self, host: str, pid: int, limits: TrialLimitSpec) -> None:
         """Look at the family of the host ``pid`` from now on."""
         with self._changed:
-            self._families[host] = _Family(host, pid, limits, time.monotonic() + _PERIODS_S[0])
+            self._families[host] = _WatchedTree(host, pid, limits, time.monotonic() + _PERIODS_S[0])
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="family watch", daemon=True)
@@ -75,7 +75,7 @@ class FamilyWatch:
         with self._changed:
             self._families.pop(host, None)
 
-    def why_killed(self, host: str, limits: TrialLimits) -> str:
+    def why_killed(self, host: str, limits: TrialLimitSpec) -> str:
         """The error of a host of which the kernel killed a process for its limit; else "".
 
         Any thread may ask, whether or not the family is watched.
@@ -95,7 +95,7 @@ class FamilyWatch:
                     continue
             self._look(family)
 
-    def _look(self, family: _Family) -> None:
+    def _look(self, family: _WatchedTree) -> None:
         began, limits = time.monotonic(), family.limits
         could_last_s = _PERIODS_S[1]
         members = family_of(family.pid)
@@ -116,7 +116,7 @@ class FamilyWatch:
         now = time.monotonic()
         family.due = now + max(_PERIODS_S[0], could_last_s, (now - began) / _BUSY)
 
-    def _exceeded(self, family: _Family, kind: str, error: str) -> None:
+    def _exceeded(self, family: _WatchedTree, kind: str, error: str) -> None:
         with self._changed:
             if self._families.get(family.host) is family:
                 del self._families[family.host]
@@ -146,7 +146,7 @@ def _too_many(members: int, limit: int) -> str:
     )
 
 
-def _due(family: _Family) -> float:
+def _due(family: _WatchedTree) -> float:
     return family.due
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.transfer_messages import Transfer, Uploaded
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.transfer_messages import Transfer, UploadResult
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 _T = TypeVar("_T")
 
@@ -23,12 +23,12 @@ class TrialKey(NamedTuple):
     trial: str
 
 
-def trial_of(host: Host) -> TrialKey:
+def trial_of(host: TrialProcess) -> TrialKey:
     """The trial that a host is there for."""
     return TrialKey(host.start.events_key, host.order.trial)
 
 
-def is_leaving(host: Host) -> bool:
+def is_leaving(host: TrialProcess) -> bool:
     """Whether a host was told to end, so that nothing holds it up."""
     return host.order.stop or host.order.pause
 
@@ -41,7 +41,7 @@ class Timers(Protocol):
         ...
 
 
-class Disk(Protocol):
+class DiskJobs(Protocol):
     """Does what takes its time on the disk: `tunemq_workers.checkpoints.cache_disk.CacheDisk`."""
 
     def run(
@@ -54,8 +54,8 @@ class Disk(Protocol):
         ...
 
 
-class Transfers(Protocol):
-    """Uploads and downloads: `tunemq_workers.transfers.transfer_client.Transfers`.
+class TransferService(Protocol):
+    """Uploads and downloads: `tunemq_workers.transfers.transfer_client.TransferService`.
 
     Never calls back before the call that ordered a transfer has returned.
     """
@@ -71,7 +71,7 @@ class Transfers(Protocol):
     def start(
         self,
         transfer: Transfer,
-        on_done: Callable[[Uploaded | None], None],
+        on_done: Callable[[UploadResult | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
     ) -> int:

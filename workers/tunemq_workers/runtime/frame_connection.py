@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_workers.runtime.frames import EVENT, UNREAD, UNREADABLE, FrameDecoder, frame
 from tunemq_workers.runtime.reactor import READ, WRITE, Reactor
 
@@ -19,7 +19,7 @@ def _nobody_listens(_event: bytes) -> None:
     """Until somebody does; the reactor cannot call before."""
 
 
-class HostLink:
+class FrameConnection:
     """Reads a host's frames and sends it orders, never waiting.
 
     Args:
@@ -122,7 +122,7 @@ class HostLink:
             return False
         except ConnectionError:  # it ended with orders unread
             data, frames = b"", []
-        except WireError as problem:
+        except TransportError as problem:
             data, frames = b"", [*self._decoder.whole, (UNREADABLE, str(problem).encode())]
         on_event = self.on_event
         for kind, payload in frames:

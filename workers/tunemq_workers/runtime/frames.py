@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 
 #: No frame, but what the node's end of the socket passes on where it read none: the payload says
 #: what is wrong.
@@ -82,7 +82,7 @@ class FrameDecoder:
             length, kind = _unpack_header(data, offset)
             if not 0 < length <= MAX_FRAME_BYTES:
                 self.whole = frames
-                raise WireError(
+                raise TransportError(
                     f"a frame says that it has {length} bytes; 1 to {MAX_FRAME_BYTES} are possible."
                 )
             after = offset + 4 + length

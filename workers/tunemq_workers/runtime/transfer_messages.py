@@ -18,7 +18,7 @@ ORDER: Final = ord("O")
 ANSWER: Final = ord("A")
 
 
-class Upload(msgspec.Struct, frozen=True, tag="upload"):
+class UploadCheckpoint(msgspec.Struct, frozen=True, tag="upload"):
     """Bring the cached checkpoint in ``folder`` into ``store`` under ``key``.
 
     ``base`` is the path of an older checkpoint's ``committed.json``, whose objects may be referred
@@ -34,7 +34,7 @@ class Upload(msgspec.Struct, frozen=True, tag="upload"):
     base_sha256: str = ""
 
 
-class Download(msgspec.Struct, frozen=True, tag="download"):
+class DownloadCheckpoint(msgspec.Struct, frozen=True, tag="download"):
     """Bring checkpoint ``key``, whose manifest has this hash, into the new folder ``folder``."""
 
     store: str
@@ -58,7 +58,7 @@ class FetchBlob(msgspec.Struct, frozen=True, tag="blob"):
         return self.blob.store
 
 
-class SendFiles(msgspec.Struct, frozen=True, tag="files"):
+class UploadTrialFiles(msgspec.Struct, frozen=True, tag="files"):
     """Bring the files of the trial's folder ``folder`` into ``store``, below ``key``."""
 
     store: str
@@ -75,26 +75,28 @@ class TryStore(msgspec.Struct, frozen=True, tag="try"):
     timeout_s: float
 
 
-Transfer: TypeAlias = Upload | Download | FetchBlob | SendFiles | TryStore
+Transfer: TypeAlias = (
+    UploadCheckpoint | DownloadCheckpoint | FetchBlob | UploadTrialFiles | TryStore
+)
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class BeginTransfer(msgspec.Struct, frozen=True, tag="begin"):
     """Order: do this. An ``id`` is ordered once more at most after it has failed."""
 
     id: int
     transfer: Transfer
 
 
-class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
+class AbandonTransfer(msgspec.Struct, frozen=True, tag="abandon"):
     """Order: nobody waits for this transfer any more; it is answered all the same."""
 
     id: int
 
 
-Order: TypeAlias = Begin | Abandon
+TransferOrder: TypeAlias = BeginTransfer | AbandonTransfer
 
 
-class Uploaded(msgspec.Struct, frozen=True, tag="uploaded"):
+class UploadResult(msgspec.Struct, frozen=True, tag="uploaded"):
     """A checkpoint is committed.
 
     ``sha256`` is its manifest's in the store, ``size`` the bytes of its files, ``sent`` those that
@@ -107,14 +109,14 @@ class Uploaded(msgspec.Struct, frozen=True, tag="uploaded"):
     sent: int
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class TransferDone(msgspec.Struct, frozen=True, tag="done"):
     """Answer: the transfer is complete; ``uploaded`` is there for uploads."""
 
     id: int
-    uploaded: Uploaded | None = None
+    uploaded: UploadResult | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class TransferFailed(msgspec.Struct, frozen=True, tag="failed"):
     """Answer: the transfer ended without success, and nothing of it goes on.
 
     ``is_corrupt``: what was to be read is damaged or missing there, so that trying again is of no
@@ -126,21 +128,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     is_corrupt: bool = False
 
 
-class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+class TransferRetrying(msgspec.Struct, frozen=True, tag="trouble"):
     """Answer: the transfer is being tried again, and why; without a reason when it goes on."""
 
     id: int
     reason: str
 
 
-class Counted(msgspec.Struct, frozen=True, tag="counted"):
+class TransferTraffic(msgspec.Struct, frozen=True, tag="counted"):
     """Unasked: what the process has asked of stores since it began."""
 
     traffic: StoreTraffic
 
 
-Answer: TypeAlias = Done | Failed | Trouble | Counted
+TransferAnswer: TypeAlias = TransferDone | TransferFailed | TransferRetrying | TransferTraffic
 
 encode = msgspec.msgpack.Encoder().encode
-decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_order = msgspec.msgpack.Decoder(TransferOrder).decode
+decode_answer = msgspec.msgpack.Decoder(TransferAnswer).decode

@@ -1,7 +1,7 @@
 """What a node knows of a host, and what its decisions need of sockets and processes.
 
-`tunemq_workers.trials.trial_supervisor` decides; `HostLink` and `ForkserverPool` are the real
-things behind the contracts here.
+`tunemq_workers.trials.trial_supervisor` decides; `FrameConnection` and `ForkserverPool` are the
+real things behind the contracts here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol.conditions import Horizon
-from tunemq_shared.protocol.messages import HostOrder, HostStart
+from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
 from tunemq_workers.runtime.reactor import Timer
 
 #: A trial and its epoch.
-Key: TypeAlias = tuple[str, int]
+AttemptId: TypeAlias = tuple[str, int]
 
 
-class Link(Protocol):
-    """The node's end of a host's socket: `tunemq_workers.runtime.frame_connection.HostLink`."""
+class TrialConnection(Protocol):
+    """The node's end of a host's socket: `FrameConnection`."""
 
     #: Takes each event, undecoded.
     on_event: Callable[[bytes], object]
@@ -44,8 +44,8 @@ class Link(Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Hears what becomes of hosts: `tunemq_workers.trials.trial_supervisor.Hosts`.
+class TrialProcessListener(Protocol):
+    """Hears what becomes of hosts: `tunemq_workers.trials.trial_supervisor.TrialSupervisor`.
 
     Of each host: `forked`, then `said` and `closed` any number of times, then `exited`; or
     `not_started` instead of all these. `lost` may come instead of `exited`, and before `forked`. At
@@ -81,13 +81,15 @@ class Listener(Protocol):
         ...
 
 
-class Forkservers(Protocol):
+class TrialProcessLauncher(Protocol):
     """Starts and ends hosts: `tunemq_workers.forkservers.forkserver_pool.ForkserverPool`."""
 
     #: Takes (events stream, text): what a forkserver warns those of whose trials it hosts.
     on_warning: Callable[[str, str], object]
 
-    def start(self, host: str, order: HostOrder, listener: Listener) -> Link:
+    def start(
+        self, host: str, order: TrialOrder, listener: TrialProcessListener
+    ) -> TrialConnection:
         """Begin to fork a host for ``order``, whose ``start`` is given.
 
         ``listener`` hears of it, but never before this has returned.
@@ -119,13 +121,13 @@ class Forkservers(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class TrialProcess:
     """One host, and what it was told."""
 
     name: str
-    order: HostOrder
-    start: HostStart
-    link: Link
+    order: TrialOrder
+    start: TrialSpec
+    link: TrialConnection
     pid: int = 0
     #: It said that its trial has ended.
     has_ended: bool = False
@@ -144,7 +146,7 @@ class Host:
     timer: Timer | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> AttemptId:
         """What it hosts, or hosted last."""
         return self.order.trial, self.order.epoch
 
@@ -155,7 +157,7 @@ class Host:
             WireError: it has asked another that is not answered.
         """
         if self.awaits:
-            raise WireError("it asked again before it was answered")
+            raise TransportError("it asked again before it was answered")
         self.awaits = answer
 
     def answer(self, payload: bytes) -> None:
@@ -163,7 +165,7 @@ class Host:
         kind, self.awaits = self.awaits, 0
         self.link.send(kind, payload)
 
-    def could_run(self, start: HostStart) -> bool:
+    def could_run(self, start: TrialSpec) -> bool:
         """Whether it is, when it is parked, as good as a new one."""
         was = self.start
         return (
@@ -176,6 +178,6 @@ class Host:
         )
 
 
-def how_far(order: HostOrder) -> tuple[Horizon, bool, bool]:
+def how_far(order: TrialOrder) -> tuple[Horizon, bool, bool]:
     """What of an order a host that runs has to be told of."""
     return order.run_until, order.pause, order.at_checkpoint

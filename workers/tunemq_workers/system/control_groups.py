@@ -1,4 +1,4 @@
-"""`ControlGroup`: what the kernel allows this process, by its control group and those above it.
+"""`Cgroup`: what the kernel allows this process, by its control group and those above it.
 
 A container's group is the root of what it sees; a service's, or that of a batch system's job, is
 somewhere below, and each group on the way up may allow less than those within.
@@ -14,7 +14,7 @@ _ROOT: Final = "/sys/fs/cgroup"
 _ABOUT: Final = "/proc/self/cgroup"
 
 
-class ControlGroup:
+class Cgroup:
     """That of this process, by both versions of the kernel's interface.
 
     Args:

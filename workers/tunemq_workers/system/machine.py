@@ -7,7 +7,7 @@ import os
 import socket
 from contextlib import suppress
 
-from tunemq_workers.system.control_groups import ControlGroup
+from tunemq_workers.system.control_groups import Cgroup
 
 
 def hostname() -> str:
@@ -32,14 +32,14 @@ def node_ip(towards: str = "") -> str:
 def cpus() -> float:
     """Processors that this process may use: its affinity, cut by its control group's quota."""
     allowed = float(len(os.sched_getaffinity(0)))
-    quota = ControlGroup().cpus()
+    quota = Cgroup().cpus()
     return allowed if quota is None else max(1.0, min(allowed, math.floor(quota)))
 
 
 def memory_bytes() -> int:
     """Memory that this process may use: the machine's, cut by its control group's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = ControlGroup().memory_bytes()
+    limit = Cgroup().memory_bytes()
     return total if limit is None else min(total, limit)
 
 
@@ -49,7 +49,7 @@ def memory_free_bytes() -> float | None:
     with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
         line = file.read().split("MemAvailable:")[1].split("\n")[0]
         free = float(line.split()[0]) * 1024
-    left = ControlGroup().memory_left_bytes()
+    left = Cgroup().memory_left_bytes()
     if left is None:
         return free
     return float(left) if free is None else min(free, float(left))

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout, NodeVitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.messages import encode
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_workers.system import machine
 from tunemq_workers.system.library_versions import installed_versions
 
@@ -39,18 +39,18 @@ class MachineWatch:
         self,
         version: str,
         folder: str,
-        gpus: Callable[[], tuple[GpuVitals, ...]] = tuple,
-        about: NodeAbout | None = None,
-        refused: Refusals | None = None,
+        gpus: Callable[[], tuple[GpuMetrics, ...]] = tuple,
+        about: NodeDescription | None = None,
+        refused: RejectionCounter | None = None,
     ) -> None:
         #: Set by the node's loop.
         self.hosts = self.outbox = self.cache = 0
         self.store = StoreTraffic()
         self._folder, self._gpus = folder, gpus
         self._about = about
-        self._refused = Refusals() if refused is None else refused
+        self._refused = RejectionCounter() if refused is None else refused
         self._number = 0
-        self._seen = NodeVitals(version, about=about)
+        self._seen = NodeMetrics(version, about=about)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine watch", daemon=True)
 
@@ -63,7 +63,7 @@ class MachineWatch:
         self._ended.set()
 
     def said(self) -> bytes:
-        """Its encoded `NodeVitals`; for one thread, and never waits."""
+        """Its encoded `NodeMetrics`; for one thread, and never waits."""
         self._number += 1
         refused = self._refused.counts()
         return encode(
@@ -95,7 +95,7 @@ class MachineWatch:
             disk = os.statvfs(self._folder)
             disk_free = float(disk.f_bavail * disk.f_frsize)
             disk_size = float(disk.f_blocks * disk.f_frsize)
-        self._seen = NodeVitals(
+        self._seen = NodeMetrics(
             self._seen.version,
             load=os.getloadavg()[0],
             memory_free=machine.memory_free_bytes(),

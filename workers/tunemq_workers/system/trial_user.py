@@ -30,7 +30,7 @@ _OF_A_LOGIN: Final = ("XDG_", "SUDO_")
 _MAIL: Final = "MAIL"
 
 
-class Account(NamedTuple):
+class UserAccount(NamedTuple):
     """A user with its groups."""
 
     name: str
@@ -45,7 +45,7 @@ class Account(NamedTuple):
         return {**kept, "HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
 
-def find_account(text: str) -> Account:
+def find_account(text: str) -> UserAccount:
     """The account that ``--trial-user`` names: a name, or a number, with ``:GROUP`` if need be.
 
     Raises:
@@ -62,7 +62,7 @@ def find_account(text: str) -> Account:
     return account
 
 
-def _parsed(text: str) -> Account:
+def _parsed(text: str) -> UserAccount:
     name, colon, group = text.partition(":")
     if colon and not _is_number(group):
         raise ConfigError(f"--trial-user is {text!r}; give a group as a number, as in 1000:1000.")
@@ -70,7 +70,7 @@ def _parsed(text: str) -> Account:
         entry = pwd.getpwuid(int(name)) if _is_number(name) else pwd.getpwnam(name)
     except (KeyError, OverflowError) as problem:
         if _is_number(name) and int(name) < 2**32 - 1 and colon:
-            return Account(name, int(name), int(group), (int(group),), "/")
+            return UserAccount(name, int(name), int(group), (int(group),), "/")
         advice = (
             f"give its group, too: {name}:{name}"
             if _is_number(name)
@@ -80,16 +80,16 @@ def _parsed(text: str) -> Account:
             f"--trial-user is {text!r}, a user that this machine does not know; {advice}."
         ) from problem
     if colon:
-        return Account(entry.pw_name, entry.pw_uid, int(group), (int(group),), entry.pw_dir)
+        return UserAccount(entry.pw_name, entry.pw_uid, int(group), (int(group),), entry.pw_dir)
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir)
+    return UserAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir)
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def act_for(account: Account) -> None:
+def act_for(account: UserAccount) -> None:
     """From now on this process, which is root's, works on files with the account's rights.
 
     No program that it executes gets more rights than the process that executes it, whoever runs it:

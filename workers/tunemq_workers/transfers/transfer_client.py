@@ -15,23 +15,23 @@ from typing import Final
 
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime.reactor import Reactor, Timer
 from tunemq_workers.runtime.transfer_messages import (
-    Abandon,
-    Answer,
-    Begin,
-    Counted,
-    Done,
-    Download,
-    Failed,
+    AbandonTransfer,
+    BeginTransfer,
+    DownloadCheckpoint,
     FetchBlob,
-    SendFiles,
     Transfer,
-    Trouble,
+    TransferAnswer,
+    TransferDone,
+    TransferFailed,
+    TransferRetrying,
+    TransferTraffic,
     TryStore,
-    Upload,
-    Uploaded,
+    UploadCheckpoint,
+    UploadResult,
+    UploadTrialFiles,
     decode_answer,
     encode,
 )
@@ -56,7 +56,7 @@ class _Listener:
     id: int
     job: _Job
     timeout_s: float
-    on_done: Callable[[Uploaded | None], None]
+    on_done: Callable[[UploadResult | None], None]
     on_failed: Callable[[str, bool], None]
     on_trouble: Callable[[str], None]
     timer: Timer | None = None
@@ -84,7 +84,7 @@ class _Job:
         return not all(listener.is_late for listener in self.listeners)
 
 
-class Transfers:
+class TransferClient:
     """Uploads and downloads by a process of their own, started with the first. Never blocks.
 
     To be used in the reactor's thread, which is the one whose end is the process's end. Of the
@@ -114,7 +114,7 @@ class Transfers:
         self._idle: Timer | None = None
         #: What processes that have ended had asked of stores, and what this one says.
         self._traffic_before = self._traffic = StoreTraffic()
-        self._child = ChildKeeper(
+        self._child = ChildSupervisor(
             reactor,
             "transfers",
             start,
@@ -141,7 +141,7 @@ class Transfers:
     def start(
         self,
         transfer: Transfer,
-        on_done: Callable[[Uploaded | None], None],
+        on_done: Callable[[UploadResult | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
     ) -> int:
@@ -202,7 +202,7 @@ class Transfers:
         """Have the process do it; if there is none, it will be told when it is there."""
         if self._child.is_up:
             job.is_begun, job.is_abandoned = True, False
-            self._child.send(encode(Begin(job.id, job.transfer)))
+            self._child.send(encode(BeginTransfer(job.id, job.transfer)))
         else:
             self._child.start_if_none()
 
@@ -219,7 +219,7 @@ class Transfers:
             self._over(job)
         elif not job.is_abandoned:
             job.is_abandoned = True
-            self._child.send(encode(Abandon(job.id)))
+            self._child.send(encode(AbandonTransfer(job.id)))
 
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]
@@ -235,17 +235,17 @@ class Transfers:
 
     # --- what becomes of it -------------------------------------------------------------------
 
-    def _answered(self, answer: Answer) -> None:
-        if isinstance(answer, Counted):
+    def _answered(self, answer: TransferAnswer) -> None:
+        if isinstance(answer, TransferTraffic):
             self._traffic = answer.traffic
             return
         job = self._jobs.get(answer.id)
         if job is None:  # whoever was told of the answer before has closed all this
             return
         match answer:
-            case Trouble(_, reason):
+            case TransferRetrying(_, reason):
                 self._set_trouble(job, reason)
-            case Done(_, uploaded):
+            case TransferDone(_, uploaded):
                 job.is_begun = False
                 # Who came after it had been abandoned may have removed what was there by then.
                 if job.is_abandoned and job.is_wanted:
@@ -253,7 +253,7 @@ class Transfers:
                 else:
                     self._forget(job)
                     self._finish(job.listeners, lambda listener: listener.on_done(uploaded))
-            case Failed(_, reason, is_corrupt):
+            case TransferFailed(_, reason, is_corrupt):
                 job.is_begun = False
                 if job.is_abandoned and not is_corrupt:
                     self._over(job)
@@ -334,7 +334,7 @@ def _target(transfer: Transfer) -> tuple[str, ...]:
     match transfer:
         case FetchBlob():
             return transfer.store, transfer.blob.sha256, transfer.folder
-        case Download():
+        case DownloadCheckpoint():
             return transfer.store, transfer.key, transfer.sha256, transfer.folder
         case _:
             return ()
@@ -345,7 +345,7 @@ def _name(job: _Job) -> str:
         return f"the blob {job.transfer.blob.sha256}"
     if isinstance(job.transfer, TryStore):
         return f"the test of {job.transfer.store}"
-    if isinstance(job.transfer, SendFiles):
+    if isinstance(job.transfer, UploadTrialFiles):
         return f"the files of {job.transfer.key}"
-    kind = "upload" if isinstance(job.transfer, Upload) else "download"
+    kind = "upload" if isinstance(job.transfer, UploadCheckpoint) else "download"
     return f"the {kind} of checkpoint {job.transfer.key}"

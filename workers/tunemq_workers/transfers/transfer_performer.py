@@ -20,36 +20,36 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, TuneError
-from tunemq_shared.base.retrying import Cancel, StoreUnavailable, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
 from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.manifest import MAX_MANIFEST
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BLOBS, BlobFolder
-from tunemq_shared.code.blob_store import ObjectBlobs, copy_file
+from tunemq_shared.code.blob_store import ObjectBlobStore, copy_file
 from tunemq_shared.code.bundles import unpacked
-from tunemq_shared.objects.object_client import Refused
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore, WrongSize
+from tunemq_shared.objects.object_client import StoreRequestDenied
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.objects.remote_objects import PROBE
 from tunemq_shared.objects.store_traffic import TRAFFIC, counted
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.plain_files import read_below
 from tunemq_shared.trial.trial_folder_upload import send_folder
 from tunemq_workers.runtime.transfer_messages import (
-    Abandon,
-    Answer,
-    Begin,
-    Done,
-    Download,
-    Failed,
+    AbandonTransfer,
+    BeginTransfer,
+    DownloadCheckpoint,
     FetchBlob,
-    Order,
-    SendFiles,
     Transfer,
-    Trouble,
+    TransferAnswer,
+    TransferDone,
+    TransferFailed,
+    TransferOrder,
+    TransferRetrying,
     TryStore,
-    Upload,
-    Uploaded,
+    UploadCheckpoint,
+    UploadResult,
+    UploadTrialFiles,
 )
 from tunemq_workers.system.trial_user import own_files
 
@@ -63,7 +63,7 @@ _IDLE_STORES: Final = 8
 _TELL_EVERY_S: Final = 10.0
 
 #: After these another try would end the same.
-_OF_NO_USE: Final = (CheckpointCorrupt, BlobCorrupt, MissingObject)
+_OF_NO_USE: Final = (CheckpointCorrupt, BlobCorrupt, NoSuchObject)
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -96,7 +96,7 @@ class _Store:
 
     def submit(self, transfer: Transfer, perform: Callable[[], None]) -> Future[None]:
         """Have a thread of the kind that the transfer needs call ``perform``."""
-        is_sent = isinstance(transfer, Upload | SendFiles)
+        is_sent = isinstance(transfer, UploadCheckpoint | UploadTrialFiles)
         pool = self._senders if is_sent else self._fetchers
         return pool.submit(perform)
 
@@ -112,41 +112,41 @@ class _Store:
 class _Running:
     """A transfer that was begun and is not answered."""
 
-    order: Begin
+    order: BeginTransfer
     store: _Store
-    cancel: Cancel
+    cancel: CancelToken
     future: Future[None] | None = None
     trouble: str = ""
     told_at: float = -math.inf
 
 
-class Performer:
+class TransferPerformer:
     """Obeys orders, which come from one thread, and answers from any.
 
     Args:
         answer: takes answers; called in any thread.
     """
 
-    def __init__(self, answer: Callable[[Answer], None]) -> None:
+    def __init__(self, answer: Callable[[TransferAnswer], None]) -> None:
         self._answer = answer
         self._lock = threading.Lock()
         self._stores: dict[str, _Store] = {}
         self._running: dict[int, _Running] = {}
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: TransferOrder) -> None:
         """Begin a transfer, or leave one; one that is not under way is ignored."""
         match order:
-            case Begin():
+            case BeginTransfer():
                 self._begin(order)
-            case Abandon(number):
+            case AbandonTransfer(number):
                 with self._lock:
                     running = self._running.get(number)
                 if running is not None:
                     self._abandon(running)
 
-    def _begin(self, order: Begin) -> None:
+    def _begin(self, order: BeginTransfer) -> None:
         # The node looks after the time: it knows of those who came to wait later.
-        running = _Running(order, self._store(order.transfer.store), Cancel())
+        running = _Running(order, self._store(order.transfer.store), CancelToken())
         with self._lock:
             self._running[order.id] = running
             running.store.unfinished += 1
@@ -156,28 +156,30 @@ class Performer:
         running.cancel.cancel()
         assert running.future is not None  # orders come from one thread
         if running.future.cancel():  # it was waiting for a thread, and will not be performed
-            self._end(running, Failed(running.order.id, "it was called off before it began"))
+            self._end(
+                running, TransferFailed(running.order.id, "it was called off before it began")
+            )
 
     def _perform(self, running: _Running) -> None:
         number, transfer = running.order.id, running.order.transfer
-        answer: Answer
+        answer: TransferAnswer
         _log.info("transfer.begun id=%d transfer=%r", number, transfer)
         try:
             match transfer:
-                case Upload():
-                    answer = Done(number, self._upload(running, transfer))
-                case Download():
+                case UploadCheckpoint():
+                    answer = TransferDone(number, self._upload(running, transfer))
+                case DownloadCheckpoint():
                     self._download(running, transfer)
-                    answer = Done(number)
-                case SendFiles():
+                    answer = TransferDone(number)
+                case UploadTrialFiles():
                     self._send_files(running, transfer)
-                    answer = Done(number)
+                    answer = TransferDone(number)
                 case FetchBlob():
                     self._fetch_blob(running, transfer)
-                    answer = Done(number)
+                    answer = TransferDone(number)
                 case TryStore():
                     self._try(running)
-                    answer = Done(number)
+                    answer = TransferDone(number)
         except Exception as problem:  # noqa: BLE001 - the node is told, and this log
             is_expected = isinstance(problem, TuneError)
             _log.warning(
@@ -187,24 +189,24 @@ class Performer:
                 exc_info=None if is_expected else problem,
             )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
-            answer = Failed(number, encodable(reason), isinstance(problem, _OF_NO_USE))
+            answer = TransferFailed(number, encodable(reason), isinstance(problem, _OF_NO_USE))
         else:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
 
-    def _upload(self, running: _Running, upload: Upload) -> Uploaded:
+    def _upload(self, running: _Running, upload: UploadCheckpoint) -> UploadResult:
         base = _whole_base(upload)
         in_trouble = partial(self._in_trouble, running)
 
-        def send(objects: ObjectStore) -> object_checkpoints.Uploaded:
+        def send(objects: ObjectStore) -> object_checkpoints.UploadedCheckpoint:
             return object_checkpoints.upload(
                 objects, upload.key, Path(upload.folder), base, running.cancel, in_trouble
             )
 
         done = self._patiently(running, send)
-        return Uploaded(done.sha256, done.size, done.shared, done.sent)
+        return UploadResult(done.sha256, done.size, done.shared, done.sent)
 
-    def _download(self, running: _Running, download: Download) -> None:
+    def _download(self, running: _Running, download: DownloadCheckpoint) -> None:
         folder, in_trouble = Path(download.folder), partial(self._in_trouble, running)
 
         def fetch(objects: ObjectStore) -> None:
@@ -222,7 +224,7 @@ class Performer:
                 return retried(partial(_copied, ref, folder), running.cancel, in_trouble)
 
             def from_store(objects: ObjectStore) -> BlobRef:
-                blobs = ObjectBlobs(objects, ref.store)
+                blobs = ObjectBlobStore(objects, ref.store)
                 return blobs.fetch(ref, folder, running.cancel, in_trouble)
 
             return self._patiently(running, from_store)
@@ -232,7 +234,7 @@ class Performer:
         else:
             get(fetch.blob, BlobFolder(fetch.folder))
 
-    def _send_files(self, running: _Running, send: SendFiles) -> None:
+    def _send_files(self, running: _Running, send: UploadTrialFiles) -> None:
         folder, in_trouble = Path(send.folder), partial(self._in_trouble, running)
 
         def put(objects: ObjectStore) -> None:
@@ -249,7 +251,7 @@ class Performer:
                 _ask(running.store.objects)
             except StoreUnavailable:
                 raise
-            except Refused as refusal:  # counted
+            except StoreRequestDenied as refusal:  # counted
                 raise StoreUnavailable(str(refusal)) from refusal
             except TuneError as error:  # no keys, no certificate
                 TRAFFIC.failed(store, str(error))
@@ -264,7 +266,7 @@ class Performer:
         def attempt() -> _T:
             try:
                 return work(running.store.objects)
-            except Refused as refusal:  # it looks for the keys anew
+            except StoreRequestDenied as refusal:  # it looks for the keys anew
                 raise StoreUnavailable(str(refusal)) from refusal
 
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
@@ -279,9 +281,9 @@ class Performer:
             running.trouble = reason
             running.told_at = now if reason else running.told_at
         _log.warning("transfer.trouble id=%d reason=%r", running.order.id, reason)
-        self._answer(Trouble(running.order.id, reason))
+        self._answer(TransferRetrying(running.order.id, reason))
 
-    def _end(self, running: _Running, answer: Answer) -> None:
+    def _end(self, running: _Running, answer: TransferAnswer) -> None:
         with self._lock:
             del self._running[running.order.id]
             running.store.unfinished -= 1
@@ -306,9 +308,9 @@ def _ask(objects: ObjectStore) -> None:
     """
     try:
         objects.get_bytes(f"{BLOBS}/{PROBE}none", limit=1)
-    except (MissingObject, WrongSize):
+    except (NoSuchObject, ObjectSizeMismatch):
         pass
-    except Refused as refusal:
+    except StoreRequestDenied as refusal:
         if refusal.code != "AccessDenied":
             raise
         TRAFFIC.answered(objects.address)
@@ -321,7 +323,7 @@ def _copied(ref: BlobRef, folder: BlobFolder) -> BlobRef:
         return folder.take_in(ref, partial(copy_file, source))
 
 
-def _whole_base(upload: Upload) -> Path | None:
+def _whole_base(upload: UploadCheckpoint) -> Path | None:
     """The base, unless it was damaged on the disk: it would name objects that are nowhere."""
     if not upload.base:
         return None

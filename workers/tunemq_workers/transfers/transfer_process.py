@@ -22,8 +22,14 @@ from typing import Final
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_workers.processes.child_start import begin, receive
 from tunemq_workers.runtime.frames import FrameDecoder, frame
-from tunemq_workers.runtime.transfer_messages import ANSWER, Answer, Counted, decode_order, encode
-from tunemq_workers.transfers.transfer_performer import Performer
+from tunemq_workers.runtime.transfer_messages import (
+    ANSWER,
+    TransferAnswer,
+    TransferTraffic,
+    decode_order,
+    encode,
+)
+from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 #: Added to the node's own: training comes first.
 _NICENESS: Final = 10
@@ -57,25 +63,25 @@ def main() -> None:
 def _serve(node: socket.socket) -> None:
     sending = threading.Lock()
 
-    def answer(answer: Answer) -> None:
+    def answer(answer: TransferAnswer) -> None:
         with sending:
             node.sendall(frame(ANSWER, encode(answer)))
 
     threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
-    performer, decoder = Performer(answer), FrameDecoder()
+    performer, decoder = TransferPerformer(answer), FrameDecoder()
     while data := receive(node):
         for _, payload in decoder.feed(data):
             performer.obey(decode_order(payload))
 
 
-def _count(answer: Callable[[Answer], None]) -> None:
+def _count(answer: Callable[[TransferAnswer], None]) -> None:
     """Tell the node what was asked of stores, until it closes the socket."""
     told = StoreTraffic()
     with contextlib.suppress(OSError):
         while True:
             if (traffic := TRAFFIC.so_far()) != told:
                 told = traffic
-                answer(Counted(traffic))
+                answer(TransferTraffic(traffic))
             time.sleep(_COUNT_EVERY_S)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
-from tunemq_shared.checkpoints.store import Opened
+from tunemq_shared.checkpoints.store import OpenedCheckpoint
 from tunemq_shared.protocol.messages import CheckpointRef, CheckpointWritten
-from tunemq_workers.trial_process.node_channel import HostChannel
+from tunemq_workers.trial_process.node_channel import NodeChannel
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class CacheSink:
         folder_name: Names the trial's folder, in the cache as in the store.
     """
 
-    def __init__(self, channel: HostChannel, folder_name: str) -> None:
+    def __init__(self, channel: NodeChannel, folder_name: str) -> None:
         self._channel = channel
         self._folder_name = folder_name
         #: The key of the checkpoint that the next one continues.
@@ -59,11 +59,11 @@ class CacheSink:
         return opened.path, opened.manifest.state
 
 
-def _store(cache: Path) -> LocalStore:
+def _store(cache: Path) -> LocalCheckpointStore:
     """The node's cache as a store; what a power failure takes is in the real store, or redone."""
-    return LocalStore(cache, durable=False, linking=True)
+    return LocalCheckpointStore(cache, durable=False, linking=True)
 
 
-def _opened(cache: Path, ref: CheckpointRef) -> Opened:
+def _opened(cache: Path, ref: CheckpointRef) -> OpenedCheckpoint:
     """The copy of ``ref`` in the cache, verified: that of its host, or one from the store."""
     return _store(cache).open_checkpoint(ref.key, tuple(filter(None, (ref.written, ref.sha256))))

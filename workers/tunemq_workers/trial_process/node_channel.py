@@ -22,14 +22,14 @@ from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.protocol.messages import (
     CheckpointRef,
     CheckpointWritten,
-    HostOrder,
     NodeEvent,
     TrialFailed,
     TrialFinished,
+    TrialOrder,
     TrialPaused,
     encode,
 )
-from tunemq_shared.trial.trial_channel import Channel
+from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.runtime import frames
 
@@ -38,13 +38,13 @@ _HEADER_BYTES: Final = 5
 #: Of what is sent in one piece; a larger buffer is not kept.
 _KEPT_BYTES: Final = 1 << 20
 
-_decode_order = msgspec.msgpack.Decoder(HostOrder).decode
+_decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _put_header = struct.Struct(">IB").pack_into
 _pack_count = struct.Struct(">I").pack
 
 
-class HostChannel(Channel):
+class NodeChannel(TrialChannel):
     """The host's end. When the node's is gone the process ends: nobody would hear the trial.
 
     Forked children of the trial do not keep the socket, so they neither hold it open nor write to
@@ -63,8 +63,8 @@ class HostChannel(Channel):
         #: Whether the node is to know when this one waits for an order.
         self.says_that_it_waits = False
         self._orders = 0
-        self._next: HostOrder | None = None
-        self._newest: HostOrder | None = None
+        self._next: TrialOrder | None = None
+        self._newest: TrialOrder | None = None
         self._is_dismissed = False
         self._awaits_answer = False
         self._answer: bytes | None = None
@@ -103,13 +103,13 @@ class HostChannel(Channel):
         if length > _KEPT_BYTES:
             self._buffer = bytearray(_CHUNK)
 
-    def poll(self) -> HostOrder | None:
+    def poll(self) -> TrialOrder | None:
         """The newest order that has come, if one has."""
         while self._receive(socket.MSG_DONTWAIT):
             pass
         return self._taken()
 
-    def wait(self) -> HostOrder:
+    def wait(self) -> TrialOrder:
         """The newest order, once one has come."""
         order = self.poll()
         if order is None and self.says_that_it_waits:
@@ -148,7 +148,7 @@ class HostChannel(Channel):
         known = msgspec.structs.replace(ref, sha256=ref.sha256 or answer.sha256)
         return Path(answer.cache), known
 
-    def wait_for_next_trial(self) -> HostOrder | None:
+    def wait_for_next_trial(self) -> TrialOrder | None:
         """Say that the host is free, and wait for its next trial; None when none will come."""
         self._newest = None
         self._send(frames.frame(frames.IDLE))
@@ -182,7 +182,7 @@ class HostChannel(Channel):
         except (BrokenPipeError, ConnectionResetError):
             _node_is_gone()
 
-    def _taken(self) -> HostOrder | None:
+    def _taken(self) -> TrialOrder | None:
         order, self._newest = self._newest, None
         return order
 

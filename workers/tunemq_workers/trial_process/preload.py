@@ -29,7 +29,7 @@ _PROBE_THREADS: Final = 2
 _PROBE_FAILED: Final = 3
 
 
-class PreloadRefused(Exception):
+class PreloadFailed(Exception):
     """Children of this process cannot run; ``module`` was imported last."""
 
     def __init__(self, module: str, reason: str) -> None:
@@ -69,7 +69,7 @@ def preload(
             loaded.append(module)
         reason = why_children_cannot_run(deadline_s)
         if reason is not None:
-            raise PreloadRefused(module, reason)
+            raise PreloadFailed(module, reason)
     return tuple(loaded)
 
 

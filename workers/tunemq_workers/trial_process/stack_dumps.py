@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from tunemq_shared.system.claimed_process import NotThatProcess, open_claimed
+from tunemq_shared.system.claimed_process import ProcessMismatch, open_claimed
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 from tunemq_workers.processes.tree_memory import family_of
 
@@ -44,7 +44,7 @@ def _ask_children(host: int, user: int | None) -> None:
     children = [pid for pid in family_of(host)[1:] if _listens(pid)]
     for pid in children[:_CHILDREN]:
         # A "setuid" program, for example, is not for the node to signal.
-        with suppress(OSError, NotThatProcess):
+        with suppress(OSError, ProcessMismatch):
             pidfd = open_claimed(pid, user=user)
             try:
                 if _listens(pid):  # the very process that the descriptor stands for

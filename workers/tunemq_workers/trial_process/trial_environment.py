@@ -15,8 +15,8 @@ from types import FrameType, ModuleType
 
 from tunemq_shared.base import failpoints
 from tunemq_shared.checkpoints.checkpoint_folders import remove_leftovers
-from tunemq_shared.protocol.messages import HostStart
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.messages import TrialSpec
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_shared.system.process_control import (
     adopt_orphans,
     die_with_parent,
@@ -63,7 +63,7 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class TrialEnvironment:
     """What all hosts of a forkserver share.
 
     Args:
@@ -76,7 +76,7 @@ class Surroundings:
     variables: dict[str, str]
     libraries: thread_limits.LoadedLibraries
 
-    def prepare(self, start: HostStart, *, host: str, gpus: tuple[str, ...]) -> None:
+    def prepare(self, start: TrialSpec, *, host: str, gpus: tuple[str, ...]) -> None:
         """Set up everything for the trial ``start``, the first or the next of this process.
 
         ``host`` marks what the trial executes; ``gpus`` are the devices that it may see.
@@ -105,7 +105,7 @@ class Surroundings:
         self.libraries.limit(limit, given)
         seeding.seed_trial(start.seed, start.trial_number)
 
-    def _variables(self, start: HostStart, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
+    def _variables(self, start: TrialSpec, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
         given = start.environment.variables
         variables = {name: v for name, v in given.items() if not name.startswith("TUNEMQ_")}
         variables |= self.variables
@@ -119,7 +119,7 @@ class Surroundings:
         return variables
 
 
-def _set_limits(limits: TrialLimits) -> None:
+def _set_limits(limits: TrialLimitSpec) -> None:
     """Have the kernel hold what it counts for each process; what is executed inherits it."""
     _limit(resource.RLIMIT_CORE, limits.core_bytes)
     if limits.open_files:

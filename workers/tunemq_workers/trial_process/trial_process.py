@@ -21,20 +21,20 @@ import cloudpickle  # noqa: F401 - every trial's code needs it: children find it
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
 from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.store_sink import StoreSink
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.objects.store_address import is_remote
-from tunemq_shared.protocol.messages import HostOrder, HostStart, TrialFailed, TrialStarted
-from tunemq_shared.trainable.run_trial import TrialProgram
+from tunemq_shared.protocol.messages import TrialFailed, TrialOrder, TrialSpec, TrialStarted
+from tunemq_shared.trainable.run_trial import TrainableRunner
 from tunemq_shared.trainable.trainable_blobs import load
 from tunemq_shared.trial.session import TrialSession
 from tunemq_workers.logs import output_files
-from tunemq_workers.processes.forkserver_messages import HostSpec, decode_host_spec
+from tunemq_workers.processes.forkserver_messages import TrialProcessSpec, decode_host_spec
 from tunemq_workers.trial_process.cache_sink import CacheSink
-from tunemq_workers.trial_process.node_channel import HostChannel
+from tunemq_workers.trial_process.node_channel import NodeChannel
 from tunemq_workers.trial_process.spawned_processes import end_children
-from tunemq_workers.trial_process.trial_environment import Surroundings, leave_the_forkserver
+from tunemq_workers.trial_process.trial_environment import TrialEnvironment, leave_the_forkserver
 
 #: How long handlers registered with `atexit` may take together.
 EXIT_GRACE_S: Final = 4
@@ -43,7 +43,7 @@ EXIT_GRACE_S: Final = 4
 _SOFTWARE: Final = 70
 
 
-class HostTask(NamedTuple):
+class ForkContext(NamedTuple):
     """What a child takes along from its forkserver."""
 
     name: str
@@ -51,10 +51,10 @@ class HostTask(NamedTuple):
     line: int
     spec: int
     gate: int | None
-    surroundings: Surroundings
+    surroundings: TrialEnvironment
 
 
-def run(task: HostTask) -> NoReturn:
+def run(task: ForkContext) -> NoReturn:
     """Become the host, run its trials, and end the process."""
     code = _SOFTWARE
     try:
@@ -64,7 +64,7 @@ def run(task: HostTask) -> NoReturn:
             os.close(task.gate)
         with open(task.spec, "rb", buffering=0) as file:
             spec = decode_host_spec(file.readall())
-        _Host(task, spec, HostChannel(socket.socket(fileno=task.line))).run()
+        _TrialLoop(task, spec, NodeChannel(socket.socket(fileno=task.line))).run()
         code = 0
     except BaseException:  # noqa: BLE001 - the exit code tells the node, this the log
         traceback.print_exc()
@@ -73,18 +73,18 @@ def run(task: HostTask) -> NoReturn:
         os._exit(code)
 
 
-class _Host:
+class _TrialLoop:
     """Runs the trials of one host, one after another."""
 
-    def __init__(self, task: HostTask, spec: HostSpec, channel: HostChannel) -> None:
+    def __init__(self, task: ForkContext, spec: TrialProcessSpec, channel: NodeChannel) -> None:
         self._task, self._spec, self._channel = task, spec, channel
-        self._program = TrialProgram()
+        self._program = TrainableRunner()
         self._trainable: Any = None
         self._code = ""
 
     def run(self) -> None:
         """Run the first trial, and while hosts are to be reused, the next ones."""
-        order: HostOrder | None = self._spec.order
+        order: TrialOrder | None = self._spec.order
         while order is not None and self._run_trial(order):
             order = self._channel.wait_for_next_trial()
         # SIGALRM's default action ends the process, whatever hangs and whoever holds the GIL.
@@ -94,7 +94,7 @@ class _Host:
         end_children()
         atexit._run_exitfuncs()  # noqa: SLF001 - what else runs them without ending Python
 
-    def _run_trial(self, order: HostOrder) -> bool:
+    def _run_trial(self, order: TrialOrder) -> bool:
         """Run one trial to its end; whether another one may follow."""
         if order.start is None:
             raise ValueError(f"the order for {order.trial} lacks its start")
@@ -106,7 +106,7 @@ class _Host:
         output_files.flush()
         return order.start.reuse and not self._channel.has_failed
 
-    def _started(self, order: HostOrder, start: HostStart) -> TrialStarted:
+    def _started(self, order: TrialOrder, start: TrialSpec) -> TrialStarted:
         spec = self._spec
         return TrialStarted(
             order.trial,
@@ -119,7 +119,7 @@ class _Host:
             output_files.sizes(start.folder),
         )
 
-    def _prepared(self, order: HostOrder) -> TrialSession | None:
+    def _prepared(self, order: TrialOrder) -> TrialSession | None:
         """The trial's session, all set up; None when that failed and the failure was sent."""
         start = order.start
         assert start is not None
@@ -140,14 +140,14 @@ class _Host:
             return None
         return TrialSession(order, config, self._channel, self._sink(start))
 
-    def _sink(self, start: HostStart) -> CheckpointSink:
+    def _sink(self, start: TrialSpec) -> CheckpointSink:
         """Where the trial's checkpoints go: a folder is written here, the rest by the node."""
         folder_name = os.path.basename(start.folder)
         if is_remote(start.store):
             return CacheSink(self._channel, folder_name)
-        return StoreSink(LocalStore(start.store), folder_name)
+        return StoreSink(LocalCheckpointStore(start.store), folder_name)
 
-    def _fail(self, order: HostOrder, kind: str, error: BaseException) -> None:
+    def _fail(self, order: TrialOrder, kind: str, error: BaseException) -> None:
         text = traceback_text(error)
         self._channel.send(
             TrialFailed(order.trial, order.epoch, kind, one_line(error), text, time.time())

@@ -11,31 +11,31 @@ from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
-    HostOrder,
+    TrialOrder,
     decode_assignment,
 )
-from tunemq_workers.broker.node_signing import NodeSeals
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 
-class _StartBegins(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a `HostStart`."""
+class _SpecPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a `TrialSpec`."""
 
     experiment: str
     events_key: str
 
 
-class _OrderBegins(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a `HostOrder`, as far as they say whose it is."""
+class _OrderPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a `TrialOrder`, as far as they say whose it is."""
 
     trial: str
     epoch: int
     run_until: Any
     stop: Any
-    start: _StartBegins
+    start: _SpecPrefix
 
 
-class _Letter(msgspec.Struct, frozen=True, array_like=True):
+class _AssignmentEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """An `Assignment` whose orders are not looked at."""
 
     protocol: int
@@ -47,12 +47,12 @@ class _Letter(msgspec.Struct, frozen=True, array_like=True):
     store: str = ""
 
 
-_decode_letter = msgspec.msgpack.Decoder(_Letter).decode
-_decode_order = msgspec.msgpack.Decoder(HostOrder).decode
-_decode_beginning = msgspec.msgpack.Decoder(_OrderBegins).decode
+_decode_letter = msgspec.msgpack.Decoder(_AssignmentEnvelope).decode
+_decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
+_decode_beginning = msgspec.msgpack.Decoder(_OrderPrefix).decode
 
 
-class Mailbox:
+class CommandQueue:
     """Lets through each assignment that is newer than the one taken before.
 
     Args:
@@ -65,8 +65,8 @@ class Mailbox:
     def __init__(
         self,
         incarnation: str,
-        seals: NodeSeals,
-        on_unreadable: Callable[[Key, str, str], object] = lambda *_: None,
+        seals: NodeSigning,
+        on_unreadable: Callable[[AttemptId, str, str], object] = lambda *_: None,
     ) -> None:
         self._on_unreadable = on_unreadable
         self._incarnation, self._seals = incarnation, seals
@@ -81,7 +81,7 @@ class Mailbox:
         body = self._seals.mail(mail)
         if body is None:
             return None
-        unreadable: list[tuple[_OrderBegins, str]] = []
+        unreadable: list[tuple[_OrderPrefix, str]] = []
         try:
             try:
                 assignment = decode_assignment(body)
@@ -109,7 +109,7 @@ class Mailbox:
         return None
 
 
-def _read_each(body: bytes, unreadable: list[tuple[_OrderBegins, str]]) -> Assignment:
+def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> Assignment:
     """The assignment without the orders that cannot be read; those, and why, are added to a list.
 
     Raises:

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.code.blob_folder import place_of
-from tunemq_shared.protocol.messages import BlobRef, HostStart
+from tunemq_shared.protocol.messages import BlobRef, TrialSpec
 from tunemq_shared.system.folder_trees import remove_tree, walk
-from tunemq_workers.runtime.checkpoint_interfaces import Disk, Transfers
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, TransferService
 from tunemq_workers.runtime.transfer_messages import FetchBlob
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
 
 #: Of the disk that they are on, blobs may take a tenth, and what is used now.
@@ -34,7 +34,7 @@ _TRASH: Final = ".trash-"
 _log = logging.getLogger(__name__)
 
 
-class _Need(NamedTuple):
+class _RequiredBlob(NamedTuple):
     """A blob that a trial needs, and what it is to people."""
 
     ref: BlobRef
@@ -42,7 +42,7 @@ class _Need(NamedTuple):
     is_bundle: bool = False
 
 
-class _Left(NamedTuple):
+class _LeftoverFiles(NamedTuple):
     """What a node before this one has left: the bytes of each path, the oldest first."""
 
     sizes: dict[str, int]
@@ -50,14 +50,14 @@ class _Left(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Arrival:
+class _PendingDependencies:
     """What a trial waits for."""
 
     missing: set[str] = field(default_factory=set)
     transfers: list[int] = field(default_factory=list)
 
 
-class Luggage:
+class DependencyFetcher:
     """Gets what trials need. Owned by the node's loop.
 
     Args:
@@ -68,13 +68,13 @@ class Luggage:
     """
 
     def __init__(
-        self, disk: Disk, transfers: Transfers, folder: str, variables: Mapping[str, str]
+        self, disk: DiskJobs, transfers: TransferService, folder: str, variables: Mapping[str, str]
     ) -> None:
         #: Says for which trials something has to stay.
-        self.in_use: Callable[[], Iterable[HostStart]] = tuple
+        self.in_use: Callable[[], Iterable[TrialSpec]] = tuple
         self._disk, self._transfers, self._folder = disk, transfers, folder
         self._variables = variables
-        self._arrivals: dict[Key, _Arrival] = {}
+        self._arrivals: dict[AttemptId, _PendingDependencies] = {}
         #: By path, the longest unused first.
         self._sizes: dict[str, int] = {}
         self._limit = 0
@@ -85,7 +85,7 @@ class Luggage:
         """Look what a node before this one has left."""
         self._disk.run(partial(_take_over, self._folder, self._leftovers), self._looked)
 
-    def find(self, start: HostStart) -> HostStart | None:
+    def find(self, start: TrialSpec) -> TrialSpec | None:
         """The order in terms of this node, if all that it needs is here."""
         for need in _needs(start):
             path = self._path(need)
@@ -97,8 +97,8 @@ class Luggage:
 
     def fetch(
         self,
-        key: Key,
-        start: HostStart,
+        key: AttemptId,
+        start: TrialSpec,
         on_there: Callable[[], None],
         on_failed: Callable[[str], None],
         on_trouble: Callable[[str], None],
@@ -113,9 +113,9 @@ class Luggage:
         if key in self._arrivals:
             return
         missing = [need for need in _needs(start) if not _is_there(self._path(need), need)]
-        arrival = self._arrivals[key] = _Arrival({self._path(need) for need in missing})
+        arrival = self._arrivals[key] = _PendingDependencies({self._path(need) for need in missing})
 
-        def there(need: _Need, _uploaded: object) -> None:
+        def there(need: _RequiredBlob, _uploaded: object) -> None:
             path = self._path(need)
             arrival.missing.discard(path)
             self._arrived(path)
@@ -123,7 +123,7 @@ class Luggage:
                 del self._arrivals[key]
                 on_there()
 
-        def failed(need: _Need, reason: str, _is_corrupt: bool) -> None:
+        def failed(need: _RequiredBlob, reason: str, _is_corrupt: bool) -> None:
             self._leave(key)
             on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}")
 
@@ -136,7 +136,7 @@ class Luggage:
             )
             arrival.transfers.append(number)
 
-    def forget_all_but(self, keys: Collection[Key]) -> None:
+    def forget_all_but(self, keys: Collection[AttemptId]) -> None:
         """Of all others nobody waits any more."""
         for key in [key for key in self._arrivals if key not in keys]:
             self._leave(key)
@@ -153,7 +153,7 @@ class Luggage:
             if size <= self._limit:
                 return
 
-    def _leave(self, key: Key) -> None:
+    def _leave(self, key: AttemptId) -> None:
         for number in self._arrivals.pop(key).transfers:
             self._transfers.cancel(number)
 
@@ -167,7 +167,7 @@ class Luggage:
             self._sizes[path] = size
             self.trim()
 
-    def _looked(self, left: _Left) -> None:
+    def _looked(self, left: _LeftoverFiles) -> None:
         self._limit = left.disk_bytes // _SHARE
         self._sizes = left.sizes | self._sizes
         self.trim()
@@ -184,22 +184,22 @@ class Luggage:
         else:
             self._disk.run(partial(_delete, trash), _ignore)
 
-    def _path(self, need: _Need) -> str:
+    def _path(self, need: _RequiredBlob) -> str:
         return os.path.join(self._folder, CODE if need.is_bundle else BLOBS, need.ref.sha256)
 
 
-def _needs(start: HostStart) -> Iterator[_Need]:
+def _needs(start: TrialSpec) -> Iterator[_RequiredBlob]:
     """What has to be on this node; a blob that can be read where it is need not."""
     if start.code.store:
-        yield _Need(start.code, "the trial's code")
+        yield _RequiredBlob(start.code, "the trial's code")
     for ref in start.blobs:
         if ref.store:
-            yield _Need(ref, "what with_parameters bound to it")
+            yield _RequiredBlob(ref, "what with_parameters bound to it")
     if start.bundle is not None:
-        yield _Need(start.bundle, "the bundle with its code", is_bundle=True)
+        yield _RequiredBlob(start.bundle, "the bundle with its code", is_bundle=True)
 
 
-def _is_there(path: str, need: _Need) -> bool:
+def _is_there(path: str, need: _RequiredBlob) -> bool:
     if need.is_bundle:
         return os.path.isdir(path)
     try:
@@ -225,7 +225,7 @@ def _is_half_done(entry: os.DirEntry[str]) -> bool:
     return entry.name.startswith(".")
 
 
-def _take_over(folder: str, leftovers: list[str]) -> _Left:
+def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
     """Remove what a node before this one has not finished, and say what is there."""
     for path in leftovers:
         try:
@@ -241,7 +241,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _Left:
             if not _is_half_done(entry)
         )
     sizes = {path: _size_of(path) for _, path in sorted(found)}
-    return _Left(sizes, shutil.disk_usage(folder).total)
+    return _LeftoverFiles(sizes, shutil.disk_usage(folder).total)
 
 
 def _size_of(path: str) -> int:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
-from tunemq_workers.processes.tree_watch import FamilyWatch
+from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.frames import ASK_ROOM, AWAIT_ORDER, FETCH, FETCHED, NEXT, ORDER, ROOM
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 #: Clocks are read so often while the shortest limit runs out, and at least and at most so seldom.
 _READINGS: Final = 20
@@ -34,7 +34,7 @@ _COUNT_BYTES: Final = 4
 _ANSWERS: Final = {ASK_ROOM: ROOM, FETCH: FETCHED, AWAIT_ORDER: ORDER}
 
 
-class Excess(NamedTuple):
+class LimitExceeded(NamedTuple):
     """Why a host is to be killed: ``kind`` and ``error`` of a TrialFailed.
 
     ``is_urgent``: at once, without a SIGTERM before.
@@ -60,8 +60,8 @@ class _Clock:
         found: what it exceeded; its stacks are being written, and then it is to be killed.
     """
 
-    host: Host
-    limits: TrialLimits
+    host: TrialProcess
+    limits: TrialLimitSpec
     spent_s: float
     read_at: float
     is_running: bool = False
@@ -70,7 +70,7 @@ class _Clock:
     orders: int = 0
     awaits: int = 0
     is_late: bool = False
-    found: Excess | None = None
+    found: LimitExceeded | None = None
 
     def read(self, now: float, longest_s: float, *, is_held: bool) -> None:
         """Count the time since the last reading, at most ``longest_s`` of it."""
@@ -83,7 +83,7 @@ class _Clock:
         self.step_s = 0.0 if self.has_spoken else self.step_s + passed
         self.has_spoken = False
 
-    def excess(self) -> Excess | None:
+    def excess(self) -> LimitExceeded | None:
         """What it has exceeded."""
         limits = self.limits
         if limits.trial_s and self.spent_s > limits.trial_s:
@@ -95,7 +95,7 @@ class _Clock:
         return None
 
 
-class HostLimits:
+class LimitEnforcer:
     """Watches over the hosts that have limits; others cost nothing. Owned by the node's loop.
 
     Args:
@@ -111,23 +111,23 @@ class HostLimits:
     def __init__(
         self,
         timers: Timers,
-        families: FamilyWatch,
+        families: TreeWatch,
         *,
-        silence: Callable[[Host], bool],
+        silence: Callable[[TrialProcess], bool],
         dump: Callable[[str], object],
-        exceeded: Callable[[Host, Excess], object],
+        exceeded: Callable[[TrialProcess, LimitExceeded], object],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timers, self._families, self._dump, self._now = timers, families, dump, now
         self._exceeded, self._silence = exceeded, silence
         families.on_exceeded = self._has_too_much
         self._clocks: dict[str, _Clock] = {}
-        self._held: dict[str, Host] = {}
+        self._held: dict[str, TrialProcess] = {}
         self._period_s = _PERIODS_S[1]
         self._is_reading = False
         self._is_held = False
 
-    def enter(self, host: Host, emit: Callable[[bytes], object]) -> None:
+    def enter(self, host: TrialProcess, emit: Callable[[bytes], object]) -> None:
         """A host is to run a trial; ``emit`` takes its events."""
         limits, link = host.start.limits, host.link
         if not limits.has_times:
@@ -143,7 +143,7 @@ class HostLimits:
         link.on_event = heard
         link.on_sent = lambda kind: self._sent(clock, kind)
 
-    def begin(self, host: Host) -> None:
+    def begin(self, host: TrialProcess) -> None:
         """A host that has entered runs."""
         if (clock := self._clocks.get(host.name)) is not None:
             clock.read_at, clock.is_running = self._now(), True
@@ -165,7 +165,7 @@ class HostLimits:
             self._read(clock)
             clock.awaits = _ANSWERS[kind]
 
-    def is_killed_for_memory(self, host: Host) -> bool:
+    def is_killed_for_memory(self, host: TrialProcess) -> bool:
         """Whether the kernel killed a process of the host for its limit; then the trial fails."""
         error = self._families.why_killed(host.name, host.start.limits)
         if error:
@@ -178,7 +178,7 @@ class HostLimits:
             self._read(clock)
         self._is_held = is_held
 
-    def leave(self, host: Host) -> None:
+    def leave(self, host: TrialProcess) -> None:
         """The host's trial is over, or is being ended; again is allowed."""
         clock = self._clocks.pop(host.name, None)
         if clock is not None:
@@ -240,17 +240,19 @@ class HostLimits:
         host = self._held.get(name)
         if host is not None:
             self.leave(host)
-            self._exceeded(host, Excess(kind, error, is_urgent=True))
+            self._exceeded(host, LimitExceeded(kind, error, is_urgent=True))
 
 
-def _took_too_long(host: Host, kind: str, field: str, limit: float, measured: float) -> Excess:
+def _took_too_long(
+    host: TrialProcess, kind: str, field: str, limit: float, measured: float
+) -> LimitExceeded:
     what = {
         "trial_limit": f"the trial took {measured:.1f} s",
         "time_limit": f"a step took more than {measured:.1f} s",
         "stalled": f"the trial has not reported for {measured:.1f} s",
     }[kind]
     log = os.path.join(host.start.folder, output_files.STDERR)
-    return Excess(
+    return LimitExceeded(
         kind,
         f"{what}, and its limit is {limit:g} s (TrialLimits({field}=...)); what it was doing is at "
         f"the end of {log}.",

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.messages import BlobRef, Environment, HostStart
+from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
 from tunemq_workers.system.credentials import is_for_trials
-from tunemq_workers.system.trial_user import Account
+from tunemq_workers.system.trial_user import UserAccount
 
 #: The folders in a node's.
 BLOBS: Final = "blobs"
@@ -64,7 +64,7 @@ def unmatched(patterns: Iterable[str]) -> list[str]:
 
 
 def trial_variables(
-    account: Account | None = None, allowed: Iterable[str] | None = None
+    account: UserAccount | None = None, allowed: Iterable[str] | None = None
 ) -> dict[str, str]:
     """Return the variables of this process that its trials get.
 
@@ -80,7 +80,7 @@ def trial_variables(
     return own if account is None else account.variables(own)
 
 
-def localised(start: HostStart, folder: str, inherited: Mapping[str, str]) -> HostStart:
+def localised(start: TrialSpec, folder: str, inherited: Mapping[str, str]) -> TrialSpec:
     """The order as the host gets it.
 
     Args:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
-from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.protocol.output_pieces import OutputChunk, encode
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_workers.broker.publisher_messages import SendOutput
 from tunemq_workers.logs.output_files import STDERR, STDOUT
-from tunemq_workers.runtime.checkpoint_interfaces import Disk, Timers
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
 
 PERIOD_S: Final = 1.0
 #: So much of a file is told at once; of more that has come since, the newest.
 PIECE_BYTES: Final = 16 * 2**10
 
 
-class Printing(NamedTuple):
+class OutputSource(NamedTuple):
     """A trial that prints into files in this folder."""
 
     events_key: str
@@ -32,14 +32,14 @@ class Printing(NamedTuple):
     folder: str
 
 
-class _Place(NamedTuple):
+class _ReadPosition(NamedTuple):
     """How far a file was read, in the how manieth round of it."""
 
     turn: int
     offset: int
 
 
-class OutputNews:
+class OutputStreamer:
     """Follows files. Owned by the node's loop.
 
     Args:
@@ -53,16 +53,16 @@ class OutputNews:
     def __init__(
         self,
         timers: Timers,
-        disk: Disk,
+        disk: DiskJobs,
         send: Callable[[SendOutput], None],
         may_send: Callable[[], bool],
-        printing: Callable[[], Iterable[Printing]],
+        printing: Callable[[], Iterable[OutputSource]],
     ) -> None:
         self._timers, self._disk, self._send, self._may_send = timers, disk, send, may_send
         self._printing = printing
         #: By folder and name of a file, how often it was shortened, and how far it was read.
-        self._offsets: dict[tuple[str, str], _Place] = {}
-        self._completed: list[Printing] = []
+        self._offsets: dict[tuple[str, str], _ReadPosition] = {}
+        self._completed: list[OutputSource] = []
         self._is_under_way = False
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class OutputNews:
         self._look()
         self._timers.after(PERIOD_S, self.start)
 
-    def complete(self, printed: Printing) -> None:
+    def complete(self, printed: OutputSource) -> None:
         """Nobody prints there any more: tell the rest."""
         self._completed.append(printed)
         self._look()
@@ -95,9 +95,9 @@ class OutputNews:
             self._is_under_way = True
             self._disk.run(partial(_read, due, dict(self._offsets)), self._read)
 
-    def _read(self, pieces: list[tuple[str, str, OutputPiece]]) -> None:
+    def _read(self, pieces: list[tuple[str, str, OutputChunk]]) -> None:
         for folder, _, piece in pieces:
-            place = _Place(piece.round, piece.offset + len(piece.data))
+            place = _ReadPosition(piece.round, piece.offset + len(piece.data))
             self._offsets[folder, piece.name] = place
         if pieces:
             self._send(SendOutput(tuple((key, encode(piece)) for _, key, piece in pieces)))
@@ -106,22 +106,22 @@ class OutputNews:
 
 
 def _read(
-    due: list[Printing], offsets: dict[tuple[str, str], _Place]
-) -> list[tuple[str, str, OutputPiece]]:
+    due: list[OutputSource], offsets: dict[tuple[str, str], _ReadPosition]
+) -> list[tuple[str, str, OutputChunk]]:
     """What is new in each file: its folder, its experiment's stream, the piece."""
     found = []
     for key, trial, epoch, folder in due:
         for name in (STDOUT, STDERR):
-            read = offsets.get((folder, name), _Place(0, 0))
+            read = offsets.get((folder, name), _ReadPosition(0, 0))
             (turn, offset), data = _news_of(os.path.join(folder, name), read)
             if data:
                 short = os.path.basename(folder)
-                piece = OutputPiece(trial, epoch, short, name, offset, data, turn)
+                piece = OutputChunk(trial, epoch, short, name, offset, data, turn)
                 found.append((folder, key, piece))
     return found
 
 
-def _news_of(path: str, read: _Place) -> tuple[_Place, bytes]:
+def _news_of(path: str, read: _ReadPosition) -> tuple[_ReadPosition, bytes]:
     turn, offset = read
     try:
         with open_to_read(path) as file:
@@ -129,6 +129,6 @@ def _news_of(path: str, read: _Place) -> tuple[_Place, bytes]:
             if size < offset:  # it was shortened
                 turn, offset = turn + 1, 0
             offset = max(offset, size - PIECE_BYTES)
-            return _Place(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
+            return _ReadPosition(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
     except OSError:  # nothing was printed yet, or it is not what it should be
         return read, b""

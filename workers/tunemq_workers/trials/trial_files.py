@@ -15,15 +15,15 @@ from typing import Final
 
 from tunemq_shared.base.retrying import ignore
 from tunemq_shared.objects.store_address import is_remote
-from tunemq_shared.protocol.messages import HostStart, NodeWarned, encode
+from tunemq_shared.protocol.messages import NodeWarned, TrialSpec, encode
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_workers.broker.publisher_messages import SendOutput
-from tunemq_workers.runtime.checkpoint_interfaces import Disk, Emit, Timers, Transfers
-from tunemq_workers.runtime.transfer_messages import SendFiles
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Emit, Timers, TransferService
+from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 from tunemq_workers.system.trial_user import own_files
 from tunemq_workers.trials.local_start_order import TRIALS
-from tunemq_workers.trials.output_streamer import OutputNews, Printing
+from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
 #: How long the end of a node waits for one folder, and longer only where bytes go through.
 _PATIENCE_S: Final = 600.0
@@ -38,7 +38,7 @@ class TrialFiles:
     """Cares for the folders below ``trials``. Owned by the node's loop.
 
     Args:
-        timers, send, may_send: see `OutputNews`.
+        timers, send, may_send: see `OutputStreamer`.
         disk: reads and removes.
         transfers: send.
         emit: takes (events stream, encoded event).
@@ -48,8 +48,8 @@ class TrialFiles:
     def __init__(
         self,
         timers: Timers,
-        disk: Disk,
-        transfers: Transfers,
+        disk: DiskJobs,
+        transfers: TransferService,
         emit: Emit,
         *,
         send: Callable[[SendOutput], None],
@@ -57,10 +57,10 @@ class TrialFiles:
         folder: str,
     ) -> None:
         #: Say which trials have hosts, and which are to have one.
-        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
-        self.expected: Callable[[], Iterable[HostStart]] = tuple
+        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.expected: Callable[[], Iterable[TrialSpec]] = tuple
         self._transfers, self._disk, self._emit = transfers, disk, emit
-        self._news = OutputNews(timers, disk, send, may_send, self._printing)
+        self._news = OutputStreamer(timers, disk, send, may_send, self._printing)
         self._root = os.path.join(folder, TRIALS)
         self._sending: dict[tuple[str, int], str] = {}
 
@@ -83,17 +83,17 @@ class TrialFiles:
         """The streams of experiments of which files are on their way."""
         return set(self._sending.values())
 
-    def left(self, trial: Key, start: HostStart) -> None:
+    def left(self, trial: AttemptId, start: TrialSpec) -> None:
         """A host has left its trial; nothing happens to folders that are not below ``trials``."""
         folder, epoch = start.folder, trial[1]
         if not self._is_ours(folder):
             return
-        self._news.complete(Printing(start.events_key, *trial, folder))
+        self._news.complete(OutputSource(start.events_key, *trial, folder))
         key = (folder, epoch)
         if not is_remote(start.store) or key in self._sending:
             return
         self._sending[key] = start.events_key
-        send = SendFiles(start.store, os.path.basename(folder), folder, epoch, _PATIENCE_S)
+        send = UploadTrialFiles(start.store, os.path.basename(folder), folder, epoch, _PATIENCE_S)
         self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
@@ -126,10 +126,10 @@ class TrialFiles:
             return
         self._disk.run(partial(_remove, trash), _ignore)
 
-    def _printing(self) -> Iterator[Printing]:
+    def _printing(self) -> Iterator[OutputSource]:
         for trial, start in self.hosted():
             if self._is_ours(start.folder):
-                yield Printing(start.events_key, *trial, start.folder)
+                yield OutputSource(start.events_key, *trial, start.folder)
 
     def _is_ours(self, folder: str) -> bool:
         return folder.startswith(f"{self._root}/")

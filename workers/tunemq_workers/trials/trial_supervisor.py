@@ -19,16 +19,16 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.base.failure_text import shortened
-from tunemq_shared.protocol.messages import FORKSERVER_LOST, HostOrder, HostStart, encode
-from tunemq_workers.broker.event_validation import TrialEvents
-from tunemq_workers.broker.trial_notices import HostNews
-from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
-from tunemq_workers.gpu.gpu_admission import DeviceGate
-from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_shared.protocol.messages import FORKSERVER_LOST, TrialOrder, TrialSpec, encode
+from tunemq_workers.broker.event_validation import EventValidator
+from tunemq_workers.broker.trial_notices import TrialEvents
+from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.gpu.gpu_admission import GpuAdmission
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.processes.tree_watch import FamilyWatch
+from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime.checkpoint_interfaces import TrialKey, trial_of
 from tunemq_workers.runtime.frames import (
     ASK_ROOM,
@@ -45,10 +45,15 @@ from tunemq_workers.runtime.frames import (
     WRITTEN,
 )
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import Forkservers, Host, Key, how_far
+from tunemq_workers.runtime.trial_process_interfaces import (
+    AttemptId,
+    TrialProcess,
+    TrialProcessLauncher,
+    how_far,
+)
 from tunemq_workers.system.oom_kills import OomKills
-from tunemq_workers.trials.dependencies import Luggage
-from tunemq_workers.trials.limit_enforcement import Excess, HostLimits
+from tunemq_workers.trials.dependencies import DependencyFetcher
+from tunemq_workers.trials.limit_enforcement import LimitEnforcer, LimitExceeded
 
 #: Between asking a process group with SIGTERM and killing the family.
 TERM_GRACE_S: Final = 1.0
@@ -70,7 +75,7 @@ _OF_CHECKPOINTS: Final = frozenset({ASK_ROOM, FETCH, WRITTEN})
 _log = logging.getLogger(__name__)
 
 
-class Hosts:
+class TrialSupervisor:
     """The table of hosts. Owned by the node's loop.
 
     Args:
@@ -88,28 +93,28 @@ class Hosts:
     def __init__(
         self,
         reactor: Reactor,
-        forkservers: Forkservers,
-        checkpoints: Checkpoints,
-        luggage: Luggage,
+        forkservers: TrialProcessLauncher,
+        checkpoints: CheckpointRequests,
+        luggage: DependencyFetcher,
         emit: Callable[[str, bytes], object],
         emit_result: Callable[[str, bytes], object],
         now: Callable[[], float] = time.monotonic,
-        keeper: GpuKeeper | None = None,
+        keeper: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
     ) -> None:
         #: Takes the folder of a trial whose host ended otherwise than by its own word.
         self.on_cut_off: Callable[[str], object] = _nobody_looks
         #: Takes a trial that its host has left, and what that was started with.
-        self.on_left: Callable[[Key, HostStart], object] = _nobody_looks
+        self.on_left: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
         self._emit_result = emit_result
-        self._news = HostNews(emit)
+        self._news = TrialEvents(emit)
         self._checkpoints, self._luggage = checkpoints, luggage
         checkpoints.on_given_up = self._fail
         luggage.in_use = self._starts_in_use
-        self._limits = HostLimits(
+        self._limits = LimitEnforcer(
             reactor,
-            FamilyWatch(reactor.post, forkservers.held_at_kill),
+            TreeWatch(reactor.post, forkservers.held_at_kill),
             silence=self._silence,
             dump=forkservers.dump,
             exceeded=self._exceeded,
@@ -117,13 +122,13 @@ class Hosts:
         )
         self._oom_kills = OomKills(reactor)
         self._oom_kills.start()
-        self._hosts: dict[str, Host] = {}
-        self._trial_events: dict[str, TrialEvents] = {}
-        self._hosting: dict[Key, Host] = {}
-        self._wanted: dict[Key, HostOrder] = {}
-        self._starts: dict[Key, HostStart] = {}
-        self._over: set[Key] = set()
-        self._gate = DeviceGate(keeper, reactor, self._news, self._will_not_start)
+        self._hosts: dict[str, TrialProcess] = {}
+        self._trial_events: dict[str, EventValidator] = {}
+        self._hosting: dict[AttemptId, TrialProcess] = {}
+        self._wanted: dict[AttemptId, TrialOrder] = {}
+        self._starts: dict[AttemptId, TrialSpec] = {}
+        self._over: set[AttemptId] = set()
+        self._gate = GpuAdmission(keeper, reactor, self._news, self._will_not_start)
         self._meter = meter or GpuMeter(())
         if keeper is not None:
             keeper.on_change = self._start_missing
@@ -137,7 +142,7 @@ class Hosts:
 
     # --- what the scheduler wants ---------------------------------------------------------------
 
-    def obey(self, orders: Iterable[HostOrder], untouched: Collection[str] = ()) -> None:
+    def obey(self, orders: Iterable[TrialOrder], untouched: Collection[str] = ()) -> None:
         """Make what is what ``orders`` say.
 
         Args:
@@ -161,7 +166,7 @@ class Hosts:
         if not self._wanted:
             self._dismiss_parked()
 
-    def refuse(self, key: Key, events_key: str, problem: str) -> None:
+    def refuse(self, key: AttemptId, events_key: str, problem: str) -> None:
         """The order for a trial cannot be read: say so, for nobody else can.
 
         A process that it has is killed because `obey` gets no order for it.
@@ -218,11 +223,11 @@ class Hosts:
         """The folders of the trials that hosts are there for."""
         return {host.start.folder for host in self._hosts.values()}
 
-    def hosted(self) -> list[tuple[Key, HostStart]]:
+    def hosted(self) -> list[tuple[AttemptId, TrialSpec]]:
         """The trials that have a host, each with what it was started with."""
         return [(host.key, host.start) for host in self._hosts.values() if not host.is_parked]
 
-    def expected(self) -> list[HostStart]:
+    def expected(self) -> list[TrialSpec]:
         """What is to have a host."""
         return [start for key, start in self._starts.items() if key not in self._over]
 
@@ -250,7 +255,7 @@ class Hosts:
         elif kind in _OF_CHECKPOINTS and not host.is_parked:
             try:
                 self._checkpoints.said(host, kind, payload)
-            except WireError as problem:
+            except TransportError as problem:
                 self._refuse(host, str(problem))
         elif kind == IDLE:
             self._idle(host)
@@ -262,7 +267,7 @@ class Hosts:
         elif kind != AWAIT_ORDER:
             self._refuse(host, f"the trial's process sent a frame of the unknown kind {kind}")
 
-    def _idle(self, host: Host) -> None:
+    def _idle(self, host: TrialProcess) -> None:
         """A host says that its trial is over and that it could run another one."""
         if host.is_killed:
             return
@@ -326,7 +331,7 @@ class Hosts:
 
     # --- decisions ------------------------------------------------------------------------------
 
-    def _wanted_by(self, events_keys: Collection[str]) -> dict[Key, HostOrder]:
+    def _wanted_by(self, events_keys: Collection[str]) -> dict[AttemptId, TrialOrder]:
         """The orders of these experiments, as they are."""
         if not events_keys:
             return {}
@@ -337,7 +342,7 @@ class Hosts:
             if key in starts and starts[key].events_key in events_keys
         }
 
-    def _tell(self, host: Host, order: HostOrder) -> None:
+    def _tell(self, host: TrialProcess, order: TrialOrder) -> None:
         before, host.order = host.order, order
         host.was_to_pause |= order.pause or order.stop
         if order.kill:
@@ -361,7 +366,7 @@ class Hosts:
                 self._condemn(host, "storage", reason)
                 self._kill(host)
 
-    def _refuse(self, host: Host, problem: str) -> None:
+    def _refuse(self, host: TrialProcess, problem: str) -> None:
         """A trial's process said what it may not: end that trial, and nothing else."""
         problem = shortened(problem)
         if host.is_killed:  # more of the same, which it sent before it was killed
@@ -373,7 +378,7 @@ class Hosts:
         host.link.on_event = _ignore
         self._kill(host)
 
-    def _exceeded(self, host: Host, excess: Excess) -> None:
+    def _exceeded(self, host: TrialProcess, excess: LimitExceeded) -> None:
         """End a host that takes more than it may; one that took too long is silent already."""
         if not excess.is_urgent:
             self._say_failed(host, excess.kind, excess.error)
@@ -383,12 +388,12 @@ class Hosts:
             self._condemn(host, excess.kind, excess.error)
         self._kill(host)
 
-    def _condemn(self, host: Host, kind: str, reason: str) -> None:
+    def _condemn(self, host: TrialProcess, kind: str, reason: str) -> None:
         """Say that a trial has failed, whose host goes on for a moment."""
         self._silence(host)
         self._say_failed(host, kind, reason)
 
-    def _silence(self, host: Host) -> bool:
+    def _silence(self, host: TrialProcess) -> bool:
         """Ignore a host whose trial has failed; False if it was ending anyway."""
         if host.has_ended or host.is_given_up:
             return False
@@ -397,11 +402,11 @@ class Hosts:
         self._over.add(host.key)
         return True
 
-    def _say_failed(self, host: Host, kind: str, reason: str) -> None:
+    def _say_failed(self, host: TrialProcess, kind: str, reason: str) -> None:
         _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
         self._news.failed(host, kind, reason)
 
-    def _is_unexpected_end(self, host: Host) -> bool:
+    def _is_unexpected_end(self, host: TrialProcess) -> bool:
         """Take in the end of a host's process; whether its trial should have gone on."""
         host.link.drain()  # its last words come before the news of its death,
         host.link.close()  # and its children's would come behind
@@ -414,7 +419,7 @@ class Hosts:
         """``memory`` for a host that the kernel has killed, as far as that can be known."""
         return "memory" if number == SIGKILL and self._oom_kills.is_recent() else ""
 
-    def _escalate(self, host: Host, grace_s: float) -> None:
+    def _escalate(self, host: TrialProcess, grace_s: float) -> None:
         """Give a host that should end by itself so long; then SIGTERM, then the end."""
 
         def term() -> None:
@@ -424,13 +429,13 @@ class Hosts:
 
         self._set_timer(host, grace_s, term)
 
-    def _kill(self, host: Host) -> None:
+    def _kill(self, host: TrialProcess) -> None:
         if not host.is_killed:
             host.is_given_up = host.is_killed = True
             self._set_timer(host, None)
             self._forkservers.kill(host.name)
 
-    def _park(self, host: Host) -> None:
+    def _park(self, host: TrialProcess) -> None:
         host.is_parked = True
         self._limits.leave(host)
         self._checkpoints.host_gone(host.name)
@@ -441,7 +446,7 @@ class Hosts:
         if not self._wanted:
             self._dismiss_parked()
 
-    def _free(self, host: Host) -> None:
+    def _free(self, host: TrialProcess) -> None:
         self._hosting.pop(host.key, None)
         self._over.add(host.key)
         if (used := self._meter.left(host)) is not None:
@@ -452,7 +457,7 @@ class Hosts:
         self.on_left(host.key, host.start)
         _log.debug("trial.left trial=%s epoch=%d", *host.key)
 
-    def _starts_in_use(self) -> list[HostStart]:
+    def _starts_in_use(self) -> list[TrialSpec]:
         """What trials are hosted, or wait to be."""
         return [*self._starts.values(), *(host.start for host in self._hosts.values())]
 
@@ -475,7 +480,7 @@ class Hosts:
         for order in to_fork:
             self._fork(order)
 
-    def _is_settled_without_fork(self, order: HostOrder) -> bool:
+    def _is_settled_without_fork(self, order: TrialOrder) -> bool:
         key = order.trial, order.epoch
         start = self._starts[key]
         if order.stop or order.kill:  # it is over before it began, and somebody waits for its slot
@@ -499,7 +504,7 @@ class Hosts:
         self._hosting[key] = host
         return True
 
-    def _fetch(self, key: Key, start: HostStart) -> None:
+    def _fetch(self, key: AttemptId, start: TrialSpec) -> None:
         """Get what is missing for a trial; its host comes when all is there."""
 
         def failed(reason: str) -> None:
@@ -512,10 +517,10 @@ class Hosts:
 
         self._luggage.fetch(key, start, self._start_missing, failed, has_trouble)
 
-    def _will_not_start(self, key: Key) -> None:
+    def _will_not_start(self, key: AttemptId) -> None:
         self._over.add(key)
 
-    def _fork(self, order: HostOrder) -> None:
+    def _fork(self, order: TrialOrder) -> None:
         key = order.trial, order.epoch
         start = self._luggage.find(self._starts[key])
         if start is None:  # nothing that is wanted is ever removed
@@ -532,19 +537,19 @@ class Hosts:
             self._news.freed(key, start.events_key)
             return
         link.hold(self._is_held)
-        self._hosts[name] = self._hosting[key] = host = Host(
+        self._hosts[name] = self._hosting[key] = host = TrialProcess(
             name, order, start, link, was_to_pause=order.pause
         )
         self._gate.took(host)
         self._enter(host)
 
-    def _enter(self, host: Host) -> None:
-        events = TrialEvents(host, self._emit, self._emit_result, partial(self._refuse, host))
+    def _enter(self, host: TrialProcess) -> None:
+        events = EventValidator(host, self._emit, self._emit_result, partial(self._refuse, host))
         self._trial_events[host.name] = events
         self._limits.enter(host, events.take)
         self._meter.began(host)
 
-    def _parked(self) -> list[Host]:
+    def _parked(self) -> list[TrialProcess]:
         return [
             host
             for host in self._hosts.values()
@@ -559,7 +564,7 @@ class Hosts:
             self._escalate(host, host.start.stop_grace_s)
 
     def _set_timer(
-        self, host: Host, delay_s: float | None, call: Callable[[], None] | None = None
+        self, host: TrialProcess, delay_s: float | None, call: Callable[[], None] | None = None
     ) -> None:
         if host.timer is not None:
             host.timer.cancel()
@@ -576,5 +581,5 @@ def _ignore(_event: bytes) -> None:
     """It comes from a host whose trial has failed."""
 
 
-def _encoded(order: HostOrder, start: HostStart | None = None) -> bytes:
+def _encoded(order: TrialOrder, start: TrialSpec | None = None) -> bytes:
     return encode(msgspec.structs.replace(order, start=start))

@@ -1,6 +1,6 @@
 """`CheckpointBook`: all checkpoints of an experiment, from written to committed to removed.
 
-What a trial has is in its `KeptCheckpoints`; here is what concerns more than one trial, or the
+What a trial has is in its `CheckpointManager`; here is what concerns more than one trial, or the
 store: the order of all, references and pins, uploads under way, and the experiment's limits.
 
 **Pins.** An epoch may refer to objects of the checkpoint that it was restored from, and later of
@@ -16,11 +16,14 @@ from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.core.checkpoints.object_references import References, ReferencesState
-from tunemq_scheduler.core.commands import Command, RecordCheckpoint
+from tunemq_scheduler.core.checkpoints.object_references import (
+    ObjectReferences,
+    ObjectReferencesState,
+)
+from tunemq_scheduler.core.commands import Command, NotifyCheckpoint
 from tunemq_scheduler.core.experiment_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.core.trials.kept_checkpoints import MOST_CANDIDATES, Kept
+from tunemq_scheduler.core.trials.kept_checkpoints import MOST_CANDIDATES, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
@@ -30,7 +33,7 @@ from tunemq_shared.protocol.messages import (
 )
 
 
-class _Writer(msgspec.Struct, array_like=True):
+class _AttemptUploads(msgspec.Struct, array_like=True):
     """An epoch that writes checkpoints, or has some that are not settled.
 
     Attributes:
@@ -44,13 +47,13 @@ class _Writer(msgspec.Struct, array_like=True):
     is_over: bool = False
 
 
-class BookState(msgspec.Struct, array_like=True):
+class CheckpointBookState(msgspec.Struct, array_like=True):
     """A `CheckpointBook` written down, but for what the trials hold."""
 
     orders: int
-    writers: list[tuple[tuple[str, int], _Writer]]
+    writers: list[tuple[tuple[str, int], _AttemptUploads]]
     uploads: dict[str, dict[str, str]]
-    references: ReferencesState
+    references: ObjectReferencesState
     limits: dict[str, LimitedCheckpoint]
 
 
@@ -72,11 +75,11 @@ class CheckpointBook:
         self._settings = settings
         self._live = live
         self._forget = forget
-        self._references = References()
+        self._references = ObjectReferences()
         self._references.pin(ref.key for ref in settings.restore)
         self._limits = ExperimentLimits(settings.keep)
         self._orders = 0
-        self._writers: dict[tuple[str, int], _Writer] = {}
+        self._writers: dict[tuple[str, int], _AttemptUploads] = {}
         #: Node -> key -> trial, of what is written there and not settled.
         self._uploads: dict[str, dict[str, str]] = {}
 
@@ -96,7 +99,7 @@ class CheckpointBook:
         own = trial.checkpoints.refs(node)
         restore = (*own, *self._settings.restore)[:MOST_CANDIDATES]
         bases = tuple(ref.key for ref in restore)
-        self._writers[trial.trial_id, trial.epoch] = _Writer(bases)
+        self._writers[trial.trial_id, trial.epoch] = _AttemptUploads(bases)
         self._references.pin(bases)
         self._reconsider(bases)
         return restore
@@ -167,7 +170,7 @@ class CheckpointBook:
             commands += self._condemn(dropped)
         commands += self._settle(known, event.trial)
         self._reconsider([event.key, *([before.key] if before is not None else [])])
-        return [RecordCheckpoint(event.trial, event), *commands, *self._drop_surplus()]
+        return [NotifyCheckpoint(event.trial, event), *commands, *self._drop_surplus()]
 
     def lost(self, trial: Trial, key: str) -> list[Command]:
         """An upload was given up; of what the store has of it nothing stays."""
@@ -264,9 +267,9 @@ class CheckpointBook:
             self._limits.state(),
         )
 
-    def dumped(self) -> BookState:
+    def dumped(self) -> CheckpointBookState:
         """All of it but what the trials hold."""
-        return BookState(
+        return CheckpointBookState(
             self._orders,
             list(self._writers.items()),
             self._uploads,
@@ -274,7 +277,7 @@ class CheckpointBook:
             self._limits.dumped(),
         )
 
-    def take_back(self, state: BookState) -> None:
+    def take_back(self, state: CheckpointBookState) -> None:
         """Be as it was when it was `dumped`."""
         self._orders, self._uploads = state.orders, state.uploads
         self._writers = dict(state.writers)
@@ -287,7 +290,7 @@ class CheckpointBook:
         self._orders += 1
         return self._orders
 
-    def _settle(self, upload: Kept | None, trial: str) -> list[Command]:
+    def _settle(self, upload: TrialCheckpoint | None, trial: str) -> list[Command]:
         """An upload is over, this way or that; None where there was none."""
         if upload is None or not upload.node:
             return []
@@ -305,7 +308,7 @@ class CheckpointBook:
         del self._writers[trial, epoch]
         return self._unpin(writer.bases)
 
-    def _rebase(self, writer: _Writer, key: str) -> list[Command]:
+    def _rebase(self, writer: _AttemptUploads, key: str) -> list[Command]:
         before, writer.bases = writer.bases, (key,)
         self._references.pin(writer.bases)
         return self._unpin(before)

@@ -17,8 +17,8 @@ from tunemq_scheduler.core.commands import Command, DeleteCheckpoint, DeleteObje
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
-class ReferencesState(msgspec.Struct, array_like=True):
-    """`References` written down."""
+class ObjectReferencesState(msgspec.Struct, array_like=True):
+    """`ObjectReferences` written down."""
 
     users: dict[str, dict[str, int]]
     removed: set[str]
@@ -26,7 +26,7 @@ class ReferencesState(msgspec.Struct, array_like=True):
     condemned: dict[str, tuple[str, CheckpointCommitted | None]]
 
 
-class References:
+class ObjectReferences:
     """References to objects from outside their own folders, pins of checkpoints, and what waits.
 
     A checkpoint that is condemned while it is pinned is removed when the last pin goes.
@@ -102,11 +102,11 @@ class References:
             sorted(self._condemned),
         )
 
-    def dumped(self) -> ReferencesState:
+    def dumped(self) -> ObjectReferencesState:
         """All of it."""
-        return ReferencesState(self._users, self._removed, self._pins, self._condemned)
+        return ObjectReferencesState(self._users, self._removed, self._pins, self._condemned)
 
-    def take_back(self, state: ReferencesState) -> None:
+    def take_back(self, state: ObjectReferencesState) -> None:
         """Be as it was when it was `dumped`."""
         self._users, self._removed = state.users, state.removed
         self._pins, self._condemned = state.pins, state.condemned

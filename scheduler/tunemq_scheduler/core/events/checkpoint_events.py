@@ -1,4 +1,4 @@
-"""`CheckpointEvents`: which events about checkpoints count, and what is made of them."""
+"""`CheckpointEventHandler`: which events about checkpoints count, and what is made of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CheckpointEvent = (
 )
 
 
-class CheckpointEvents:
+class CheckpointEventHandler:
     """Reviews each event before the book is told.
 
     A checkpoint counts if its result is recorded: that comes before, on the wire and in the

@@ -1,4 +1,4 @@
-"""`FailureEvents`: trials that fail, and nodes that fail trial after trial.
+"""`FailureEventHandler`: trials that fail, and nodes that fail trial after trial.
 
 What a failure means is in `tunemq_scheduler.core.failure_policy`, which nodes are set aside in
 `tunemq_scheduler.core.nodes.failing_nodes`; here they meet the state.
@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.commands import Command, RecordFailure, TellOfNode
+from tunemq_scheduler.core.commands import Command, NotifyFailure, WarnFailingNode
 from tunemq_scheduler.core.failure_policy import (
     FailureClass,
-    Match,
-    Verdict,
+    LogMatch,
+    RetryDecision,
     classify,
     judge,
     match_of,
@@ -28,11 +28,11 @@ from tunemq_scheduler.core.trials.trial import RUNNING, Trial
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
-    HostDied,
     LogMatched,
     NodeLost,
     ResultReported,
     TrialFailed,
+    TrialProcessDied,
 )
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
@@ -40,31 +40,33 @@ from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 LINE_LENGTH: Final = 300
 
 
-class Endings(NamedTuple):
+class FailureActions(NamedTuple):
     """What the runner does with a trial that failed; see there."""
 
     try_again: Callable[[Trial], None]
     end_in_error: Callable[[Trial, str, list[Command]], None]
 
 
-class _Shunned(NamedTuple):
+class _ExcludedNode(NamedTuple):
     """A node that a trial is kept away from, and for what."""
 
     node: str
-    match: Match
+    match: LogMatch
 
     def __str__(self) -> str:
         return f"it is not placed on node {self.node} any more, for {self.match}"
 
 
-class FailureEvents:
+class FailureEventHandler:
     """Handles the failures of trials that run, for the runner."""
 
-    def __init__(self, state: RunnerState, endings: Endings) -> None:
+    def __init__(self, state: RunnerState, endings: FailureActions) -> None:
         self._state = state
         self._endings = endings
 
-    def failed(self, trial: Trial, event: TrialFailed | HostDied, commands: list[Command]) -> None:
+    def failed(
+        self, trial: Trial, event: TrialFailed | TrialProcessDied, commands: list[Command]
+    ) -> None:
         """The host of a trial said that it failed, or died."""
         failure = classify(event)
         trial.failed_on_node(self._state.nodes[self._state.slots.node_of(trial)].node)
@@ -114,7 +116,7 @@ class FailureEvents:
         if was_alone and what not in trial.fell_alone:
             trial.fell_alone.append(what)
 
-    def _judge_losses(self, trial: Trial) -> Verdict:
+    def _judge_losses(self, trial: Trial) -> RetryDecision:
         """What follows from the loss of a node or a forkserver.
 
         One that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
@@ -122,20 +124,20 @@ class FailureEvents:
         limit, fallen = self._state.settings.max_node_losses, trial.fell_alone
         lost = self._state.still_away(fallen)
         if trial.fell_with[-1] not in fallen:
-            return Verdict(is_retried=True, told="not counted, for other trials were there")
+            return RetryDecision(is_retried=True, told="not counted, for other trials were there")
         if limit < 0:
             told = f"loss {len(lost)} in a row, and there may be any number"
-            return Verdict(is_retried=True, told=told)
+            return RetryDecision(is_retried=True, told=told)
         if len(lost) <= limit:
             told = (
                 f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
             )
-            return Verdict(is_retried=True, told=told)
+            return RetryDecision(is_retried=True, told=told)
         told = (
             "nodes or forkservers lost in a row while they ran it and no other trial:"
             f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
         )
-        return Verdict(is_retried=False, told=told)
+        return RetryDecision(is_retried=False, told=told)
 
     def got_on(self, trial: Trial, event: ResultReported) -> None:
         """A trial reported a new result, which is not taken in yet."""
@@ -150,27 +152,31 @@ class FailureEvents:
 
     # --- what follows -----------------------------------------------------------------------------
 
-    def _judge(self, trial: Trial, failure: FailureClass, shunned: _Shunned | None) -> Verdict:
+    def _judge(
+        self, trial: Trial, failure: FailureClass, shunned: _ExcludedNode | None
+    ) -> RetryDecision:
         settings = self._state.settings
         match = match_of(trial, settings, DO_NOT_RETRY)
         if match is not None:
             trial.count_failure(failure.kind)
-            return Verdict(is_retried=False, told=f"not tried again, for {match}")
+            return RetryDecision(is_retried=False, told=f"not tried again, for {match}")
         if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
             before, whole = trial.resources, whole_gpus(trial.resources)
             if whole is not None and self._could_have(trial, whole):
                 trial.excuse_failure()
                 trial.resources, trial.is_alone = whole, True
                 told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
-                return Verdict(is_retried=True, told=told)
+                return RetryDecision(is_retried=True, told=told)
         if shunned is not None:
             return self._judge_shunned(trial, failure, shunned)
         trial.count_failure(failure.kind)
         if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
-            return Verdict(is_retried=False, told="not tried again, for no checkpoint is whole")
+            return RetryDecision(
+                is_retried=False, told="not tried again, for no checkpoint is whole"
+            )
         return self._judge_counted(trial, failure)
 
-    def _judge_counted(self, trial: Trial, failure: FailureClass) -> Verdict:
+    def _judge_counted(self, trial: Trial, failure: FailureClass) -> RetryDecision:
         if failure.kind == FORKSERVER_LOST:
             return self._judge_losses(trial)
         return judge(failure, trial, self._state.settings)
@@ -180,23 +186,25 @@ class FailureEvents:
             return self._state.placement.could_hold(request)
         return self._state.may_hold(trial, request)
 
-    def _judge_shunned(self, trial: Trial, failure: FailureClass, shunned: _Shunned) -> Verdict:
+    def _judge_shunned(
+        self, trial: Trial, failure: FailureClass, shunned: _ExcludedNode
+    ) -> RetryDecision:
         settings, limit = self._state.settings, self._state.settings.max_excluded_nodes
         if not settings.nodes_may_come and self._state.shuns_all(trial):
             trial.count_failure(failure.kind)
             told = f"{shunned}, and there is no other node that could hold it"
-            return Verdict(is_retried=False, told=told)
+            return RetryDecision(is_retried=False, told=told)
         if 0 <= limit <= trial.excused:
             trial.count_failure(failure.kind)
             judged = self._judge_counted(trial, failure)
-            return Verdict(judged.is_retried, f"{judged.told}; {shunned}")
+            return RetryDecision(judged.is_retried, f"{judged.told}; {shunned}")
         trial.excuse_failure()
         trial.excused += 1
         of_how_many = f" of at most {limit}" if limit > 0 else ""
         told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
-        return Verdict(is_retried=True, told=told)
+        return RetryDecision(is_retried=True, told=told)
 
-    def _shun_node(self, trial: Trial, failure: FailureClass) -> _Shunned | None:
+    def _shun_node(self, trial: Trial, failure: FailureClass) -> _ExcludedNode | None:
         """Keep a trial away from its node from now on, where what it printed there says so."""
         match = match_of(trial, self._state.settings, EXCLUDE_NODE)
         if match is None or failure.kind == "trial_limit":  # which it has used up wherever it is
@@ -204,19 +212,19 @@ class FailureEvents:
         joined = self._state.nodes[self._state.slots.node_of(trial)]
         if joined.node not in trial.excluded:
             trial.excluded.append(joined.node)
-        return _Shunned(joined.node, match)
+        return _ExcludedNode(joined.node, match)
 
     def _follow(
         self,
         trial: Trial,
-        event: TrialFailed | HostDied | NodeLost,
+        event: TrialFailed | TrialProcessDied | NodeLost,
         failure: FailureClass,
-        verdict: Verdict,
+        verdict: RetryDecision,
         commands: list[Command],
     ) -> None:
         is_retried = verdict.is_retried and not self._state.stopping
         hostname = self._state.hostname_of(trial)
-        record = RecordFailure(
+        record = NotifyFailure(
             trial.trial_id, event, hostname, is_retried, failure.kind, verdict.told
         )
         commands.append(record)
@@ -232,7 +240,7 @@ class FailureEvents:
     def _blame_node(
         self,
         trial: Trial,
-        event: TrialFailed | HostDied,
+        event: TrialFailed | TrialProcessDied,
         failure: FailureClass,
         commands: list[Command],
     ) -> None:
@@ -250,7 +258,9 @@ class FailureEvents:
         state.review_nodes()
         if pause_s:
             node = state.nodes[incarnation]
-            commands.append(TellOfNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s))
+            commands.append(
+                WarnFailingNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s)
+            )
 
 
 def _part_of(request: Mapping[str, float]) -> str:

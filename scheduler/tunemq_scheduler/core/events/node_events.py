@@ -1,4 +1,4 @@
-"""`NodeEvents`: nodes that join, fall silent, are heard again, or are gone for good.
+"""`NodeEventHandler`: nodes that join, fall silent, are heard again, or are gone for good.
 
 **A silent node may be cut off and go on.** So its trials wait for a slot, with their epoch as it
 was, and what it hosted is kept in mind (`tunemq_scheduler.core.nodes.away_nodes`). Whoever is heard
@@ -21,17 +21,17 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from tunemq_scheduler.core.commands import Command, DropNode, ReattachTrial, StartTrial
-from tunemq_scheduler.core.events.offer_events import OfferEvents
-from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S, AwayNode, Doing
+from tunemq_scheduler.core.events.offer_events import OfferEventHandler
+from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S, AwayNode, TrialActivity
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END
 
 #: What a host, or its node, fell to.
-Failure = m.TrialFailed | m.HostDied | m.NodeLost
+FailureEvent = m.TrialFailed | m.TrialProcessDied | m.NodeLost
 #: Ends a trial without a host if it was to end anyway; returns whether it was.
-EndIfDue = Callable[[Trial, Failure | None, list[Command]], bool]
+EndIfDue = Callable[[Trial, FailureEvent | None, list[Command]], bool]
 
 
 class _LostItsNode(Protocol):
@@ -40,7 +40,7 @@ class _LostItsNode(Protocol):
     ) -> None: ...
 
 
-class Moves(NamedTuple):
+class NodeActions(NamedTuple):
     """What the runner does with a trial; see there."""
 
     move: Callable[[Trial, str], None]
@@ -49,10 +49,10 @@ class Moves(NamedTuple):
     forget_if_over: Callable[[Trial, list[Command]], None]
 
 
-class NodeEvents:
+class NodeEventHandler:
     """Handles what concerns whole nodes, for the runner."""
 
-    def __init__(self, state: RunnerState, moves: Moves, offers: OfferEvents) -> None:
+    def __init__(self, state: RunnerState, moves: NodeActions, offers: OfferEventHandler) -> None:
         self._state = state
         self._offers = offers
         self._slots, self._book = state.slots, state.book
@@ -92,7 +92,7 @@ class NodeEvents:
             hosted = tuple(self._slots.lose_node(event.incarnation))
             state.queue.review(event.incarnation)
             state.review_nodes()
-            doing: dict[str, Doing] = {}
+            doing: dict[str, TrialActivity] = {}
             state.away[event.incarnation] = AwayNode(joined, state.elapsed, hosted, doing)
             state.leave_behind(event.incarnation)
             was_alone = not event.is_shared and len({one.trial for one in hosted}) == 1
@@ -166,7 +166,7 @@ class NodeEvents:
         self,
         trial: Trial,
         event: m.NodeLost,
-        doing: dict[str, Doing],
+        doing: dict[str, TrialActivity],
         commands: list[Command],
         *,
         was_alone: bool,
@@ -176,7 +176,7 @@ class NodeEvents:
             return
         trial.story.append(event)
         if not self._moves.end_if_due(trial, event, commands):
-            doing[trial.trial_id] = Doing.of(trial)
+            doing[trial.trial_id] = TrialActivity.of(trial)
             self._moves.lost_its_node(trial, event, commands, was_alone=was_alone)
 
     def _bury(self, node: str) -> list[Command]:

@@ -1,4 +1,4 @@
-"""`OfferEvents`: a farm says how much of its nodes this experiment may have, and takes it back.
+"""A farm says how much of its nodes this experiment may have, and takes it back.
 
 Where more is held of a node than it is offered, nothing is placed there until it is not. If the
 offer names a grace, trials *give way*: they are told to pause, those first that would repeat least,
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.commands import Command, PauseTrial, StopTrial
 from tunemq_scheduler.core.nodes.slots import Slot
 from tunemq_scheduler.core.placement.resource_request import TOLERANCE
@@ -23,7 +23,7 @@ from tunemq_scheduler.core.trials.trial import RUNNING, Trial
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, NodeReturned
 
 
-class OfferEvents:
+class OfferEventHandler:
     """Handles what a farm offers, for the runner.
 
     Args:
@@ -110,15 +110,17 @@ class OfferEvents:
         is_told = trial.pausing or trial.stop_ordered or trial.ending
         return bool(is_told) or trial.trial_id in self._state.giving_way
 
-    def _offered_of(self, node: str) -> Amounts:
+    def _offered_of(self, node: str) -> ResourceAmounts:
         offer = self._state.offers.get(node)
-        return Amounts() if offer is None else Amounts(offer.resources, offer.devices)
+        return (
+            ResourceAmounts() if offer is None else ResourceAmounts(offer.resources, offer.devices)
+        )
 
 
 class _Excess:
     """What is held beyond the offer by those that stay."""
 
-    def __init__(self, excess: Amounts) -> None:
+    def __init__(self, excess: ResourceAmounts) -> None:
         self._resources, self._devices = dict(excess.resources), dict(excess.devices)
 
     def has_device_of(self, slot: Slot) -> bool:

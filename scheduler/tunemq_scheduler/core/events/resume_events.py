@@ -1,4 +1,4 @@
-"""`ResumeEvents`: a scheduler takes up an experiment that another one left, in whatever state.
+"""A scheduler takes up an experiment that another one left, in whatever state.
 
 What was interrupted or exhausted goes on. Where nothing of the nodes is left (a *cold* start) what
 was stopped goes on, too, and whoever ran waits for a slot, which is no failure of anybody; what
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.core.commands import Command, DropNode, RecordTrialRevived
+from tunemq_scheduler.core.commands import Command, DropNode, NotifyTrialRevived
 from tunemq_scheduler.core.events.node_events import EndIfDue
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trials.kept_checkpoints import Kept, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import PENDING, RUNNING, TERMINATED, Trial, TrialSummary
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import next_result
@@ -31,7 +31,7 @@ NOT_RESUMED = "it was not finished, and is not to be resumed"
 _decode_settings = msgspec.msgpack.Decoder(RunnerSettings).decode
 
 
-class Turns(NamedTuple):
+class ResumeActions(NamedTuple):
     """What the runner does with trials and nodes; see there."""
 
     set_aside: Callable[[Trial], None]
@@ -40,14 +40,16 @@ class Turns(NamedTuple):
     node_lost: Callable[[m.NodeLost], list[Command]]
 
 
-class ResumeEvents:
+class ResumeEventHandler:
     """Handles the beginning of a further run, for the runner."""
 
-    def __init__(self, state: RunnerState, turns: Turns) -> None:
+    def __init__(self, state: RunnerState, turns: ResumeActions) -> None:
         self._state = state
         self._turns = turns
 
-    def resumed(self, event: m.ExperimentResumed, answers: Sequence[m.Answer]) -> list[Command]:
+    def resumed(
+        self, event: m.ExperimentResumed, answers: Sequence[m.AlgorithmAnswer]
+    ) -> list[Command]:
         """A scheduler took up the journal; ``answers`` are horizons of trials that live again."""
         state = self._state
         commands: list[Command] = []
@@ -98,7 +100,7 @@ class ResumeEvents:
         self,
         trial_id: str,
         event: m.ExperimentResumed,
-        answers: Sequence[m.Answer],
+        answers: Sequence[m.AlgorithmAnswer],
         commands: list[Command],
     ) -> None:
         state = self._state
@@ -133,15 +135,15 @@ class ResumeEvents:
         for answer in answers:
             if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:
                 trial.run_until = answer.horizon
-        commands.append(RecordTrialRevived(trial_id, trial.lineage, is_anew))
+        commands.append(NotifyTrialRevived(trial_id, trial.lineage, is_anew))
 
 
 def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings) -> Trial:
     """A trial of which no more than the summary was kept, before it waits for a slot again."""
-    kept = KeptCheckpoints(settings.keep)
+    kept = CheckpointManager(settings.keep)
     ranked = zip(summary.checkpoints, summary.ranks, strict=True)
     kept.take_back(
-        Kept(
+        TrialCheckpoint(
             order=order,
             score=score,
             key=one.key,

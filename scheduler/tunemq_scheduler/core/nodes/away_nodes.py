@@ -18,7 +18,7 @@ from tunemq_shared.protocol.messages import NodeJoined
 AWAY_UPLOADS_S: Final = 120.0
 
 
-class Hosted(msgspec.Struct, frozen=True, array_like=True):
+class AwaySlot(msgspec.Struct, frozen=True, array_like=True):
     """An incarnation that had a slot of the node, and how much of which GPUs."""
 
     trial: str
@@ -27,7 +27,7 @@ class Hosted(msgspec.Struct, frozen=True, array_like=True):
     devices: dict[str, float] = {}
 
 
-class Doing(msgspec.Struct, frozen=True, array_like=True):
+class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
     """What a trial that ran was about when its node went away; see `Trial` for what each is."""
 
     pausing: str
@@ -38,7 +38,7 @@ class Doing(msgspec.Struct, frozen=True, array_like=True):
     not_before: float
 
     @classmethod
-    def of(cls, trial: Trial) -> Doing:
+    def of(cls, trial: Trial) -> TrialActivity:
         """What this trial is about."""
         return cls(
             trial.pausing,
@@ -67,5 +67,5 @@ class AwayNode(msgspec.Struct, frozen=True, array_like=True):
 
     joined: NodeJoined
     since: float
-    hosted: tuple[Hosted, ...]
-    doing: dict[str, Doing]
+    hosted: tuple[AwaySlot, ...]
+    doing: dict[str, TrialActivity]

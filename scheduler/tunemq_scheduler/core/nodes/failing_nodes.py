@@ -1,4 +1,4 @@
-"""`NodeHealth`: which nodes keep failing, and for how long nothing is placed on them.
+"""`FailingNodes`: which nodes keep failing, and for how long nothing is placed on them.
 
 A node on which the hosts of several different trials in a row fail, while none that is started
 there gets as far as a new result, is set aside: for a minute, then for longer each time. A node
@@ -30,7 +30,7 @@ MAX_PAUSE_S: Final = 600.0
 LAST_NODE_PAUSE_S: Final = 1.0
 
 
-class NodeTrouble(msgspec.Struct, array_like=True):
+class NodeFailures(msgspec.Struct, array_like=True):
     """What speaks against a node.
 
     It is gone with the first new result of a trial that the node was given; where a checkpoint
@@ -63,19 +63,19 @@ class NodeTrouble(msgspec.Struct, array_like=True):
         return self.since + (self.pause_s if can_wait else LAST_NODE_PAUSE_S)
 
 
-class NodeHealth:
+class FailingNodes:
     """The nodes that failed since a trial got on there; by name, for a node may be started again.
 
     Methods that need them are given all nodes, by incarnation.
     """
 
     def __init__(self) -> None:
-        self._troubled: dict[str, NodeTrouble] = {}
+        self._troubled: dict[str, NodeFailures] = {}
 
     def __bool__(self) -> bool:
         return bool(self._troubled)
 
-    def __getitem__(self, node: str) -> NodeTrouble:
+    def __getitem__(self, node: str) -> NodeFailures:
         """What speaks against a node of this name."""
         return self._troubled[node]
 
@@ -95,7 +95,7 @@ class NodeHealth:
         that nobody can stand in for is told once.
         """
         node = nodes[incarnation].node
-        trouble = self._troubled.setdefault(node, NodeTrouble())
+        trouble = self._troubled.setdefault(node, NodeFailures())
         trouble.keeps_nothing |= keeps_nothing
         if self._until(nodes[incarnation], nodes, elapsed) > elapsed:
             return 0.0
@@ -138,11 +138,11 @@ class NodeHealth:
         until = {one: trouble.until(spare) for one, trouble in accused}
         return {one: due for one, due in until.items() if due > elapsed}
 
-    def state(self) -> list[tuple[str, NodeTrouble]]:
+    def state(self) -> list[tuple[str, NodeFailures]]:
         """All of it, in one order."""
         return sorted(self._troubled.items())
 
-    def load(self, state: Iterable[tuple[str, NodeTrouble]]) -> None:
+    def load(self, state: Iterable[tuple[str, NodeFailures]]) -> None:
         """Take over what `state` gave."""
         self._troubled = dict(state)
 
@@ -153,7 +153,7 @@ class NodeHealth:
 
     def _spare(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> _Spare:
         """The nodes that are not set aside, each as long as if it were not the last one."""
-        of_no_trouble = NodeTrouble()
+        of_no_trouble = NodeFailures()
         troubles = ((one, self._troubled.get(one.node, of_no_trouble)) for one in nodes.values())
         return _Spare(
             one for one, trouble in troubles if trouble.since + trouble.pause_s <= elapsed

@@ -8,25 +8,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.core.nodes.away_nodes import Hosted
+from tunemq_scheduler.core.nodes.away_nodes import AwaySlot
 from tunemq_scheduler.core.placement.placement import Placement, PlacementState
 from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol.messages import Gpu
 
 #: A trial's id and an epoch of it.
-Incarnation = tuple[str, int]
+AttemptId = tuple[str, int]
 
 
-class SlotsState(msgspec.Struct, array_like=True):
-    """`Slots` written down: who holds what of which node, each node's in their order.
+class SlotTableState(msgspec.Struct, array_like=True):
+    """`SlotTable` written down: who holds what of which node, each node's in their order.
 
     ``devices``: of those that have GPUs, which, and how much of each.
     """
 
     placement: PlacementState
     held: list[tuple[str, int, str, dict[str, float]]]
-    on_node: list[tuple[str, list[Incarnation]]]
+    on_node: list[tuple[str, list[AttemptId]]]
     devices: list[tuple[str, int, dict[str, float]]]
 
 
@@ -38,13 +38,13 @@ class Slot(NamedTuple):
     devices: Mapping[str, float]
 
 
-class Slots:
+class SlotTable:
     """What is held of the nodes; a slot is held until nothing of its host is left."""
 
     def __init__(self) -> None:
         self.placement = Placement()
-        self._held: dict[Incarnation, Slot] = {}
-        self._on_node: dict[str, dict[Incarnation, None]] = {}
+        self._held: dict[AttemptId, Slot] = {}
+        self._on_node: dict[str, dict[AttemptId, None]] = {}
         #: How many epochs of each trial hold one.
         self._epochs: dict[str, int] = {}
 
@@ -60,16 +60,16 @@ class Slots:
         self._on_node[node] = {}
         self.placement.add_node(node, resources, gpus)
 
-    def lose_node(self, node: str) -> list[Hosted]:
+    def lose_node(self, node: str) -> list[AwaySlot]:
         """A node is gone; returns who held slots of it, and what they held."""
         self.placement.remove_node(node)
         held = [(*one, self._let_go(*one)) for one in self._on_node.pop(node)]
         return [
-            Hosted(trial, epoch, dict(slot.resources), dict(slot.devices))
+            AwaySlot(trial, epoch, dict(slot.resources), dict(slot.devices))
             for trial, epoch, slot in held
         ]
 
-    def hold(self, node: str, hosted: Hosted) -> None:
+    def hold(self, node: str, hosted: AwaySlot) -> None:
         """Take this slot, whatever else could be had: its host is there."""
         devices = self.placement.hold(node, hosted.resources, hosted.devices)
         self._have((hosted.trial, hosted.epoch), Slot(node, hosted.resources, devices))
@@ -124,7 +124,7 @@ class Slots:
         """Whether any epoch of the trial holds a slot."""
         return trial.trial_id in self._epochs
 
-    def on_node(self, node: str) -> list[Incarnation]:
+    def on_node(self, node: str) -> list[AttemptId]:
         """Who holds a slot of this node."""
         return list(self._on_node[node])
 
@@ -132,7 +132,7 @@ class Slots:
         """The trials that hold a slot of this node; one with two epochs there comes twice."""
         return (trial for trial, _ in self._on_node[node])
 
-    def dumped(self) -> SlotsState:
+    def dumped(self) -> SlotTableState:
         """All of it."""
         held = [
             (*incarnation, slot.node, dict(slot.resources))
@@ -144,9 +144,9 @@ class Slots:
             if slot.devices
         ]
         on_node = [(node, list(incarnations)) for node, incarnations in self._on_node.items()]
-        return SlotsState(self.placement.dumped(), held, on_node, devices)
+        return SlotTableState(self.placement.dumped(), held, on_node, devices)
 
-    def take_back(self, state: SlotsState) -> None:
+    def take_back(self, state: SlotTableState) -> None:
         """Be as it was when it was `dumped`."""
         self.placement.take_back(state.placement)
         devices = {(trial, epoch): devices for trial, epoch, devices in state.devices}
@@ -156,7 +156,7 @@ class Slots:
         self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
         self._epochs = dict(Counter(trial for trial, _ in self._held))
 
-    def _have(self, incarnation: Incarnation, slot: Slot) -> None:
+    def _have(self, incarnation: AttemptId, slot: Slot) -> None:
         self._held[incarnation] = slot
         self._on_node[slot.node][incarnation] = None
         self._epochs[incarnation[0]] = self._epochs.get(incarnation[0], 0) + 1

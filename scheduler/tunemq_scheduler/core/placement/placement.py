@@ -7,28 +7,34 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.allotments import Amounts
-from tunemq_scheduler.core.placement.placement_node import Node
+from tunemq_scheduler.core.allotments import ResourceAmounts
+from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.placement_reasons import why_never, why_not_now
-from tunemq_scheduler.core.placement.resource_request import TOLERANCE, Ask, Device, ask_of, choose
+from tunemq_scheduler.core.placement.resource_request import (
+    TOLERANCE,
+    DeviceShare,
+    ResourceRequest,
+    ask_of,
+    choose,
+)
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.messages import Gpu, NodeJoined
 
 #: A request in one form: its names in order.
 _Request = tuple[tuple[str, float], ...]
-_Key = tuple[tuple[tuple[str, float], ...], tuple[Device, ...]]
+_Key = tuple[tuple[tuple[str, float], ...], tuple[DeviceShare, ...]]
 #: How little of a node would be left: less comes first.
 _Left = tuple[bool, float, float, float, float]
 
-_NOTHING: Final = Amounts()
+_NOTHING: Final = ResourceAmounts()
 
 
-class NodeState(msgspec.Struct, array_like=True):
+class PlacementNodeState(msgspec.Struct, array_like=True):
     """What a node has beside plain amounts; `PlacementState` says the rest of it."""
 
     gpus: tuple[Gpu, ...]
     shares: dict[str, float]
-    offered: Amounts | None
+    offered: ResourceAmounts | None
     withheld: dict[str, str] = {}
 
 
@@ -41,7 +47,7 @@ class PlacementState(msgspec.Struct, array_like=True):
     nodes: list[tuple[str, dict[str, float], dict[str, float]]]
     buckets: list[list[str]]
     aside: frozenset[str]
-    details: dict[str, NodeState]
+    details: dict[str, PlacementNodeState]
     reserved: list[tuple[str, _Request]]
 
 
@@ -65,7 +71,7 @@ class Placement:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, PlacementNode] = {}
         self._buckets: dict[_Key, _Bucket] = {}
         self._in_bucket: dict[str, _Key] = {}
         self._aside: frozenset[str] = frozenset()
@@ -96,7 +102,7 @@ class Placement:
         self, incarnation: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
     ) -> None:
         """A node offers its resources; where its GPUs are not listed they go by their numbers."""
-        self._nodes[incarnation] = Node(resources, gpus)
+        self._nodes[incarnation] = PlacementNode(resources, gpus)
         self._could_hold.clear()
         self._into_bucket(incarnation)
 
@@ -109,7 +115,7 @@ class Placement:
         del self._nodes[incarnation]
         self._aside -= {incarnation}
 
-    def offer(self, incarnation: str, amounts: Amounts) -> None:
+    def offer(self, incarnation: str, amounts: ResourceAmounts) -> None:
         """From now on no more than this may be held of a node that others use, too.
 
         Where more is held nothing is placed there until it is not.
@@ -255,11 +261,11 @@ class Placement:
 
     # --- what is held -----------------------------------------------------------------------------
 
-    def held(self, incarnation: str) -> Amounts:
+    def held(self, incarnation: str) -> ResourceAmounts:
         """What is taken of a node."""
         return self._nodes[incarnation].held()
 
-    def excess(self, incarnation: str) -> Amounts:
+    def excess(self, incarnation: str) -> ResourceAmounts:
         """What is held of a node beyond what is offered of it."""
         return self._nodes[incarnation].excess()
 
@@ -306,7 +312,7 @@ class Placement:
         nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
         buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
         details = {
-            name: NodeState(node.gpus, node.shares, node.offered, node.withheld)
+            name: PlacementNodeState(node.gpus, node.shares, node.offered, node.withheld)
             for name, node in self._nodes.items()
             if node.gpus or node.offered is not None
         }
@@ -316,7 +322,9 @@ class Placement:
         """Be as it was when it was `dumped`."""
         for name, total, free in state.nodes:
             details = state.details.get(name)
-            node = self._nodes[name] = Node(total, details.gpus if details is not None else ())
+            node = self._nodes[name] = PlacementNode(
+                total, details.gpus if details is not None else ()
+            )
             if details is not None and details.offered is not None:
                 node.offer(details.offered)
             if details is not None:
@@ -333,7 +341,9 @@ class Placement:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _change(self, incarnation: str, ask: Ask, devices: Mapping[str, float], sign: int) -> None:
+    def _change(
+        self, incarnation: str, ask: ResourceRequest, devices: Mapping[str, float], sign: int
+    ) -> None:
         self._out_of_bucket(incarnation)
         self._nodes[incarnation].change(ask, devices, sign)
         self._into_bucket(incarnation)
@@ -377,17 +387,19 @@ class Placement:
 
 def could_hold(joined: NodeJoined, request: Mapping[str, float]) -> bool:
     """Whether a node, were it empty and nothing of it withheld, could hold the request."""
-    return Node(joined.resources, joined.gpus).could_hold(ask_of(request))
+    return PlacementNode(joined.resources, joined.gpus).could_hold(ask_of(request))
 
 
 def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
     """Whether a node, were it empty, could hold the request with what is not withheld now."""
-    node = Node(joined.resources, joined.gpus)
+    node = PlacementNode(joined.resources, joined.gpus)
     node.withhold(joined.withheld)
     return node.can_hold(ask_of(request))
 
 
-def _left_over(free: Mapping[str, float], devices: Sequence[Device], ask: Ask) -> _Left | None:
+def _left_over(
+    free: Mapping[str, float], devices: Sequence[DeviceShare], ask: ResourceRequest
+) -> _Left | None:
     """What would be left, of scarce things such as GPUs before others; None when it does not fit.
 
     A GPU's node that hosts nothing for its GPUs comes last; then it counts how much would be left
@@ -416,7 +428,9 @@ def _left_over(free: Mapping[str, float], devices: Sequence[Device], ask: Ask) -
     return bool(devices) and not ask.names_device, of_device, scarce - taken, memory, cpus
 
 
-def _too_much(incarnation: str, node: Node, request: Mapping[str, float]) -> InvariantBroken:
+def _too_much(
+    incarnation: str, node: PlacementNode, request: Mapping[str, float]
+) -> InvariantBroken:
     return InvariantBroken(
         f"node {incarnation} has {node.free} free ({node.shares} of its GPUs), {dict(request)} was "
         "placed on it"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     WITHHELD,
-    Ask,
-    Device,
+    DeviceShare,
+    ResourceRequest,
     choose,
 )
 from tunemq_shared.protocol.messages import Gpu
@@ -21,7 +21,7 @@ _DIGITS = 9
 _PART = "MIG-"
 
 
-class Node:
+class PlacementNode:
     """A node's resources and GPUs.
 
     Attributes:
@@ -57,14 +57,14 @@ class Node:
         self._whole = _devices(self.total, self.gpus)
         self._places = {uuid: place for place, uuid in enumerate(self._whole)}
         self.devices = self.all_devices()
-        self.offered: Amounts | None = None
+        self.offered: ResourceAmounts | None = None
         self.withheld: dict[str, str] = {}
         self._cap: Mapping[str, float] = self.total
         self._cap_shares = {uuid: device.share for uuid, device in self._whole.items()}
         self.free = dict(self.total)
         self.shares = dict(self._cap_shares)
 
-    def offer(self, amounts: Amounts) -> None:
+    def offer(self, amounts: ResourceAmounts) -> None:
         """Allow so much of it to be held from now on."""
         held = self.held()
         self.offered = amounts
@@ -95,7 +95,7 @@ class Node:
             self.shares = dict(shares)
             self._see_gpus(self._whole)
 
-    def change(self, ask: Ask, devices: Mapping[str, float], sign: int) -> None:
+    def change(self, ask: ResourceRequest, devices: Mapping[str, float], sign: int) -> None:
         """Take a request's resources, or (``sign`` is 1) give them back."""
         free = self.free
         for name, amount in ask.amounts.items():
@@ -107,11 +107,11 @@ class Node:
 
     # --- what it has ------------------------------------------------------------------------------
 
-    def key(self) -> tuple[tuple[tuple[str, float], ...], tuple[Device, ...]]:
+    def key(self) -> tuple[tuple[tuple[str, float], ...], tuple[DeviceShare, ...]]:
         """Equal for nodes between which no request could tell a difference."""
         return tuple(self.free.items()), tuple(sorted(self.devices)) if self.devices else ()
 
-    def all_devices(self) -> list[Device]:
+    def all_devices(self) -> list[DeviceShare]:
         """Its GPUs, with nothing taken of them."""
         return list(self._whole.values())
 
@@ -121,18 +121,20 @@ class Node:
             min(self._usable_shares(), default=0.0) > -TOLERANCE
         )
 
-    def held(self) -> Amounts:
+    def held(self) -> ResourceAmounts:
         """What is taken of it; only what is more than nothing."""
         taken = {name: _left(self._cap, name, free) for name, free in self.free.items()}
         shares = {uuid: _left(self._cap_shares, uuid, one) for uuid, one in self.shares.items()}
         if self.withheld:  # of these nothing is free, held or not
             taken[GPU] = round(sum(shares.values()), _DIGITS)
-        return Amounts(_some(taken), _some(shares))
+        return ResourceAmounts(_some(taken), _some(shares))
 
-    def excess(self) -> Amounts:
+    def excess(self) -> ResourceAmounts:
         """What is held of it beyond what is offered."""
         free = {name: -amount for name, amount in self.free.items() if name != GPU}
-        return Amounts(_some(free), _some({uuid: -share for uuid, share in self.shares.items()}))
+        return ResourceAmounts(
+            _some(free), _some({uuid: -share for uuid, share in self.shares.items()})
+        )
 
     def there(self) -> dict[str, float]:
         """All that it has, but for what is withheld and nobody holds."""
@@ -154,11 +156,11 @@ class Node:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def has_amounts(self, ask: Ask) -> bool:
+    def has_amounts(self, ask: ResourceRequest) -> bool:
         """Whether there is enough of all but GPUs."""
         return _has(self.free, ask)
 
-    def devices_for(self, ask: Ask) -> dict[str, float] | None:
+    def devices_for(self, ask: ResourceRequest) -> dict[str, float] | None:
         """The GPUs for a request, and how much of each; None where they do not suffice."""
         if not ask.names_device:
             return {}
@@ -168,23 +170,23 @@ class Node:
         uuids = list(self._whole)
         return {uuids[place]: share for place, share in chosen.items()}
 
-    def can_hold(self, ask: Ask) -> bool:
+    def can_hold(self, ask: ResourceRequest) -> bool:
         """Whether enough is free."""
         return self.has_amounts(ask) and self.devices_for(ask) is not None
 
-    def could_hold(self, ask: Ask) -> bool:
+    def could_hold(self, ask: ResourceRequest) -> bool:
         """Whether it has enough, were it empty, all of it offered and nothing withheld."""
         if not _has(self.total, ask):
             return False
         return not ask.names_device or choose(self.all_devices(), ask) is not None
 
-    def may_ever_hold(self, ask: Ask) -> bool:
+    def may_ever_hold(self, ask: ResourceRequest) -> bool:
         """Whether what is offered, and not withheld, would do, were nothing of it held."""
         return _has(self._cap, ask) and (
             not ask.names_device or choose(self._offered_devices(), ask) is not None
         )
 
-    def has_in_all(self, ask: Ask, devices: Mapping[str, float]) -> bool:
+    def has_in_all(self, ask: ResourceRequest, devices: Mapping[str, float]) -> bool:
         """Whether all that it has, but what is held, suffices for a request on these GPUs."""
         if not _has(self.not_held(), ask):
             return False
@@ -210,13 +212,13 @@ class Node:
             if name != GPU
         )
 
-    def withheld_from(self, ask: Ask) -> dict[str, str]:
+    def withheld_from(self, ask: ResourceRequest) -> dict[str, str]:
         """The GPUs that would do for a request, were they not withheld, and why they are."""
         if not (self.withheld and ask.names_device and self.could_hold(ask)):
             return {}
         return {uuid: why for uuid, why in self.withheld.items() if ask.will_do(self._whole[uuid])}
 
-    def missing(self, ask: Ask) -> float:
+    def missing(self, ask: ResourceRequest) -> float:
         """How much has to be given back before a request fits, of what it asks; inf: never does."""
         if not self.may_ever_hold(ask):
             return math.inf
@@ -232,7 +234,7 @@ class Node:
                 missing += max(0.0, 1.0 - max(shares))
         return missing
 
-    def _offered_devices(self) -> list[Device]:
+    def _offered_devices(self) -> list[DeviceShare]:
         return [self._device(uuid, self._cap_shares[uuid]) for uuid in self._whole]
 
     def _usable_shares(self) -> Iterable[float]:
@@ -240,10 +242,10 @@ class Node:
             return self.shares.values()
         return [share for uuid, share in self.shares.items() if uuid not in self.withheld]
 
-    def _device(self, uuid: str, share: float) -> Device:
+    def _device(self, uuid: str, share: float) -> DeviceShare:
         whole = self._whole[uuid]
         share = WITHHELD if uuid in self.withheld else share
-        return Device(whole.model, whole.memory, share, whole.is_part)
+        return DeviceShare(whole.model, whole.memory, share, whole.is_part)
 
     def _see_gpus(self, changed: Iterable[str]) -> None:
         """The shares of these changed; what is free of GPUs is what is free of each."""
@@ -255,19 +257,22 @@ class Node:
                 self._cap = {**self._cap, GPU: round(sum(self._cap_shares.values()), _DIGITS)}
 
 
-def _devices(total: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, Device]:
+def _devices(total: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, DeviceShare]:
     """The GPUs of a node, by UUID or number."""
     if gpus:
         return {
-            gpu.uuid: Device(gpu.model, gpu.memory, 1.0, gpu.uuid.startswith(_PART)) for gpu in gpus
+            gpu.uuid: DeviceShare(gpu.model, gpu.memory, 1.0, gpu.uuid.startswith(_PART))
+            for gpu in gpus
         }
     amount = total.get(GPU, 0.0)
-    whole = {str(place): Device("", 0.0, 1.0) for place in range(math.floor(amount + TOLERANCE))}
+    whole = {
+        str(place): DeviceShare("", 0.0, 1.0) for place in range(math.floor(amount + TOLERANCE))
+    }
     rest = round(amount - len(whole), _DIGITS)
-    return whole if rest <= TOLERANCE else {**whole, str(len(whole)): Device("", 0.0, rest)}
+    return whole if rest <= TOLERANCE else {**whole, str(len(whole)): DeviceShare("", 0.0, rest)}
 
 
-def _has(free: Mapping[str, float], ask: Ask) -> bool:
+def _has(free: Mapping[str, float], ask: ResourceRequest) -> bool:
     return all(amount <= free.get(name, 0.0) + TOLERANCE for name, amount in ask.amounts.items())
 
 

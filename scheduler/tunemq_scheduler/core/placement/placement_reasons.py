@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tunemq_scheduler.core.placement.placement_node import Node
-from tunemq_scheduler.core.placement.resource_request import TOLERANCE, Ask, Device, ask_of
+from tunemq_scheduler.core.placement.placement_node import PlacementNode
+from tunemq_scheduler.core.placement.resource_request import (
+    TOLERANCE,
+    DeviceShare,
+    ResourceRequest,
+    ask_of,
+)
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 
-class _Part(NamedTuple):
+class _RequestPart(NamedTuple):
     """One thing that a request asks for.
 
     Attributes:
@@ -22,11 +27,11 @@ class _Part(NamedTuple):
 
     name: str
     amount: float
-    largest: Callable[[Mapping[str, float], Sequence[Device]], float]
+    largest: Callable[[Mapping[str, float], Sequence[DeviceShare]], float]
     show: Callable[[float], str]
 
 
-def why_never(nodes: Iterable[Node], request: Mapping[str, float]) -> str | None:
+def why_never(nodes: Iterable[PlacementNode], request: Mapping[str, float]) -> str | None:
     """Why none of these nodes, were it empty, could hold the request; None when one could."""
     ask = ask_of(request)
     nodes = list(nodes)
@@ -42,7 +47,9 @@ def why_never(nodes: Iterable[Node], request: Mapping[str, float]) -> str | None
     return f"a trial asks for {_listed(ask)}, and no single node has all of it"
 
 
-def why_not_now(nodes: Iterable[Node], usable: Sequence[Node], request: Mapping[str, float]) -> str:
+def why_not_now(
+    nodes: Iterable[PlacementNode], usable: Sequence[PlacementNode], request: Mapping[str, float]
+) -> str:
     """Why none of the ``usable`` among these nodes has room for the request."""
     nodes = list(nodes)
     never = why_never(nodes, request)
@@ -66,18 +73,18 @@ def device_set_aside(node: str, uuid: str, why: str) -> str:
     return f"GPU {uuid} of node {node} is set aside" + (f": {why}" if why else "")
 
 
-def _there(part: _Part, node: Node) -> float:
+def _there(part: _RequestPart, node: PlacementNode) -> float:
     return part.largest(node.total, node.all_devices())
 
 
-def _about_parts(nodes: Iterable[Node], ask: Ask) -> str:
+def _about_parts(nodes: Iterable[PlacementNode], ask: ResourceRequest) -> str:
     """Why who asks for several GPUs does not get those that are there."""
     if ask.gpus > 1 and any(one.is_part for node in nodes for one in node.all_devices()):
         return " (MIG parts of GPUs are not counted: a trial can use no more than one of them)"
     return ""
 
 
-def _parts(ask: Ask) -> list[_Part]:
+def _parts(ask: ResourceRequest) -> list[_RequestPart]:
     parts = [_amount(name, amount) for name, amount in ask.amounts.items()]
     if not ask.names_device:
         return parts
@@ -85,51 +92,57 @@ def _parts(ask: Ask) -> list[_Part]:
     if ask.memory:
         parts.append(_memory(f"{GPU_MEMORY}{which}", ask))
     elif which:
-        parts.append(_Part(GPU + which, 1.0, lambda _free, all_: _suitable(all_, ask), _plain))
+        parts.append(
+            _RequestPart(GPU + which, 1.0, lambda _free, all_: _suitable(all_, ask), _plain)
+        )
     if ask.gpus:
-        parts.append(_Part(GPU + which, ask.gpus, lambda _free, all_: _whole(all_, ask), _plain))
+        parts.append(
+            _RequestPart(GPU + which, ask.gpus, lambda _free, all_: _whole(all_, ask), _plain)
+        )
     elif ask.takes_device:
         parts.append(_fraction(GPU + which, ask))
     return parts
 
 
-def _amount(name: str, amount: float) -> _Part:
+def _amount(name: str, amount: float) -> _RequestPart:
     show = _bytes if name == "memory" else _plain
-    return _Part(name, amount, lambda free, _all: free.get(name, 0.0), show)
+    return _RequestPart(name, amount, lambda free, _all: free.get(name, 0.0), show)
 
 
-def _memory(name: str, ask: Ask) -> _Part:
+def _memory(name: str, ask: ResourceRequest) -> _RequestPart:
     """How large the devices are."""
     of_model = ask._replace(memory=0.0)
 
-    def largest(_free: Mapping[str, float], devices: Sequence[Device]) -> float:
+    def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:
         return max((one.memory for one in devices if of_model.will_do(one)), default=0.0)
 
-    return _Part(name, ask.memory, largest, _bytes)
+    return _RequestPart(name, ask.memory, largest, _bytes)
 
 
-def _fraction(name: str, ask: Ask) -> _Part:
+def _fraction(name: str, ask: ResourceRequest) -> _RequestPart:
     """How much of one device is free; in bytes where bytes are asked for."""
     of_share = bool(ask.share)
 
-    def largest(_free: Mapping[str, float], devices: Sequence[Device]) -> float:
+    def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:
         fit = (one for one in devices if ask.will_do(one))
         return max((one.share if of_share else one.share * one.memory for one in fit), default=0.0)
 
     if of_share:
-        return _Part(name, ask.share, largest, _plain)
-    return _Part(f"{GPU_MEMORY}{name.removeprefix(GPU)}", ask.memory * (1 - 1e-8), largest, _bytes)
+        return _RequestPart(name, ask.share, largest, _plain)
+    return _RequestPart(
+        f"{GPU_MEMORY}{name.removeprefix(GPU)}", ask.memory * (1 - 1e-8), largest, _bytes
+    )
 
 
-def _suitable(devices: Sequence[Device], ask: Ask) -> float:
+def _suitable(devices: Sequence[DeviceShare], ask: ResourceRequest) -> float:
     return float(sum(ask.will_do(one) and one.share > -TOLERANCE for one in devices))
 
 
-def _whole(devices: Sequence[Device], ask: Ask) -> float:
+def _whole(devices: Sequence[DeviceShare], ask: ResourceRequest) -> float:
     return float(sum(ask.will_do(one) and one.share >= 1 - TOLERANCE for one in devices))
 
 
-def _listed(ask: Ask) -> str:
+def _listed(ask: ResourceRequest) -> str:
     return ", ".join(f"{part.name}={part.show(part.amount)}" for part in _parts(ask))
 
 

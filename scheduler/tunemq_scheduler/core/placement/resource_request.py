@@ -26,7 +26,7 @@ WITHHELD: Final = -1.0
 _REMEMBERED: Final = 4096
 
 
-class Device(NamedTuple):
+class DeviceShare(NamedTuple):
     """A GPU of a node; ``share`` is how much of it is free, `WITHHELD` where it is not to be used.
 
     ``is_part``: it is a MIG device, which is no GPU's whole.
@@ -38,7 +38,7 @@ class Device(NamedTuple):
     is_part: bool = False
 
 
-class Ask(NamedTuple):
+class ResourceRequest(NamedTuple):
     """A request in the form in which it is compared with what is free.
 
     Attributes:
@@ -59,25 +59,25 @@ class Ask(NamedTuple):
     takes_device: bool
     names_device: bool
 
-    def will_do(self, device: Device) -> bool:
+    def will_do(self, device: DeviceShare) -> bool:
         """Whether a device, were it free, is such a one."""
         if device.is_part and self.gpus > 1:
             return False
         return device.memory + TOLERANCE >= self.memory and is_model(device.model, self.model)
 
-    def part_of(self, device: Device) -> float:
+    def part_of(self, device: DeviceShare) -> float:
         """How much of a device that will do is taken, where so many bytes of it are asked for."""
         # Rounded down: as many parts of a device as there are must fit into it.
         return round(math.floor(self.memory / device.memory * 1e9) / 1e9, _DIGITS)
 
 
-def ask_of(request: Mapping[str, float]) -> Ask:
+def ask_of(request: Mapping[str, float]) -> ResourceRequest:
     """The request in the form in which it is compared."""
     return _ask_of(tuple(request.items()))
 
 
 @functools.lru_cache(_REMEMBERED)
-def _ask_of(request: tuple[tuple[str, float], ...]) -> Ask:
+def _ask_of(request: tuple[tuple[str, float], ...]) -> ResourceRequest:
     amounts: dict[str, float] = {}
     gpu = memory = 0.0
     model = ""
@@ -94,7 +94,7 @@ def _ask_of(request: tuple[tuple[str, float], ...]) -> Ask:
             amounts[name] = amount
     whole = math.ceil(gpu - TOLERANCE) if gpu >= 1 - TOLERANCE else 0
     takes_device = bool(gpu or memory)
-    return Ask(
+    return ResourceRequest(
         amounts=amounts,
         gpus=whole,
         share=0.0 if whole else gpu,
@@ -105,7 +105,7 @@ def _ask_of(request: tuple[tuple[str, float], ...]) -> Ask:
     )
 
 
-def choose(devices: Sequence[Device], ask: Ask) -> dict[int, float] | None:
+def choose(devices: Sequence[DeviceShare], ask: ResourceRequest) -> dict[int, float] | None:
     """Which of a node's devices are taken, by their places, and how much of each.
 
     Those that would have least left over, then those with least memory, then the first. None where

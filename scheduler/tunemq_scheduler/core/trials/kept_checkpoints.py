@@ -20,7 +20,7 @@ from tunemq_shared.protocol.messages import (
 MOST_CANDIDATES: Final = 8
 
 
-class KeepRule(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How many checkpoints to keep, and which are the best.
 
     Attributes:
@@ -38,12 +38,12 @@ class KeepRule(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
 
 
-class Kept(msgspec.Struct, array_like=True):
+class TrialCheckpoint(msgspec.Struct, array_like=True):
     """A checkpoint of a trial.
 
     Attributes:
         order: grows in the experiment with each that is written; not that of steps.
-        score: by `KeepRule`; the higher the better.
+        score: by `RetentionPolicy`; the higher the better.
         written: the hash of its manifest on the disk of ``node``, an incarnation; both are empty
             where its host wrote it into the store itself.
         committed: None while it is not in the store.
@@ -63,7 +63,7 @@ class Kept(msgspec.Struct, array_like=True):
     is_damaged: bool = False
 
 
-class KeptCheckpoints:
+class CheckpointManager:
     """The checkpoints of one trial in the order of their arrival, which need not be that of steps.
 
     What is written and not committed is never dropped. Of the committed ones the newest is always
@@ -73,20 +73,20 @@ class KeptCheckpoints:
 
     __slots__ = ("_kept", "rule", "uploading")
 
-    def __init__(self, rule: KeepRule) -> None:
+    def __init__(self, rule: RetentionPolicy) -> None:
         self.rule = rule
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, TrialCheckpoint] = {}
         #: How many are not committed yet.
         self.uploading = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._kept
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[TrialCheckpoint]:
         """All, oldest first."""
         return iter(self._kept.values())
 
-    def get(self, key: str) -> Kept | None:
+    def get(self, key: str) -> TrialCheckpoint | None:
         """One of them."""
         return self._kept.get(key)
 
@@ -100,7 +100,7 @@ class KeptCheckpoints:
         is_wanted: bool = True,
     ) -> None:
         """One is on a node's disk; ``result`` is the one it contains, if that is known."""
-        self._kept[checkpoint.key] = Kept(
+        self._kept[checkpoint.key] = TrialCheckpoint(
             order=order,
             score=self._score(result, order),
             key=checkpoint.key,
@@ -117,7 +117,7 @@ class KeptCheckpoints:
         self, checkpoint: CheckpointCommitted, result: ResultReported | None, *, order: int
     ) -> None:
         """One is in the store, where its host wrote it."""
-        self._kept[checkpoint.key] = Kept(
+        self._kept[checkpoint.key] = TrialCheckpoint(
             order=order,
             score=self._score(result, order),
             key=checkpoint.key,
@@ -133,7 +133,7 @@ class KeptCheckpoints:
         self._kept[checkpoint.key].committed = checkpoint
         self.uploading -= 1
 
-    def remove(self, key: str) -> Kept | None:
+    def remove(self, key: str) -> TrialCheckpoint | None:
         """Keep it no longer; returns it if it was kept."""
         kept = self._kept.pop(key, None)
         if kept is not None and kept.committed is None:
@@ -170,7 +170,7 @@ class KeptCheckpoints:
         return "" if newest is None else newest.node
 
     @property
-    def newest(self) -> Kept | None:
+    def newest(self) -> TrialCheckpoint | None:
         """The newest committed one."""
         kept = reversed(self._kept.values())
         return next((one for one in kept if one.committed is not None), None)
@@ -183,7 +183,7 @@ class KeptCheckpoints:
         """Score and order of each that is committed, oldest first."""
         return ((one.score, one.order) for one in self._kept.values() if one.committed is not None)
 
-    def take_back(self, kept: Iterable[Kept]) -> None:
+    def take_back(self, kept: Iterable[TrialCheckpoint]) -> None:
         """Have these again, as they were when somebody wrote them down; oldest first."""
         for one in kept:
             self._kept[one.key] = one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Review(enum.Enum):
+class ResultReview(enum.Enum):
     """Whether a result counts, and whom it concerns."""
 
     STALE = "of an older incarnation, or behind the trial's end: dropped"

@@ -8,17 +8,17 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.trials.kept_checkpoints import KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_shared.base.errors import IllegalTransition
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
-    HostDied,
     Message,
     NodeLost,
     ResultReported,
     TrialFailed,
+    TrialProcessDied,
     TrialStarted,
 )
 
@@ -76,7 +76,7 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[tuple[float, int], ...] = ()
     lineage: int = 0
     #: What ended it in ERROR, and where that happened.
-    failure: TrialFailed | HostDied | NodeLost | None = None
+    failure: TrialFailed | TrialProcessDied | NodeLost | None = None
     failed_on: str = ""
     #: How many failures of each class.
     failures: dict[str, int] = {}
@@ -137,7 +137,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     config: bytes
     tag: str
     resources: dict[str, float]
-    checkpoints: KeptCheckpoints
+    checkpoints: CheckpointManager
     status: str = PENDING
     reason: str = ""
     epoch: int = 0
@@ -145,7 +145,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     run_until: Horizon = TO_THE_END
     last_result: ResultReported | None = None
     started: TrialStarted | None = None
-    failure: TrialFailed | HostDied | NodeLost | None = None
+    failure: TrialFailed | TrialProcessDied | NodeLost | None = None
     failed_on: str = ""
     num_failures: int = 0
     failures: dict[str, int] = {}

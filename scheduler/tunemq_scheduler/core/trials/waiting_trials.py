@@ -74,7 +74,7 @@ class _Line:
         return sorted((ticket, trial) for trial, ticket in self.tickets.items())
 
 
-class _Place(NamedTuple):
+class _WaitingPlace(NamedTuple):
     """Where a trial waits.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Place(NamedTuple):
     nodes: tuple[str, ...]
 
 
-class PassedOver(msgspec.Struct, frozen=True, array_like=True):
+class PassedOverLines(msgspec.Struct, frozen=True, array_like=True):
     """How long lines were passed over, written down.
 
     Attributes:
@@ -120,7 +120,7 @@ class WaitingTrials:
         self._is_apart = is_apart
         self._line_is_over = line_is_over
         self._trials: dict[str, dict[str, Trial]] = {PENDING: {}, PAUSED: {}}
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _WaitingPlace] = {}
         self._lines: dict[str, dict[_Kind, _Line]] = {PENDING: {}, PAUSED: {}}
         #: When who waits before the next try may go on; holds trials that left, too.
         self._later: list[tuple[float, int, str]] = []
@@ -164,7 +164,7 @@ class WaitingTrials:
         """The ids of the PENDING and of the PAUSED, each in their order."""
         return list(self._trials[PENDING]), list(self._trials[PAUSED])
 
-    def passed_over(self) -> PassedOver:
+    def passed_over(self) -> PassedOverLines:
         """How long each line was."""
         lines = self._lines[PENDING].items()
         since = [
@@ -175,13 +175,13 @@ class WaitingTrials:
             for kind, line in lines
             if kind.excluded
         ]
-        return PassedOver(self.freed, self._due, since, since_excluded)
+        return PassedOverLines(self.freed, self._due, since, since_excluded)
 
     def take_back(
         self,
         pending: Iterable[Trial],
         paused: Iterable[Trial],
-        passed_over: PassedOver = PassedOver(),  # noqa: B008  it is frozen
+        passed_over: PassedOverLines = PassedOverLines(),  # noqa: B008  it is frozen
         elapsed: float = 0.0,
     ) -> None:
         """Be as it was when it was `dumped`."""
@@ -291,7 +291,7 @@ class WaitingTrials:
     def _rest(self, trial: Trial, ticket: int) -> None:
         """Wait for the next try; where that may be at once, for a slot."""
         nodes = tuple(trial.fell_with)
-        self._places[trial.trial_id] = _Place(ticket, None, nodes)
+        self._places[trial.trial_id] = _WaitingPlace(ticket, None, nodes)
         for node in nodes:
             self._fell_with.setdefault(node, {})[trial.trial_id] = None
         if trial.not_before > self._now:

@@ -1,7 +1,7 @@
 """Who may use how much of which node of a farm: decided here, without a clock and without I/O.
 
-`Allotter` is told what nodes there are, what experiments want and what they hold; it answers with
-offers. The parts, from the bottom:
+`FairShareAllocator` is told what nodes there are, what experiments want and what they hold; it
+answers with offers. The parts, from the bottom:
 
     amounts, loads, parts   what a slot takes, and costs; an experiment's part of a node, by slots
     room, ledger            what fits where; all nodes and parts: what is taken, what is left

@@ -1,4 +1,4 @@
-"""`Words`: why something waits, and who has what, for people."""
+"""`AllocationExplainer`: why something waits, and who has what, for people."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_scheduler.farm.allocation.books.amounts import NOTHING, is_nothing
-from tunemq_scheduler.farm.allocation.books.claims import Claims
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
 from tunemq_scheduler.farm.allocation.books.loads import GPUS, pool_of
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
 from tunemq_scheduler.farm.allocation.books.quotas import take
 from tunemq_scheduler.farm.allocation.books.slot_requests import (
     ALONE,
     CPU,
-    Request,
+    SlotRequest,
     amounts_of,
     in_words,
     kinds_of,
@@ -33,7 +33,7 @@ _TOLD: Final = 8
 _MANY: Final = 10_000
 
 
-class NodeAllotment(msgspec.Struct, frozen=True):
+class NodeAllocation(msgspec.Struct, frozen=True):
     """A node and who has what of it.
 
     Attributes:
@@ -48,12 +48,12 @@ class NodeAllotment(msgspec.Struct, frozen=True):
     node: str
     hostname: str
     state: str
-    total: Amounts
-    free: Amounts
-    held: dict[str, Amounts]
+    total: ResourceAmounts
+    free: ResourceAmounts
+    held: dict[str, ResourceAmounts]
     reserved_for: tuple[str, ...]
     withheld: Mapping[str, str]
-    aside: Amounts
+    aside: ResourceAmounts
 
 
 class OwnerAccount(msgspec.Struct, frozen=True):
@@ -67,22 +67,22 @@ class OwnerAccount(msgspec.Struct, frozen=True):
     behind_s: float
 
 
-class Words:
+class AllocationExplainer:
     """Says it; changes nothing."""
 
-    def __init__(self, ledger: Ledger, members: Members, claims: Claims) -> None:
+    def __init__(self, ledger: NodeLedger, members: ShareMembers, claims: SlotClaims) -> None:
         self._ledger = ledger
         self._members = members
         self._claims = claims
 
-    def snapshot(self) -> list[NodeAllotment]:
+    def snapshot(self) -> list[NodeAllocation]:
         """All nodes."""
-        found: list[NodeAllotment] = []
+        found: list[NodeAllocation] = []
         for incarnation, node in self._ledger.nodes.items():
             held = {name: part.taken for name, part in node.parts.items()}
             claimed = {claim.member.name: None for claim in self._claims.on(incarnation)}
             found.append(
-                NodeAllotment(
+                NodeAllocation(
                     incarnation,
                     node.joined.node,
                     node.joined.hostname,
@@ -156,7 +156,7 @@ class Words:
             reasons += [not_now, *self._withheld(asked)]
         return [*reasons, *self._turn(member, request)]
 
-    def _isolated(self, member: Member) -> list[str]:
+    def _isolated(self, member: ShareMember) -> list[str]:
         found = ["its nodes were lost while it ran, so that it next runs alone on a node"]
         for incarnation, node in self._ledger.nodes.items():
             if node.alone_for == member.name and incarnation not in member.alone:
@@ -170,7 +170,7 @@ class Words:
             "no node is there that could hold it and is not kept for another such trial",
         ]
 
-    def _takes(self, owner: str, request: Request) -> Amounts:
+    def _takes(self, owner: str, request: SlotRequest) -> ResourceAmounts:
         """What a trial takes, also where there is no node yet that could hold it."""
         estimate = self._ledger.room.estimate(request)
         if estimate is not None:
@@ -181,7 +181,7 @@ class Words:
         share = min(1.0, self._members.quotas.of(owner).get(GPU) or 1.0)
         return amounts_of(request, {"": share} if is_part else {})
 
-    def _quota(self, member: Member, request: Request) -> list[str]:
+    def _quota(self, member: ShareMember, request: SlotRequest) -> list[str]:
         amounts = self._ledger.room.estimate(request)
         resource = self._members.quotas.hit(member.owner, amounts) if amounts else ""
         if not resource:
@@ -198,7 +198,7 @@ class Words:
         ]
         return told if len(found) <= _TOLD else [*told, f"and {len(found) - _TOLD} GPUs more"]
 
-    def _claimed(self, member: Member, request: Request) -> list[str]:
+    def _claimed(self, member: ShareMember, request: SlotRequest) -> list[str]:
         found: list[str] = []
         for claim in self._claims:
             node = self._ledger.nodes[claim.incarnation].joined.node
@@ -211,7 +211,7 @@ class Words:
                 found.append(f"{what} on {node} is reserved for {claim.member.name}{whose}")
         return found[:_TOLD]
 
-    def _turn(self, member: Member, request: Request) -> list[str]:
+    def _turn(self, member: ShareMember, request: SlotRequest) -> list[str]:
         amounts = self._ledger.room.estimate(request) or NOTHING
         pool = pool_of(amounts)
         found: list[str] = []

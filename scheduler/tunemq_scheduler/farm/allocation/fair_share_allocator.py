@@ -1,4 +1,4 @@
-"""`Allotter`: what the farm offers each experiment of each node.
+"""`FairShareAllocator`: what the farm offers each experiment of each node.
 
 It is told what nodes there are, and what experiments want, hold and know; `offers` says what is to
 be sent. It has no clock: time is told it, too.
@@ -17,43 +17,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts, Usage
-from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllotment, OwnerAccount, Words
-from tunemq_scheduler.farm.allocation.books.claims import Claims
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.node_parts import Part
-from tunemq_scheduler.farm.allocation.granting import Granting
-from tunemq_scheduler.farm.allocation.idling import Idling
-from tunemq_scheduler.farm.allocation.preemption.isolation import Isolation
-from tunemq_scheduler.farm.allocation.preemption.preemption import Clearing
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts
+from tunemq_scheduler.farm.allocation.allocation_reasons import (
+    AllocationExplainer,
+    NodeAllocation,
+    OwnerAccount,
+)
+from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.granting import SlotGranting
+from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
+from tunemq_scheduler.farm.allocation.preemption.isolation import SuspectIsolation
+from tunemq_scheduler.farm.allocation.preemption.preemption import Preemption
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
 #: Time alone changes something so often.
 _LOOKS_S: Final = 1.0
 
 
-class Allotter:
+class FairShareAllocator:
     """Shares a farm; see the module's docstring.
 
     Whatever names an experiment or a node that is not there is passed over: news cross each other.
     """
 
-    def __init__(self, settings: AllotterSettings | None = None) -> None:
-        settings = settings or AllotterSettings()
+    def __init__(self, settings: FairShareSettings | None = None) -> None:
+        settings = settings or FairShareSettings()
         self._now = 0.0
-        self._ledger = Ledger()
-        self._members = Members(settings, self._ledger.room.estimate)
-        self._claims = Claims(self._ledger, self._members)
-        self._granting = Granting(self._ledger, self._members, self._claims)
-        self._clearing = Clearing(
+        self._ledger = NodeLedger()
+        self._members = ShareMembers(settings, self._ledger.room.estimate)
+        self._claims = SlotClaims(self._ledger, self._members)
+        self._granting = SlotGranting(self._ledger, self._members, self._claims)
+        self._clearing = Preemption(
             settings, self._ledger, self._members, self._claims, self._granting
         )
-        self._idling = Idling(self._ledger, self._members, self._granting)
-        self._isolation = Isolation(settings, self._ledger, self._members)
-        self._words = Words(self._ledger, self._members, self._claims)
+        self._idling = IdleSlotReclaim(self._ledger, self._members, self._granting)
+        self._isolation = SuspectIsolation(settings, self._ledger, self._members)
+        self._words = AllocationExplainer(self._ledger, self._members, self._claims)
         self._is_changed = False
         self._looked_at = 0.0
 
@@ -140,7 +144,7 @@ class Allotter:
     ) -> None:
         """An experiment begins; of an owner's that have as much the lowest order is next."""
         if name not in self._members:
-            self._members.add(Member(name, owner, priority, order))
+            self._members.add(ShareMember(name, owner, priority, order))
             self._is_changed = True
 
     def expect(self, name: str) -> None:
@@ -185,7 +189,7 @@ class Allotter:
         self._members.remove(name)
         self._is_changed = True
 
-    def usage(self, name: str, usage: Usage) -> None:
+    def usage(self, name: str, usage: OfferUsage) -> None:
         """What an experiment says that it knows, holds and wants."""
         if name not in self._members:
             return
@@ -197,7 +201,7 @@ class Allotter:
             node = self._ledger.nodes.get(incarnation)
             if node is None or node.is_lost or incarnation not in usage.seen:
                 continue  # as long as it takes a node for lost it says nothing about it
-            held = usage.held.get(incarnation, Amounts())
+            held = usage.held.get(incarnation, ResourceAmounts())
             if part.report(usage.seen[incarnation], held, self._now):
                 for kept, gone in part.swap(node.are_alike):
                     self._claims.move(incarnation, kept.amounts, gone.amounts)
@@ -237,14 +241,14 @@ class Allotter:
         wanted = any(sum(one.wants.values()) for one in self._members if one.name != name)
         return has_to or (wanted and bool(parts))
 
-    def _parts_of(self, name: str) -> Iterable[Part]:
+    def _parts_of(self, name: str) -> Iterable[NodePart]:
         return self._members[name].parts.values() if name in self._members else ()
 
     def why(self, name: str, request: dict[str, float]) -> list[str]:
         """Why a trial of this experiment with this request waits, in sentences."""
         return self._words.why(name, request)
 
-    def snapshot(self) -> list[NodeAllotment]:
+    def snapshot(self) -> list[NodeAllocation]:
         """All nodes: what they have, what is free, who has the rest."""
         return self._words.snapshot()
 
@@ -258,7 +262,7 @@ class Allotter:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _adopt(self, member: Member, usage: Usage) -> None:
+    def _adopt(self, member: ShareMember, usage: OfferUsage) -> None:
         """Take over what another allotter offered."""
         member.is_expected = False
         self._members.expected.pop(member.name, None)
@@ -268,12 +272,12 @@ class Allotter:
                 continue  # nothing was ever offered there
             part = self._ledger.part(member.name, incarnation)
             member.parts[incarnation] = part
-            held = usage.held.get(incarnation, Amounts())
+            held = usage.held.get(incarnation, ResourceAmounts())
             part.adopt(usage.seen.get(incarnation, 0), held, self._now)
             self._ledger.changed(part)
             self._book(part)
 
-    def _catch_up(self, member: Member, usage: Usage) -> None:
+    def _catch_up(self, member: ShareMember, usage: OfferUsage) -> None:
         """A node that was away when this allotter began: another one's offers of it still hold."""
         for incarnation, seen in usage.seen.items():
             is_there = incarnation in self._ledger.nodes
@@ -284,7 +288,7 @@ class Allotter:
                 self._ledger.changed(part)
                 self._book(part)
 
-    def _take_spare(self, member: Member) -> None:
+    def _take_spare(self, member: ShareMember) -> None:
         """What it neither holds nor wants is not offered any longer; the newest goes first."""
         if member.idle[()]:
             self._name_spare(member)
@@ -300,7 +304,7 @@ class Allotter:
                     self._ledger.remove(grant)
                     self._book(grant.part)
 
-    def _name_spare(self, member: Member) -> None:
+    def _name_spare(self, member: ShareMember) -> None:
         """What trials left of slots that were given for larger ones may do for smaller ones."""
         for grant in member.idle_grants():
             node = self._ledger.nodes.get(grant.part.incarnation)
@@ -312,7 +316,7 @@ class Allotter:
                         self._book(grant.part)
                         break
 
-    def _take_withheld(self, part: Part) -> None:
+    def _take_withheld(self, part: NodePart) -> None:
         """What is empty of devices that are withheld is of no use to whom it was given.
 
         Only what the experiment knows and does not use, or does not know: of all else nobody can
@@ -325,7 +329,7 @@ class Allotter:
                 self._ledger.remove(grant)
                 self._book(part)
 
-    def _empty(self, part: Part, grace_s: float | None) -> None:
+    def _empty(self, part: NodePart, grace_s: float | None) -> None:
         for grant in list(part.grants):
             self._ledger.remove(grant, grace_s)
         if grace_s is not None:
@@ -341,7 +345,7 @@ class Allotter:
             self._members.review(member, self._now)
         self._is_changed = True
 
-    def _book(self, part: Part) -> None:
+    def _book(self, part: NodePart) -> None:
         node = self._ledger.nodes.get(part.incarnation)
         self._members.book_part(part, counts=node is not None and not node.is_lost)
         self._members.review(self._members[part.experiment], self._now)

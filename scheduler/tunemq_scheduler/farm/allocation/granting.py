@@ -1,4 +1,4 @@
-"""`Granting`: what is free goes to whom it is due."""
+"""`SlotGranting`: what is free goes to whom it is due."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from collections import Counter
 from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.amounts import covers, minus
-from tunemq_scheduler.farm.allocation.books.claims import Claim, Claims
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
-from tunemq_scheduler.farm.allocation.turns import Level, Serve, levels_of, take_turns
+from tunemq_scheduler.farm.allocation.books.claims import SlotClaim, SlotClaims
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.turns import (
+    ServeExperiment,
+    ShareLevel,
+    levels_of,
+    take_turns,
+)
 
 #: A request may be passed over so many times; then a slot is cleared for it.
 PATIENCE: Final = 64
 
 
-class Granting:
+class SlotGranting:
     """Gives what is free.
 
     Attributes:
         passed: by request, how often something was given to others while it waited.
     """
 
-    def __init__(self, ledger: Ledger, members: Members, claims: Claims) -> None:
+    def __init__(self, ledger: NodeLedger, members: ShareMembers, claims: SlotClaims) -> None:
         self._ledger = ledger
         self._members = members
         self._claims = claims
-        self.passed: Counter[Request] = Counter()
+        self.passed: Counter[SlotRequest] = Counter()
         #: For these there is no room, as long as there does not come to be more; with the highest
         #: priority that waits for it.
-        self._blocked: dict[Request, int] = {}
+        self._blocked: dict[SlotRequest, int] = {}
         self._grown = 0
         self._avoid: dict[str, set[str]] = {}
 
@@ -55,14 +60,14 @@ class Granting:
         for request in self.passed.keys() - waiting.keys():
             del self.passed[request]
 
-    def is_blocked(self, request: Request) -> bool:
+    def is_blocked(self, request: SlotRequest) -> bool:
         """Whether there is no room for it."""
         return request in self._blocked
 
     # --- those who wait ---------------------------------------------------------------------------
 
-    def _server(self, level: Level, now: float) -> Serve:
-        def serve(member: Member, request: Request) -> bool:
+    def _server(self, level: ShareLevel, now: float) -> ServeExperiment:
+        def serve(member: ShareMember, request: SlotRequest) -> bool:
             if request in self._blocked or not self._give(member, request, now):
                 return False
             self._pass_over(level.priority)
@@ -71,7 +76,7 @@ class Granting:
 
         return serve
 
-    def _give(self, member: Member, request: Request, now: float) -> bool:
+    def _give(self, member: ShareMember, request: SlotRequest, now: float) -> bool:
         amounts = self._ledger.room.estimate(request)
         if amounts is None or self._members.quotas.hit(member.owner, amounts):
             return False
@@ -92,8 +97,8 @@ class Granting:
 
     def _grant(
         self,
-        member: Member,
-        request: Request,
+        member: ShareMember,
+        request: SlotRequest,
         incarnation: str,
         devices: dict[str, float],
         now: float,
@@ -104,13 +109,13 @@ class Granting:
         self._members.book_part(part, counts=True)
         self._members.review(member, now)
 
-    def _avoided_by(self, member: Member, request: Request) -> set[str]:
+    def _avoided_by(self, member: ShareMember, request: SlotRequest) -> set[str]:
         if member.name not in self._avoid:
             busy = {one for one, part in member.parts.items() if not part.may_grow}
             self._avoid[member.name] = busy | member.avoided.keys()
         return self._avoid[member.name] | member.excluded.get(request, frozenset())
 
-    def _block(self, request: Request) -> None:
+    def _block(self, request: SlotRequest) -> None:
         waiting = self._members.waiting.get(request, ())
         top = max((self._members[name].priority for name in waiting), default=0)
         self._blocked[request] = top
@@ -127,7 +132,7 @@ class Granting:
 
         There may be thousands: each is looked at where something of its node changed.
         """
-        grown, nowhere = self._ledger.grown, set[tuple[str, Request]]()
+        grown, nowhere = self._ledger.grown, set[tuple[str, SlotRequest]]()
         for claim in sorted(self._claims, key=lambda one: -one.member.priority):
             owner, quotas = claim.member.owner, self._members.quotas
             if self._ledger.grown != grown:
@@ -149,17 +154,17 @@ class Granting:
                 nowhere.add((claim.member.name, claim.request))
                 claim.looked_at = self._version(claim)
 
-    def _version(self, claim: Claim) -> int:
+    def _version(self, claim: SlotClaim) -> int:
         node = self._ledger.nodes.get(claim.incarnation)
         return 0 if node is None else node.version
 
-    def _is_wanted(self, claim: Claim) -> bool:
+    def _is_wanted(self, claim: SlotClaim) -> bool:
         member, request = claim.member, claim.request
         given = member.idle[request] + member.claims[request]
         wanted = 0 if member.is_paused else member.wants.get(request, 0)
         return member.name in self._members and given <= wanted
 
-    def _may_come(self, claim: Claim) -> bool:
+    def _may_come(self, claim: SlotClaim) -> bool:
         """Whether the slot will be clear once all that is leaving has left."""
         node = self._ledger.nodes.get(claim.incarnation)
         if node is None or not node.is_open:
@@ -167,12 +172,12 @@ class Granting:
         others = self._claims.claimed(claim.incarnation, claim.member.priority, claim)
         return covers(minus(node.not_offered, others), claim.amounts)
 
-    def _is_clear(self, claim: Claim) -> bool:
+    def _is_clear(self, claim: SlotClaim) -> bool:
         part = claim.member.parts.get(claim.incarnation)
         may_grow = part is None or part.may_grow
         return may_grow and covers(self._ledger.nodes[claim.incarnation].free, claim.amounts)
 
-    def _try_elsewhere(self, claim: Claim, now: float) -> bool:
+    def _try_elsewhere(self, claim: SlotClaim, now: float) -> bool:
         asked = dict(claim.request)
         node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member, claim.request))
         if node is None:

@@ -1,16 +1,16 @@
-"""`Idling`: what was offered and is not used goes to those who wait for it."""
+"""`IdleSlotReclaim`: what was offered and is not used goes to those who wait for it."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.amounts import plus, total
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
-from tunemq_scheduler.farm.allocation.granting import Granting
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.granting import SlotGranting
 
 #: A slot may be empty for so long, while others wait.
 _IDLE_S: Final = 30.0
@@ -22,13 +22,13 @@ _DOUBLED_AT_MOST: Final = 2
 _BEHIND_S: Final = 60.0
 
 
-class Idling:
+class IdleSlotReclaim:
     """Finds slots in which nothing has been for a while, though there is something to be done.
 
     An experiment may have its reasons: a node failed its trials, or its search is still thinking.
     """
 
-    def __init__(self, ledger: Ledger, members: Members, granting: Granting) -> None:
+    def __init__(self, ledger: NodeLedger, members: ShareMembers, granting: SlotGranting) -> None:
         self._ledger = ledger
         self._members = members
         self._granting = granting
@@ -63,7 +63,7 @@ class Idling:
                     elif others_wait or self._is_shunned(member, grant):
                         self._look_at(member, grant, now)
 
-    def _is_in_the_way(self, member: Member, grant: Grant) -> bool:
+    def _is_in_the_way(self, member: ShareMember, grant: SlotGrant) -> bool:
         """Whether the same experiment waits for what only its own empty slots leave no room for.
 
         A slot that was offered for a paused trial may stay empty as long as another trial waits.
@@ -76,7 +76,9 @@ class Idling:
             for request in mine
         )
 
-    def _is_in_the_room_of(self, request: Request, member: Member, grant: Grant) -> bool:
+    def _is_in_the_room_of(
+        self, request: SlotRequest, member: ShareMember, grant: SlotGrant
+    ) -> bool:
         incarnation = grant.part.incarnation
         node = self._ledger.nodes.get(incarnation)
         if node is None or not node.is_open or not self._granting.is_blocked(request):
@@ -85,14 +87,14 @@ class Idling:
         is_room = self._ledger.room.devices(incarnation, dict(request), plus(node.room, idle))
         return is_room is not None and incarnation not in member.excluded.get(request, ())
 
-    def _is_in_the_quota_of(self, request: Request, member: Member) -> bool:
+    def _is_in_the_quota_of(self, request: SlotRequest, member: ShareMember) -> bool:
         quotas, amounts = self._members.quotas, self._ledger.room.estimate(request)
         if amounts is None or not quotas.hit(member.owner, amounts):
             return False
         idle = [one.amounts for one in member.idle_grants()]
         return not quotas.hit_later(member.owner, amounts, idle)
 
-    def _is_shunned(self, member: Member, grant: Grant) -> bool:
+    def _is_shunned(self, member: ShareMember, grant: SlotGrant) -> bool:
         """Whether a trial waits that shuns all that it is offered, and there is room elsewhere."""
         shunned = member.shunned.get(grant.request)
         if not shunned:
@@ -104,7 +106,7 @@ class Idling:
             for some in shunned
         )
 
-    def _look_at(self, member: Member, grant: Grant, now: float) -> None:
+    def _look_at(self, member: ShareMember, grant: SlotGrant, now: float) -> None:
         if grant.is_held:
             member.unused.pop(grant.part.incarnation, None)
         elif _is_unused(grant, now):
@@ -114,11 +116,11 @@ class Idling:
             member.avoided[node] = now + _AVOIDED_S * 2**times
             self._take_back(member, grant, now)
 
-    def _take_back(self, member: Member, grant: Grant, now: float) -> None:
+    def _take_back(self, member: ShareMember, grant: SlotGrant, now: float) -> None:
         self._ledger.remove(grant)
         self._members.book_part(grant.part, counts=True)
         self._members.review(member, now)
 
 
-def _is_unused(grant: Grant, now: float) -> bool:
+def _is_unused(grant: SlotGrant, now: float) -> bool:
     return grant.idle_since is not None and now >= grant.idle_since + _IDLE_S

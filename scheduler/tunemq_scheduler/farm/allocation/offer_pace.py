@@ -1,4 +1,4 @@
-"""`Pace`: how fast an experiment makes use of what it is offered, and what it gets of that."""
+"""`OfferPace`: how fast an experiment makes use of what it is offered, and what it gets of that."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.allotments import OfferUsage
 
 #: Who begins a trial in a slot within so long gets all that it wants.
 _QUICK_S: Final = 2.0
 _TOLERANCE: Final = 1e-6
 
 
-class Pace:
+class OfferPace:
     """Keeps a search algorithm that thinks for a minute from keeping slots from others.
 
     An experiment says that it wants ten slots, and begins no trial in them until its algorithm has
@@ -39,7 +39,7 @@ class Pace:
         self._offered.pop(incarnation, None)
         self._idle_since.pop(incarnation, None)
 
-    def heard(self, usage: Usage, now: float) -> Usage:
+    def heard(self, usage: OfferUsage, now: float) -> OfferUsage:
         """What it says, with what it is to get now for what it wants."""
         for incarnation, resources in self._offered.items():
             held = usage.held.get(incarnation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class AllotterSettings(msgspec.Struct, frozen=True):
+class FairShareSettings(msgspec.Struct, frozen=True):
     """What the farm's owner decides about sharing it.
 
     Attributes:

@@ -11,19 +11,19 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.farm.allocation.books.loads import POOLS, pool_of
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 
 #: Serves an experiment that waits for this, if that is possible.
-Serve = Callable[[Member, Request], bool]
+ServeExperiment = Callable[[ShareMember, SlotRequest], bool]
 #: By owner, those who wait on one level.
-Queues = dict[str, "Queue"]
+OwnerQueues = dict[str, "OwnerQueue"]
 
 
-class Level(NamedTuple):
+class ShareLevel(NamedTuple):
     """Those who compare what they have with each other."""
 
     priority: int
@@ -35,46 +35,48 @@ class Level(NamedTuple):
         return -self.priority, POOLS.index(self.pool)
 
 
-class Queue:
+class OwnerQueue:
     """An owner's waiting experiments on one level."""
 
-    def __init__(self, members: Members, level: Level) -> None:
+    def __init__(self, members: ShareMembers, level: ShareLevel) -> None:
         self.heap: list[tuple[float, float, str]] = []
         self._members = members
         self._level = level
-        self._requests: dict[str, dict[Request, None]] = {}
+        self._requests: dict[str, dict[SlotRequest, None]] = {}
 
-    def add(self, member: Member, request: Request) -> None:
+    def add(self, member: ShareMember, request: SlotRequest) -> None:
         """An experiment waits for this."""
         if member.name not in self._requests:
             self._requests[member.name] = {}
             self.heap.append(self._entry(member))
         self._requests[member.name][request] = None
 
-    def requests(self, member: Member) -> list[Request]:
+    def requests(self, member: ShareMember) -> list[SlotRequest]:
         """In the order in which it said them."""
         mine = self._requests[member.name]
         return [request for request in member.wants if request in mine]
 
-    def in_order(self) -> list[tuple[Member, Request]]:
+    def in_order(self) -> list[tuple[ShareMember, SlotRequest]]:
         """All, and for what they wait; who comes first first."""
         members = [self._members[name] for *_, name in sorted(self.heap)]
         return [(one, request) for one in members for request in self.requests(one)]
 
-    def again(self, member: Member) -> None:
+    def again(self, member: ShareMember) -> None:
         """An experiment that was served waits again, behind those that have less."""
         heapq.heappush(self.heap, self._entry(member))
 
-    def _entry(self, member: Member) -> tuple[float, float, str]:
+    def _entry(self, member: ShareMember) -> tuple[float, float, str]:
         cost = self._members.coming(member, self._level.pool)
         return cost, member.order, member.name
 
 
 def levels_of(
-    members: Members, requests: Iterable[Request], estimate: Callable[[Request], Amounts | None]
-) -> dict[Level, Queues]:
+    members: ShareMembers,
+    requests: Iterable[SlotRequest],
+    estimate: Callable[[SlotRequest], ResourceAmounts | None],
+) -> dict[ShareLevel, OwnerQueues]:
     """Who waits for one of these requests: by level and by owner, in the order of the levels."""
-    found: dict[Level, Queues] = {}
+    found: dict[ShareLevel, OwnerQueues] = {}
     for request in requests:
         amounts = estimate(request)
         if amounts is None:
@@ -82,19 +84,19 @@ def levels_of(
         pool = pool_of(amounts)
         for name in members.waiting.get(request, ()):
             member = members[name]
-            level = Level(member.priority, pool)
+            level = ShareLevel(member.priority, pool)
             queues = found.setdefault(level, {})
             if member.owner not in queues:
-                queues[member.owner] = Queue(members, level)
+                queues[member.owner] = OwnerQueue(members, level)
             queues[member.owner].add(member, request)
     return {level: found[level] for level in sorted(found, key=lambda one: one.rank)}
 
 
 def take_turns(
-    members: Members,
-    level: Level,
-    queues: Queues,
-    serve: Serve,
+    members: ShareMembers,
+    level: ShareLevel,
+    queues: OwnerQueues,
+    serve: ServeExperiment,
 ) -> None:
     """Ask ``serve`` about one after the other; whoever was served may be served again."""
     for queue in queues.values():
@@ -113,5 +115,5 @@ def take_turns(
                 break
 
 
-def _standing(members: Members, level: Level, owner: str) -> float:
+def _standing(members: ShareMembers, level: ShareLevel, owner: str) -> float:
     return members.account(level.priority, owner, level.pool).standing

@@ -1,4 +1,4 @@
-"""`WaitsForCopy`: what a farm's executor holds back until the journal's copy has the reason."""
+"""What a farm's executor holds back until the journal's copy has the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 
 
-class WaitsForCopy(ABC):
+class CopyWaitingExecutor(ABC):
     """Waits with what cannot be taken back, where the experiment's journal has a copy."""
 
     def __init__(self) -> None:

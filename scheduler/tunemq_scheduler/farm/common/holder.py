@@ -1,4 +1,4 @@
-"""`Holder`: which scheduler process runs a farm or an experiment, and whether it lives."""
+"""`LeaseHolder`: which scheduler process runs a farm or an experiment, and whether it lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunemq_shared.system.processes import is_readable, stat_of
 _GONE_WITHIN_S: Final = 5.0
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduler process, named so that no other one is meant.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`Details`: what the processes of experiments said of themselves when they ended."""
+"""`RunDetails`: what the processes of experiments said of themselves when they ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_shared.base.errors import JournalError, JournalFull
 from tunemq_shared.base.undecodable import UNDECODABLE
 
 
-class Details:
+class RunDetails:
     """One file for each experiment that is over or paused; what is lost of it is only not shown.
 
     Args:

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.objects.object_store import MissingObject, ObjectStore
-from tunemq_shared.signing.message_signing import Seal, SealBroken
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
+from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
 
 #: Its name beside the journal's segments.
 RECORD: Final = "scheduler"
@@ -41,7 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         events_key: the stream of its events.
     """
 
-    holder: Holder
+    holder: LeaseHolder
     term: int
     run: int
     is_warm: bool
@@ -95,7 +95,7 @@ def write_record(folder: str, record: RunRecord) -> None:
         raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def stored_record(objects: ObjectStore, seal: Seal) -> RunRecord | None:
+def stored_record(objects: ObjectStore, seal: MessageSigner) -> RunRecord | None:
     """That of an experiment's store; None where there is none.
 
     Args:
@@ -107,11 +107,11 @@ def stored_record(objects: ObjectStore, seal: Seal) -> RunRecord | None:
     """
     try:
         content = objects.get_bytes(_KEY, limit=_MOST_BYTES)
-    except MissingObject:
+    except NoSuchObject:
         return None
     try:
         return _decoded(seal.open(content, _CONTEXT), _KEY)
-    except SealBroken as error:
+    except InvalidSignature as error:
         raise JournalError(
             f"{_KEY} at {objects.address}, which says who ran this search last, {error}: the "
             "scheduler of this farm did not write it. If no other scheduler runs this search, "
@@ -119,7 +119,7 @@ def stored_record(objects: ObjectStore, seal: Seal) -> RunRecord | None:
         ) from error
 
 
-def store_record(objects: ObjectStore, record: RunRecord, seal: Seal) -> None:
+def store_record(objects: ObjectStore, record: RunRecord, seal: MessageSigner) -> None:
     """Keep it in the store, too.
 
     Args:

@@ -15,14 +15,14 @@ from tunemq_shared.base.errors import (
     JournalError,
     JournalFull,
     JournalLocked,
-    JournalOfOtherVersion,
+    JournalVersionMismatch,
+    RedisUnavailable,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
     TuneError,
-    TunerOfOtherVersion,
+    TunerVersionMismatch,
     UserError,
-    WireUnavailable,
 )
 from tunemq_shared.system.processes import signal_name
 
@@ -51,12 +51,12 @@ def exit_code(problem: TuneError) -> int:
         return EXIT_SUPERSEDED
     if isinstance(problem, UserError):
         return EXIT_USE
-    return EXIT_UNAVAILABLE if isinstance(problem, WireUnavailable) else EXIT_FAILED
+    return EXIT_UNAVAILABLE if isinstance(problem, RedisUnavailable) else EXIT_FAILED
 
 
 def process_exit_code(problem: Exception) -> int:
     """What an experiment's process ends with for this."""
-    if isinstance(problem, JournalOfOtherVersion | TunerOfOtherVersion):
+    if isinstance(problem, JournalVersionMismatch | TunerVersionMismatch):
         return EXIT_OTHER_VERSION
     if may_pass(problem):
         return EXIT_AGAIN

@@ -22,10 +22,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.transport.redis.key_types import TEXT_OF
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisFull, RedisLine
-from tunemq_shared.base.errors import SchedulerSuperseded, WireError
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    RedisFull,
+)
+from tunemq_shared.base.errors import SchedulerSuperseded, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 
@@ -110,10 +114,10 @@ class SchedulerLease:
         me: this process.
     """
 
-    def __init__(self, url: str, me: Holder) -> None:
+    def __init__(self, url: str, me: LeaseHolder) -> None:
         self._me = me
         self._url = url
-        self._line = RedisLine(url)
+        self._line = RedisConnection(url)
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._looked_at = self._failed_at = float("-inf")
@@ -189,7 +193,7 @@ class SchedulerLease:
             if self.term and self._successor is None:
                 self._line.connect()
                 self._ask(_RESIGN, str(self.term))
-        except WireError:
+        except TransportError:
             pass  # it runs out by itself
         finally:
             self._line.close()
@@ -219,12 +223,12 @@ class SchedulerLease:
                 f" {self._successor}. Nothing was done since; the search goes on there."
             )
 
-    def guarded(self, commands: Sequence[Command]) -> Command:
+    def guarded(self, commands: Sequence[RedisCommand]) -> RedisCommand:
         """One command that does all of these, unless there is a newer term: then it answers 0."""
         parts = [part for command in commands for part in (str(len(command)), *command)]
         return ("EVAL", _GUARDED, "1", redis_keys.TERM, str(self.term), *parts)
 
-    def taking(self, events_keys: Iterable[str]) -> Command:
+    def taking(self, events_keys: Iterable[str]) -> RedisCommand:
         """Makes these the farm's streams, and deletes those before; 0 if there is a newer term."""
         keys = redis_keys.listed(events_keys)
         return ("EVAL", _TAKE, "2", redis_keys.TERM, redis_keys.STREAMS, str(self.term), keys)
@@ -243,7 +247,7 @@ class SchedulerLease:
         try:
             self._line.connect()
             answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
-        except WireError:
+        except TransportError:
             self._line.close()
             answer = None  # nobody can look now, neither can a successor
             self._failed_at = time.monotonic()
@@ -260,9 +264,9 @@ class SchedulerLease:
         return f"{self._me.token}:{self._beat}:{me}"
 
 
-def _holder(value: bytes) -> Holder | None:
+def _holder(value: bytes) -> LeaseHolder | None:
     """Who it is, from the value of the lease."""
     try:
-        return msgspec.json.decode(value.split(b":", 3)[3], type=Holder)
+        return msgspec.json.decode(value.split(b":", 3)[3], type=LeaseHolder)
     except (IndexError, *UNDECODABLE):
         return None

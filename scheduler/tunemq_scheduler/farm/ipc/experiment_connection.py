@@ -1,4 +1,4 @@
-"""`ExperimentLink`: the supervisor's end of one experiment: its process, and its part of the wire.
+"""The supervisor's end of one experiment: its process, and its part of the wire.
 
 Nothing here waits for the experiment, whatever its code does: what it does not read waits, and when
 that is much, so do nodes; what it sends is checked, and one that sends what it may not is killed.
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, Refusal
-from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.api.farm_answers import ExperimentDetail, RequestDone, RequestRejection
+from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,
@@ -30,9 +30,9 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
 )
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.transport.node_batches import Fact, NodeBatch
-from tunemq_scheduler.transport.transport_client import WireClient
-from tunemq_shared.base.errors import BugError, ConfigError, WireError
+from tunemq_scheduler.transport.node_batches import EventBatch, ReadEvent
+from tunemq_scheduler.transport.transport_client import TransportClient
+from tunemq_shared.base.errors import BugError, ConfigError, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
@@ -51,10 +51,10 @@ _LONGEST_BEAT_S: Final = 5.0
 #: As which other facts than batches count: few are longer.
 _FACT_BYTES: Final = 1024
 
-Reply = Done | ExperimentDetail | r.Reasons | Refusal
+ExperimentReply = RequestDone | ExperimentDetail | r.TrialExplanation | RequestRejection
 
 
-class Outcome(StrEnum):
+class ExperimentOutcome(StrEnum):
     """How an experiment's process ended."""
 
     #: The search is over.
@@ -71,7 +71,7 @@ class Outcome(StrEnum):
     DIED = "died"
 
 
-class Ending(NamedTuple):
+class ExperimentExit(NamedTuple):
     """What became of an experiment's process.
 
     Attributes:
@@ -80,20 +80,20 @@ class Ending(NamedTuple):
         detail: an `ExperimentDetail` in msgpack, where it said goodbye.
     """
 
-    outcome: Outcome
+    outcome: ExperimentOutcome
     returncode: int
     text: str
     detail: bytes = b""
 
 
-class Wire(Protocol):
-    """What is used of `tunemq_scheduler.transport.node_transport.NodeWire`."""
+class ExperimentTransport(Protocol):
+    """What is used of `tunemq_scheduler.transport.node_transport.NodeTransport`."""
 
-    def add(self, events_key: str) -> WireClient:
+    def add(self, events_key: str) -> TransportClient:
         """A part of the wire for one experiment."""
 
 
-class Process(Protocol):
+class RunningProcess(Protocol):
     """What is used of `tunemq_scheduler.farm.ipc.watched_process.ExperimentProcess`."""
 
     pid: int | None
@@ -118,7 +118,7 @@ class Process(Protocol):
         """The end of what it wrote to stderr."""
 
 
-class ExperimentLink:
+class ExperimentConnection:
     """One run of one experiment.
 
     Args:
@@ -134,38 +134,38 @@ class ExperimentLink:
 
     def __init__(
         self,
-        job: r.Job,
-        on: Wire,
+        job: r.ExperimentJob,
+        on: ExperimentTransport,
         *,
         folder: Path,
-        begin: Callable[..., Process],
+        begin: Callable[..., RunningProcess],
         exit_within_s: float = EXIT_WITHIN_S,
     ) -> None:
         self.job, self.folder = job, folder
         #: The stream of its events; empty until it is open.
         self.events_key = ""
         #: What it said last.
-        self.usage: Usage | None = None
-        self.status: r.Status | None = None
+        self.usage: OfferUsage | None = None
+        self.status: r.SearchStatus | None = None
         self.store_use = r.StoreUse()
         #: How it ended; None while it runs.
-        self.ending: Ending | None = None
+        self.ending: ExperimentExit | None = None
         self._wire = on
-        self._client: WireClient | None = None
-        self._goodbye: r.Goodbye | None = None
+        self._client: TransportClient | None = None
+        self._goodbye: r.SearchEnded | None = None
         self._problem = ""
         self._news: list[str] = []
-        self._notes = r.Notes()
+        self._notes = r.TransportNotices()
         self._offers: dict[str, m.NodeOffered] = {}
         self._known: set[str] = set()
-        self._asked: dict[int, Callable[[Reply], None]] = {}
-        self._kinds: dict[int, type[Done | ExperimentDetail | r.Reasons]] = {}
+        self._asked: dict[int, Callable[[ExperimentReply], None]] = {}
+        self._kinds: dict[int, type[RequestDone | ExperimentDetail | r.TrialExplanation]] = {}
         self._last_id = 0
         #: For how many seconds a search that has begun has said nothing: its code may hang.
         self.silent_s = 0.0
         self._beat_at = time.monotonic()
         self._exit_within_s = exit_within_s
-        self._exits: r.Exits | None = None
+        self._exits: r.ExperimentExiting | None = None
         self._kill_at: float | None = None
         self._trespass = ""
         try:
@@ -232,7 +232,7 @@ class ExperimentLink:
             for payload in self._frames.receive():
                 self.silent_s = 0.0
                 self._do(r.decode_for_supervisor(payload))
-        except (*UNDECODABLE, WireError) as error:
+        except (*UNDECODABLE, TransportError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
         except ConfigError as error:
             self._trespassed(f"it ordered what it may not: {error}")
@@ -262,7 +262,7 @@ class ExperimentLink:
 
     def beat(self, at: float) -> None:
         """Once a second: the farm was certainly ours at this time of the monotonic clock."""
-        self._send(r.Beat(at))
+        self._send(r.LeaseProof(at))
         now = time.monotonic()
         if self.events_key:  # time in which we did nothing ourselves is no silence of its process
             self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
@@ -274,22 +274,28 @@ class ExperimentLink:
 
     def tell(self, notes: Sequence[str], news: Sequence[str] = ()) -> None:
         """What holds and what happened on the wire; sent where it is news."""
-        now = r.Notes(tuple(notes), tuple(news))
+        now = r.TransportNotices(tuple(notes), tuple(news))
         if news or now != self._notes:
-            self._notes = r.Notes(now.notes)
+            self._notes = r.TransportNotices(now.notes)
             self._send(now)
 
-    def ask(self, request: r.Request, then: Callable[[Reply], None] = lambda _reply: None) -> None:
+    def ask(
+        self,
+        request: r.SearchRequest,
+        then: Callable[[ExperimentReply], None] = lambda _reply: None,
+    ) -> None:
         """Ask for something; ``then`` gets the answer later, or a refusal when its process ends."""
         self._last_id += 1
         if self.ending is not None:
-            then(Refusal(text="its process has ended."))
+            then(RequestRejection(text="its process has ended."))
             return
         self._kinds[self._last_id] = _answer_to(request)
         self._asked[self._last_id] = then
-        self._send(r.Asked(self._last_id, request))
+        self._send(r.IpcRequest(self._last_id, request))
 
-    def stop(self, request: r.StopSearch | r.Interrupt | r.Leave, grace_s: float) -> None:
+    def stop(
+        self, request: r.StopSearch | r.InterruptSearch | r.DetachSearch, grace_s: float
+    ) -> None:
         """Ask it to end; its process is killed where it has not after so many seconds."""
         self.ask(request)
         self._kill_within(grace_s)
@@ -326,12 +332,12 @@ class ExperimentLink:
         if client.is_full:
             return
         for facts in frames_of([self._told_of(fact) for fact in client.take()]):
-            self._send(r.Facts(facts))
+            self._send(r.NewEvents(facts))
         known = [node for node in self._offers if node in self._known]
         if known:
-            self._send(r.Offers(tuple(self._offers.pop(node) for node in known)))
+            self._send(r.NewOffers(tuple(self._offers.pop(node) for node in known)))
 
-    def _told_of(self, fact: Fact) -> Fact:
+    def _told_of(self, fact: ReadEvent) -> ReadEvent:
         if isinstance(fact, m.NodeJoined):
             self._known.add(fact.incarnation)
             return msgspec.structs.replace(fact, is_shared=True)
@@ -344,38 +350,38 @@ class ExperimentLink:
 
     def _do(self, message: r.ToSupervisor) -> None:
         match message:
-            case r.Attach():
+            case r.ExperimentAttached():
                 self._attach(message)
-            case r.Orders():
+            case r.TurnOrders():
                 self._order(message)
-            case r.Journalled() if self._client is not None:
+            case r.EventsAcknowledged() if self._client is not None:
                 if message.accepted is not None:
                     self._client.release(message.accepted)
                 self._client.settle(message.handled)
-            case r.Used():
+            case r.OfferUsageUpdate():
                 self.usage = message.usage
-            case r.Status():
+            case r.SearchStatus():
                 self.status = message
             case r.StoreUse():
                 if message.is_possible:  # else it is no number that can be added to others
                     self.store_use = message
-            case r.News():
+            case r.ExperimentNotices():
                 self._news += message.lines
-            case r.Answered():
+            case r.IpcReply():
                 self._answer(message)
-            case r.Problem():
+            case r.ExperimentProblem():
                 self._problem = message.text
-            case r.Exits():
+            case r.ExperimentExiting():
                 self._exits = message
                 self._kill_within(self._exit_within_s)
-            case r.Goodbye() if self._client is not None:
+            case r.SearchEnded() if self._client is not None:
                 self._goodbye = message
                 self._client.close()
                 self._client = None
             case _:
                 pass  # of one that has said goodbye, or was never attached
 
-    def _attach(self, message: r.Attach) -> None:
+    def _attach(self, message: r.ExperimentAttached) -> None:
         before, key = self.job.events_key, message.events_key
         if self.events_key or not key.startswith(redis_keys.events(self.job.prefix)):
             self._trespassed(f"it asked for the events of {key}")
@@ -392,9 +398,9 @@ class ExperimentLink:
             self._client.reattach(message.nodes, message.away, message.accepted)
         self._known.update(one.incarnation for one in (*message.nodes, *message.away))
 
-    def _order(self, message: r.Orders) -> None:
+    def _order(self, message: r.TurnOrders) -> None:
         for one in message.orders:
-            start = one.order.start if isinstance(one, r.Host) else None
+            start = one.order.start if isinstance(one, r.PutTrialOrder) else None
             if start is not None and start.events_key != self.events_key:
                 self._trespassed(f"it gave an order for the events of {start.events_key}")
                 return
@@ -405,13 +411,13 @@ class ExperimentLink:
             orders = self._client.orders(one.incarnation)
             if orders is None:  # the node was lost meanwhile
                 continue
-            if isinstance(one, r.Host):
+            if isinstance(one, r.PutTrialOrder):
                 orders.put(one.order)
             else:
                 orders.release(one.trial, one.epoch)
 
-    def _answer(self, message: r.Answered) -> None:
-        kind = self._kinds.pop(message.id, Done)
+    def _answer(self, message: r.IpcReply) -> None:
+        kind = self._kinds.pop(message.id, RequestDone)
         # First: who asked is told of its end, too, if it sends what cannot be read.
         reply = message.refusal or msgspec.msgpack.decode(message.answer, type=kind)
         then = self._asked.pop(message.id, None)
@@ -439,7 +445,7 @@ class ExperimentLink:
                 break
         self.ending = self._judged(returncode)
         if self._client is not None:
-            if self.ending.outcome is Outcome.FINISHED:
+            if self.ending.outcome is ExperimentOutcome.FINISHED:
                 self._client.close()
             else:
                 self._client.leave()
@@ -447,10 +453,10 @@ class ExperimentLink:
         self._frames.close()
         self._process.close()
         for then in self._asked.values():
-            then(Refusal(text="its process ended before it answered."))
+            then(RequestRejection(text="its process ended before it answered."))
         self._asked.clear()
 
-    def _judged(self, returncode: int) -> Ending:
+    def _judged(self, returncode: int) -> ExperimentExit:
         """What became of it; whatever befalls a process that had done all, it ended as it said."""
         if self._exits is None:
             return self._judged_by(returncode)
@@ -463,48 +469,56 @@ class ExperimentLink:
         )
         return ending._replace(text=f"{ending.text.rstrip('.')}; {late}")
 
-    def _judged_by(self, returncode: int) -> Ending:
+    def _judged_by(self, returncode: int) -> ExperimentExit:
         words = self._problem or self._process.last_words()
         if self._trespass:
-            return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")
+            return ExperimentExit(
+                ExperimentOutcome.FAILED, returncode, f"its process was killed: {self._trespass}."
+            )
         if self._goodbye is not None and self._goodbye.is_interrupted:
             goodbye = self._goodbye
-            return Ending(Outcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail)
+            return ExperimentExit(
+                ExperimentOutcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail
+            )
         if returncode == 0 and (self._goodbye is not None or not self.events_key):
-            goodbye = self._goodbye or r.Goodbye("is over")
-            return Ending(Outcome.FINISHED, returncode, goodbye.outcome, goodbye.detail)
+            goodbye = self._goodbye or r.SearchEnded("is over")
+            return ExperimentExit(
+                ExperimentOutcome.FINISHED, returncode, goodbye.outcome, goodbye.detail
+            )
         if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
-            return Ending(Outcome.LEFT, returncode, words)
+            return ExperimentExit(ExperimentOutcome.LEFT, returncode, words)
         if returncode == EXIT_OTHER_VERSION:
-            return Ending(Outcome.OTHER_VERSION, returncode, words)
+            return ExperimentExit(ExperimentOutcome.OTHER_VERSION, returncode, words)
         if returncode in {EXIT_FAILED, EXIT_USE}:
             silent = f"its process ended with exit code {returncode} and did not say why"
-            return Ending(Outcome.FAILED, returncode, words or silent)
+            return ExperimentExit(ExperimentOutcome.FAILED, returncode, words or silent)
         how = how_it_ended(returncode)
         if returncode == 0:
             how += " without saying that the search is over"
         said = f"; the last that it wrote:\n{words}" if words else ""
-        return Ending(Outcome.DIED, returncode, f"its process {how}{said}")
+        return ExperimentExit(ExperimentOutcome.DIED, returncode, f"its process {how}{said}")
 
 
-def frames_of(facts: Sequence[Fact]) -> list[list[Fact]]:
+def frames_of(facts: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
     """Facts in frames of a size that can be sent."""
-    frames: list[list[Fact]] = []
+    frames: list[list[ReadEvent]] = []
     size = _FRAME_BYTES
     for fact in facts:
         if size >= _FRAME_BYTES:
             frames.append([])
             size = 0
         frames[-1].append(fact)
-        size += len(fact.payload) if isinstance(fact, NodeBatch) else _FACT_BYTES
+        size += len(fact.payload) if isinstance(fact, EventBatch) else _FACT_BYTES
     return frames
 
 
-def _answer_to(request: r.Request) -> type[Done | ExperimentDetail | r.Reasons]:
+def _answer_to(
+    request: r.SearchRequest,
+) -> type[RequestDone | ExperimentDetail | r.TrialExplanation]:
     match request:
         case r.ShowTrials():
             return ExperimentDetail
-        case r.WhyTrial():
-            return r.Reasons
+        case r.ExplainTrial():
+            return r.TrialExplanation
         case _:
-            return Done
+            return RequestDone

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tunemq_scheduler.farm.ipc.forkserver_process import Forkserver
+from tunemq_scheduler.farm.ipc.forkserver_process import ForkserverProcess
 from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
 from tunemq_shared.base.errors import ConfigError
 
@@ -22,10 +22,10 @@ from tunemq_shared.base.errors import ConfigError
 _UNUSED_S: Final = 60.0
 
 
-class Forkservers:
+class ExperimentForkservers:
     """Starts experiments' processes.
 
-    Must be used by a thread that lives as long as the supervisor does; see `Forkserver`.
+    Must be used by a thread that lives as long as the supervisor does; see `ForkserverProcess`.
 
     Args:
         store: the farm's; experiments have its client loaded.
@@ -33,7 +33,7 @@ class Forkservers:
 
     def __init__(self, store: str) -> None:
         self._store = store
-        self._servers: list[Forkserver] = []
+        self._servers: list[ForkserverProcess] = []
 
     def prepare(self) -> None:
         """Start what most experiments are forked from, so that the first one need not wait.
@@ -88,12 +88,12 @@ class Forkservers:
             server.close()
         self._servers.clear()
 
-    def _server(self, python: str, variables: Mapping[str, str]) -> Forkserver:
+    def _server(self, python: str, variables: Mapping[str, str]) -> ForkserverProcess:
         for server in self._servers:
             if server.python == python and server.variables == variables and server.is_alive:
                 return server
         try:
-            server = Forkserver(python, variables, self._store)
+            server = ForkserverProcess(python, variables, self._store)
         except (OSError, ValueError) as error:  # a variable with "=" in its name, a NUL
             raise ConfigError(
                 f"the experiment's process cannot be started with {python}: {error}."

@@ -20,24 +20,24 @@ REAP: Final = b"R"
 MAX_PACKET_BYTES: Final = 4096
 
 
-class Forked(msgspec.Struct, frozen=True, tag="forked"):
+class ExperimentForked(msgspec.Struct, frozen=True, tag="forked"):
     """The experiment's process is there."""
 
     pid: int
 
 
-class NotForked(msgspec.Struct, frozen=True, tag="not_forked"):
+class ExperimentForkFailed(msgspec.Struct, frozen=True, tag="not_forked"):
     """The system has no process to give; says why."""
 
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class ExperimentExited(msgspec.Struct, frozen=True, tag="ended"):
     """How the process ended: its exit code, negative for a signal."""
 
     returncode: int
 
 
-Answer = Forked | NotForked | Ended
+ForkAnswer = ExperimentForked | ExperimentForkFailed | ExperimentExited
 encode: Final = msgspec.msgpack.Encoder().encode
-decode: Final = msgspec.msgpack.Decoder[Answer](Answer).decode
+decode: Final = msgspec.msgpack.Decoder[ForkAnswer](ForkAnswer).decode

@@ -31,7 +31,7 @@ _MODULE: Final = "tunemq_scheduler.farm.process.experiment_forkserver"
 _GONE_WITHIN_S: Final = 1.0
 
 
-class Forkserver:
+class ForkserverProcess:
     """One process, which needs no answer to be sent more; it imports first.
 
     Must be made by a thread that lives as long as the supervisor does: the kernel kills it when

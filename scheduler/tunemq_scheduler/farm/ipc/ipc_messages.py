@@ -11,15 +11,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import Refusal
-from tunemq_scheduler.core.allotments import Usage
-from tunemq_scheduler.transport.node_batches import Fact
-from tunemq_shared.objects.store_permissions import StoreRules
+from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.core.allotments import OfferUsage
+from tunemq_scheduler.transport.node_batches import ReadEvent
+from tunemq_shared.objects.store_permissions import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
-from tunemq_shared.protocol.farm_requests import Code
+from tunemq_shared.protocol.farm_requests import SubmittedCode
 from tunemq_shared.protocol.message_limits import Amount, Count
-from tunemq_shared.protocol.messages import HostOrder, NodeJoined, NodeOffered
-from tunemq_shared.signing.message_signing import Key
+from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, TrialOrder
+from tunemq_shared.signing.message_signing import SigningKey
 
 #: No experiment has more trials, and none is behind for longer.
 _MOST_TRIALS: Final = 2**40
@@ -33,14 +33,14 @@ THREAD_CHARACTERS: Final = 100
 ThreadName = Annotated[str, msgspec.Meta(max_length=THREAD_CHARACTERS)]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class IpcMessage(msgspec.Struct, frozen=True, array_like=True):
     """The base of all that travels between the two."""
 
 
 # --- to the experiment ----------------------------------------------------------------------------
 
 
-class Job(Message, frozen=True, kw_only=True, tag="job"):
+class ExperimentJob(IpcMessage, frozen=True, kw_only=True, tag="job"):
     """The first thing that an experiment's process hears: what it is to run.
 
     ``name`` is the experiment's, ``results`` the folder in which its own is, ``prefix`` what the
@@ -59,7 +59,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
 
     name: str
     results: str
-    code: Code
+    code: SubmittedCode
     term: int
     prefix: str = ""
     store: str = ""
@@ -72,92 +72,100 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     retry: str = ""
     journal_release: str = "local"
     take_over: str = ""
-    journal_keys: tuple[Key, ...] = ()
-    stores: StoreRules | None = None
+    journal_keys: tuple[SigningKey, ...] = ()
+    stores: StorePermissions | None = None
 
 
-class Facts(Message, frozen=True, tag="facts"):
+class NewEvents(IpcMessage, frozen=True, tag="facts"):
     """What nodes stated and what became of them; batches of nodes as those sent them."""
 
-    facts: list[Fact]
+    facts: list[ReadEvent]
 
 
-class Offers(Message, frozen=True, tag="offers"):
-    """What the experiment may use of nodes from now on; in this order with the `Facts`."""
+class NewOffers(IpcMessage, frozen=True, tag="offers"):
+    """What the experiment may use of nodes from now on; in this order with the `NewEvents`."""
 
     offers: tuple[NodeOffered, ...]
 
 
-class Notes(Message, frozen=True, tag="notes"):
+class TransportNotices(IpcMessage, frozen=True, tag="notes"):
     """What holds now and what happened on the wire, for people."""
 
     notes: tuple[str, ...] = ()
     news: tuple[str, ...] = ()
 
 
-class Beat(Message, frozen=True, tag="beat"):
+class LeaseProof(IpcMessage, frozen=True, tag="beat"):
     """At this time, of the machine's monotonic clock, the farm was certainly the supervisor's."""
 
     at: float
 
 
-class StopSearch(Message, frozen=True, tag="stop search"):
+class StopSearch(IpcMessage, frozen=True, tag="stop search"):
     """Stop all trials; what they have is saved, and the search is over."""
 
     reason: str
 
 
-class Interrupt(Message, frozen=True, tag="interrupt"):
+class InterruptSearch(IpcMessage, frozen=True, tag="interrupt"):
     """End now; every trial stays where it is, to be resumed by a later run."""
 
     reason: str
 
 
-class Leave(Message, frozen=True, tag="leave"):
+class DetachSearch(IpcMessage, frozen=True, tag="leave"):
     """End at once and tell nobody: trials go on, for the next run to take over."""
 
 
-class StopTrial(Message, frozen=True, tag="stop trial"):
+class StopOneTrial(IpcMessage, frozen=True, tag="stop trial"):
     """Stop one trial."""
 
     trial: str
     reason: str
 
 
-class RetryTrial(Message, frozen=True, tag="retry trial"):
+class RetryTrial(IpcMessage, frozen=True, tag="retry trial"):
     """Have a trial in ERROR go on from its last checkpoint."""
 
     trial: str
 
 
-class ShowTrials(Message, frozen=True, tag="show"):
+class ShowTrials(IpcMessage, frozen=True, tag="show"):
     """How is the search, and how are this many of its trials?"""
 
     trials: int
 
 
-class WhyTrial(Message, frozen=True, tag="why"):
+class ExplainTrial(IpcMessage, frozen=True, tag="why"):
     """Why does this trial not run?"""
 
     trial: str
 
 
-Request = StopSearch | Interrupt | Leave | StopTrial | RetryTrial | ShowTrials | WhyTrial
+SearchRequest = (
+    StopSearch
+    | InterruptSearch
+    | DetachSearch
+    | StopOneTrial
+    | RetryTrial
+    | ShowTrials
+    | ExplainTrial
+)
 
 
-class Asked(Message, frozen=True, tag="asked"):
-    """A request; it is answered by an `Answered` of the same ``id``."""
+class IpcRequest(IpcMessage, frozen=True, tag="asked"):
+    """A request; it is answered by an `IpcReply` of the same ``id``."""
 
     id: int
-    request: Request
+    request: SearchRequest
 
 
-ToExperiment = Job | Facts | Offers | Notes | Beat | Asked
+ToExperiment = ExperimentJob | NewEvents | NewOffers | TransportNotices | LeaseProof | IpcRequest
 
 # --- to the supervisor ----------------------------------------------------------------------------
 
 
-class Attach(Message, frozen=True, tag="attach"):
+class ExperimentAttached(IpcMessage, frozen=True, tag="attach"):
     """The experiment is open: its stream, and what it knows of nodes from the run before."""
 
     events_key: str
@@ -166,14 +174,14 @@ class Attach(Message, frozen=True, tag="attach"):
     accepted: dict[str, Count] = {}
 
 
-class Host(Message, frozen=True, tag="host"):
+class PutTrialOrder(IpcMessage, frozen=True, tag="host"):
     """What a node is to do about a trial; see `put`."""
 
     incarnation: str
-    order: HostOrder
+    order: TrialOrder
 
 
-class Release(Message, frozen=True, tag="release"):
+class ReleaseOrder(IpcMessage, frozen=True, tag="release"):
     """Forget a trial whose host is gone."""
 
     incarnation: str
@@ -181,16 +189,16 @@ class Release(Message, frozen=True, tag="release"):
     epoch: int
 
 
-Order = Host | Release
+IpcOrder = PutTrialOrder | ReleaseOrder
 
 
-class Orders(Message, frozen=True, tag="orders"):
+class TurnOrders(IpcMessage, frozen=True, tag="orders"):
     """A turn's orders."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[IpcOrder, ...]
 
 
-class Journalled(Message, frozen=True, tag="journalled"):
+class EventsAcknowledged(IpcMessage, frozen=True, tag="journalled"):
     """The first ``handled`` facts of all are handled, their orders are in.
 
     ``accepted``: how far nodes' events, by incarnation, may be forgotten; None says nothing new.
@@ -200,13 +208,13 @@ class Journalled(Message, frozen=True, tag="journalled"):
     accepted: dict[str, Count] | None = None
 
 
-class Used(Message, frozen=True, tag="used"):
+class OfferUsageUpdate(IpcMessage, frozen=True, tag="used"):
     """What the experiment makes of what it was offered."""
 
-    usage: Usage
+    usage: OfferUsage
 
 
-class Status(Message, frozen=True, kw_only=True, tag="status"):
+class SearchStatus(IpcMessage, frozen=True, kw_only=True, tag="status"):
     """How far the search is.
 
     ``counts`` are trials by state; ``total`` how many there will be, None if nobody knows;
@@ -227,7 +235,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     waits: tuple[str, ...] = ()
 
 
-class StoreUse(Message, frozen=True, tag="store use"):
+class StoreUse(IpcMessage, frozen=True, tag="store use"):
     """What this process asks of object stores, and who waits for one.
 
     ``waiting``: how many trials wait for a store. ``copy_behind_s``: for so long the copy of the
@@ -248,28 +256,28 @@ class StoreUse(Message, frozen=True, tag="store use"):
         )
 
 
-class News(Message, frozen=True, tag="news"):
+class ExperimentNotices(IpcMessage, frozen=True, tag="news"):
     """What happened, in lines for people."""
 
     lines: tuple[str, ...]
 
 
-class Answered(Message, frozen=True, tag="answered"):
+class IpcReply(IpcMessage, frozen=True, tag="answered"):
     """The answer to a request, in msgpack, or why there is none."""
 
     id: int
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
-    refusal: Refusal | None = None
+    refusal: RequestRejection | None = None
 
 
-class Reasons(Message, frozen=True):
-    """Answers `WhyTrial`; ``request`` is what it asks for, where it waits for a place."""
+class TrialExplanation(IpcMessage, frozen=True):
+    """Answers `ExplainTrial`; ``request`` is what it asks for, where it waits for a place."""
 
     lines: tuple[str, ...]
     request: dict[str, float] = {}
 
 
-class Goodbye(Message, frozen=True, tag="goodbye"):
+class SearchEnded(IpcMessage, frozen=True, tag="goodbye"):
     """Nobody wants what nodes still have of this experiment.
 
     ``outcome``: how the search ended, to be read behind its name; ``is_interrupted``: it is to be
@@ -282,17 +290,17 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     detail: bytes = b""
 
 
-class Problem(Message, frozen=True, tag="problem"):
+class ExperimentProblem(IpcMessage, frozen=True, tag="problem"):
     """Why the process is about to end; the file with what it prints may be on a full disk."""
 
     text: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 
 
-class Alive(Message, frozen=True, tag="alive"):
+class ExperimentAlive(IpcMessage, frozen=True, tag="alive"):
     """The thread that runs the search reads what the supervisor sends: no code of users hangs."""
 
 
-class Exits(Message, frozen=True, tag="exits"):
+class ExperimentExiting(IpcMessage, frozen=True, tag="exits"):
     """The last message: all is done, and the process is about to end with this exit code.
 
     ``threads``: the names of those that Python waits for before it ends.
@@ -303,18 +311,18 @@ class Exits(Message, frozen=True, tag="exits"):
 
 
 ToSupervisor = (
-    Attach
-    | Orders
-    | Journalled
-    | Used
-    | Status
+    ExperimentAttached
+    | TurnOrders
+    | EventsAcknowledged
+    | OfferUsageUpdate
+    | SearchStatus
     | StoreUse
-    | News
-    | Answered
-    | Goodbye
-    | Problem
-    | Alive
-    | Exits
+    | ExperimentNotices
+    | IpcReply
+    | SearchEnded
+    | ExperimentProblem
+    | ExperimentAlive
+    | ExperimentExiting
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

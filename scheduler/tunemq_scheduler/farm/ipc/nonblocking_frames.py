@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from typing import Final
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 
 #: Longer frames are refused by both ends. The largest that is sent is a result of the largest size
 #: that a node takes (32 MiB), with others of its batch.
@@ -21,7 +21,7 @@ RECEIVE_BYTES: Final = 2**20
 _HEADER: Final = struct.Struct(">I")
 
 
-class FrameDecoder:
+class IpcFrameDecoder:
     """Cuts a stream of bytes, in whatever pieces it arrives, into frames."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FrameDecoder:
         while len(self._data) - offset >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._data, offset)
             if not 0 < length <= MAX_FRAME_BYTES:
-                raise WireError(
+                raise TransportError(
                     f"a frame says that it has {length} bytes; 1 to {MAX_FRAME_BYTES} are possible."
                 )
             after = offset + _HEADER.size + length
@@ -61,7 +61,7 @@ class FrameSocket:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._decoder = FrameDecoder()
+        self._decoder = IpcFrameDecoder()
         self._waiting: deque[memoryview] = deque()
         #: How many bytes wait to be sent.
         self.waiting = 0
@@ -83,7 +83,7 @@ class FrameSocket:
             WireError: it is larger than a frame may be.
         """
         if len(payload) > MAX_FRAME_BYTES:
-            raise WireError(
+            raise TransportError(
                 f"a message has {len(payload)} bytes; {MAX_FRAME_BYTES} are possible at most."
             )
         if not self.is_deaf:

@@ -10,15 +10,15 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
-from tunemq_scheduler.farm.common.copy_wait import WaitsForCopy
+from tunemq_scheduler.farm.common.copy_wait import CopyWaitingExecutor
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.status_reporter import Teller
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
-from tunemq_scheduler.transport.desired_state_orders import MailedOrders
-from tunemq_scheduler.transport.node_batches import NodeBatch, events_of
+from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
+from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
+from tunemq_scheduler.transport.node_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.protocol import messages as m
 
@@ -26,19 +26,19 @@ from tunemq_shared.protocol import messages as m
 _STATUS_EVERY_S: Final = 0.5
 
 
-class RelayedExecutor(WaitsForCopy, MailedOrders):
+class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
     """Sends orders to the supervisor, which has the wire, and gets facts from there.
 
     Args:
         line: to the supervisor; closed by its owner.
     """
 
-    def __init__(self, line: SupervisorLine) -> None:
-        WaitsForCopy.__init__(self)
-        MailedOrders.__init__(self)
+    def __init__(self, line: SupervisorConnection) -> None:
+        CopyWaitingExecutor.__init__(self)
+        DesiredStateExecutor.__init__(self)
         self._line = line
         self._is_attached = False
-        self._turn: list[r.Order] = []
+        self._turn: list[r.IpcOrder] = []
         #: How many facts of the wire the loop was given, and how many of those are handled as far
         #: as the supervisor knows.
         self._given, self._handled = 0, -1
@@ -46,13 +46,13 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         self._read: dict[str, int] = {}
         self._is_anything_released = False
         self._results = 0
-        self._asked: deque[r.Asked] = deque()
-        self._notes = r.Notes()
+        self._asked: deque[r.IpcRequest] = deque()
+        self._notes = r.TransportNotices()
         self._news: list[str] = []
         #: Answers the supervisor; once the search is known.
-        self._teller: Teller | None = None
-        self._usage: Usage | None = None
-        self._status: r.Status | None = None
+        self._teller: SearchStatusReporter | None = None
+        self._usage: OfferUsage | None = None
+        self._status: r.SearchStatus | None = None
         self._status_due = 0.0
         self._store_use = r.StoreUse()
         #: Whether nodes were left to themselves, for another run.
@@ -60,7 +60,7 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
 
     def watch(self, search: SearchRun, view: ExperimentView) -> None:
         """Tell the supervisor of this search, and answer for it."""
-        self._teller = Teller(search, view)
+        self._teller = SearchStatusReporter(search, view)
         search.records.also_tell = self._tell_news
 
     # --- orders -----------------------------------------------------------------------------------
@@ -78,26 +78,26 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         """Go on with the nodes of the run before."""
         self._is_attached = True
         key = self._opened_plan.events_key
-        self._line.send(r.Attach(key, tuple(nodes), tuple(away), dict(accepted)))
+        self._line.send(r.ExperimentAttached(key, tuple(nodes), tuple(away), dict(accepted)))
 
     def on_step_end(self) -> None:
         """Send the turn's orders."""
         # Before it is attached there is nobody whom an order could be about.
         if self._turn and self._is_attached:
-            self._line.send(r.Orders(tuple(self._turn)))
+            self._line.send(r.TurnOrders(tuple(self._turn)))
         self._turn.clear()
 
-    def _put(self, incarnation: str, order: m.HostOrder) -> None:
-        self._turn.append(r.Host(incarnation, order))
+    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
+        self._turn.append(r.PutTrialOrder(incarnation, order))
 
     def _release(self, incarnation: str, trial: str, epoch: int) -> None:
-        self._turn.append(r.Release(incarnation, trial, epoch))
+        self._turn.append(r.ReleaseOrder(incarnation, trial, epoch))
 
     def release_now(self, accepted: dict[str, int]) -> None:
         """Have nodes told how far their events are kept."""
         if self._is_attached:
             self._handled = self._given
-            self._line.send(r.Journalled(self._given, self._news_of(accepted)))
+            self._line.send(r.EventsAcknowledged(self._given, self._news_of(accepted)))
 
     def _news_of(self, accepted: dict[str, int]) -> dict[str, int]:
         """Only what the supervisor was not told: a turn costs what it had to do, on any farm."""
@@ -122,7 +122,7 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
             self.reattach((), (), {})
         if self._handled != self._given:
             self._handled = self._given
-            self._line.send(r.Journalled(self._given))
+            self._line.send(r.EventsAcknowledged(self._given))
         deadline = time.monotonic() + timeout
         self._tell()
         while True:
@@ -154,20 +154,20 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         stated = 0
         for message in self._line.take():
             match message:
-                case r.Facts():
+                case r.NewEvents():
                     stated += len(message.facts)
                     for fact in message.facts:
-                        if isinstance(fact, NodeBatch):
+                        if isinstance(fact, EventBatch):
                             self._read[fact.read.incarnation] = fact.read.last
                     events = events_of(message.facts)
                     self._results += sum(type(event) is m.ResultReported for event in events)
                     facts += events
-                case r.Offers():
+                case r.NewOffers():
                     facts += message.offers
-                case r.Notes():
+                case r.TransportNotices():
                     self._notes = message
                     self._news += message.news
-                case r.Asked():
+                case r.IpcRequest():
                     self._asked.append(message)
                 case _:
                     pass  # there is one job, and the line itself notes signs of life
@@ -188,7 +188,7 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         usage = self._teller.usage()
         if usage != self._usage:
             self._usage = usage
-            self._line.send(r.Used(usage))
+            self._line.send(r.OfferUsageUpdate(usage))
         now = time.monotonic()
         if now >= self._status_due:
             self._status_due = now + _STATUS_EVERY_S
@@ -211,7 +211,7 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
             self._line.send(use)
 
     def _tell_news(self, text: str) -> None:
-        self._line.send(r.News((text,)))
+        self._line.send(r.ExperimentNotices((text,)))
 
     # --- for people -------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
             self.end_copy()
         self._tell()  # what it holds no longer is free at once
         self._tell_status()
-        self._line.send(self._teller.goodbye() if self._teller is not None else r.Goodbye())
+        self._line.send(self._teller.goodbye() if self._teller is not None else r.SearchEnded())
         self.is_left = True
 
     def leave(self) -> None:

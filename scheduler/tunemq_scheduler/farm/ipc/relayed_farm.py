@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 
 
 class RelayedFarm:
@@ -17,13 +17,15 @@ class RelayedFarm:
         events_key: of the run of which nodes still have what they hosted; empty if of none.
     """
 
-    def __init__(self, line: SupervisorLine, me: Holder, term: int, events_key: str) -> None:
+    def __init__(
+        self, line: SupervisorConnection, me: LeaseHolder, term: int, events_key: str
+    ) -> None:
         self.me, self.term = me, term
         self.events_key = events_key
         self._line = line
 
     def check(self) -> None:
-        """Return if we may act; see `SupervisorLine.check`.
+        """Return if we may act; see `SupervisorConnection.check`.
 
         Raises:
             SchedulerSuperseded: another scheduler may have taken the supervisor's place.

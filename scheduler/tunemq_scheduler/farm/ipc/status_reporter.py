@@ -1,4 +1,4 @@
-"""`Teller`: what a running search tells its supervisor, of itself and when it is asked."""
+"""What a running search tells its supervisor, of itself and when it is asked."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import (
     DeviceUseRow,
-    Done,
     ExperimentDetail,
     ExperimentRow,
     ExperimentState,
-    Refusal,
+    RequestDone,
+    RequestRejection,
     TrialRow,
 )
-from tunemq_scheduler.core.allotments import WHOLE_NODE, Usage
+from tunemq_scheduler.core.allotments import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.core.runner_state import ELSEWHERE_S
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
@@ -36,7 +36,7 @@ from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.results.json_encoding import to_plain
 from tunemq_scheduler.results.trial_view import TrialView
-from tunemq_shared.base.errors import ConfigError, RequestRefused, SchedulerSuperseded, TuneError
+from tunemq_shared.base.errors import ConfigError, RequestRejected, SchedulerSuperseded, TuneError
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import lookup
 
@@ -55,7 +55,7 @@ _UNTELLABLE: Final = (OverflowError, UnicodeEncodeError, RecursionError)
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
 
 
-class Teller:
+class SearchStatusReporter:
     """Knows a search that runs; called by the thread that runs it, between two turns.
 
     Args:
@@ -69,15 +69,15 @@ class Teller:
 
     # --- unasked ----------------------------------------------------------------------------------
 
-    def usage(self) -> Usage:
+    def usage(self) -> OfferUsage:
         """What it makes of what it was offered."""
         runner, total = self._loop.runner, self._view.num_trials
         return runner.usage(ANY_NUMBER if total is None else max(0, total - runner.suggested))
 
-    def status(self) -> r.Status:
+    def status(self) -> r.SearchStatus:
         """How far it is."""
         view, best = self._view, self._view.best
-        return r.Status(
+        return r.SearchStatus(
             counts=dict(view.counts),
             total=view.num_trials,
             elapsed_s=view.elapsed_s,
@@ -123,62 +123,64 @@ class Teller:
         waits = (trial.waits[0] for trial in self._loop.runner.live.values())
         return sum(bool(what) and awaited(what) == STORE for what in waits)
 
-    def goodbye(self) -> r.Goodbye:
+    def goodbye(self) -> r.SearchEnded:
         """How it ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
-        return r.Goodbye(self._view.outcome, interrupted, self._last_detail())
+        return r.SearchEnded(self._view.outcome, interrupted, self._last_detail())
 
     def _last_detail(self) -> bytes:
         for most in (_TOLD_AT_MOST, *_TOLD_ELSE):
-            with contextlib.suppress(RequestRefused):
+            with contextlib.suppress(RequestRejected):
                 return _encoded(self._detail(most))
         return b""
 
     # --- asked ------------------------------------------------------------------------------------
 
-    def answer(self, asked: r.Asked) -> r.Answered:
+    def answer(self, asked: r.IpcRequest) -> r.IpcReply:
         """Do what was asked for, and say so.
 
         Raises:
             SchedulerSuperseded: this process is to end at once, and leave everything as it is.
         """
         try:
-            return r.Answered(asked.id, msgspec.Raw(_encoded(self._do(asked.request))))
+            return r.IpcReply(asked.id, msgspec.Raw(_encoded(self._do(asked.request))))
         except SchedulerSuperseded:
             raise
-        except RequestRefused as error:
-            return r.Answered(asked.id, refusal=Refusal(text=str(error)))
+        except RequestRejected as error:
+            return r.IpcReply(asked.id, refusal=RequestRejection(text=str(error)))
         except TuneError as error:
-            return r.Answered(asked.id, refusal=Refusal(text=str(error), is_wrong_use=True))
+            return r.IpcReply(
+                asked.id, refusal=RequestRejection(text=str(error), is_wrong_use=True)
+            )
 
-    def _do(self, request: r.Request) -> Done | ExperimentDetail | r.Reasons:
+    def _do(self, request: r.SearchRequest) -> RequestDone | ExperimentDetail | r.TrialExplanation:
         match request:
             case r.StopSearch():
                 self._loop.request_stop(request.reason)
-                return Done(text="all trials are being stopped")
-            case r.Interrupt():
+                return RequestDone(text="all trials are being stopped")
+            case r.InterruptSearch():
                 self._search.interrupt(request.reason)
-                return Done(text="it ends, to be resumed")
-            case r.Leave():
+                return RequestDone(text="it ends, to be resumed")
+            case r.DetachSearch():
                 raise SchedulerSuperseded("The supervisor ends; trials go on, for the next one.")
-            case r.StopTrial():
+            case r.StopOneTrial():
                 return self._stop(request)
             case r.RetryTrial():
                 return self._retry(request.trial)
             case r.ShowTrials():
                 return self._detail(min(request.trials, _TOLD_AT_MOST))
-            case r.WhyTrial():
+            case r.ExplainTrial():
                 return self._why(request.trial)
 
-    def _stop(self, request: r.StopTrial) -> Done:
+    def _stop(self, request: r.StopOneTrial) -> RequestDone:
         trial = self._find(request.trial)
         live = self._loop.runner.live.get(trial)
         if live is None or live.is_finished:
             raise ConfigError(f"trial {trial} is over already.")
         self._loop.request_stop(request.reason, trial)
-        return Done(text=f"trial {trial} is being stopped")
+        return RequestDone(text=f"trial {trial} is being stopped")
 
-    def _retry(self, wanted: str) -> Done:
+    def _retry(self, wanted: str) -> RequestDone:
         runner = self._loop.runner
         trials = [self._find(wanted)] if wanted else runner.errored()
         for trial in trials:
@@ -194,7 +196,7 @@ class Teller:
             )
             self._loop.resume(event)
         tried = ", ".join(trials) or "none is in ERROR"
-        return Done(text=f"tried again: {tried}")
+        return RequestDone(text=f"tried again: {tried}")
 
     def _find(self, name: str) -> str:
         """A trial's id, from that or its name.
@@ -292,7 +294,7 @@ class Teller:
 
     # --- why one waits ----------------------------------------------------------------------------
 
-    def _why(self, wanted: str) -> r.Reasons:
+    def _why(self, wanted: str) -> r.TrialExplanation:
         name = self._find(wanted)
         runner = self._loop.runner
         trial = runner.live.get(name)
@@ -302,11 +304,11 @@ class Teller:
             told = [f"{over}: {summary.reason}" if summary.reason else over]
             if trial is not None and trial.checkpoints.uploading:
                 told.append(f"{trial.checkpoints.uploading} checkpoints of it are being uploaded")
-            return r.Reasons(tuple(told))
+            return r.TrialExplanation(tuple(told))
         lines = [*self._reasons(trial)]
         waits = trial.status == PENDING and trial.not_before <= runner.elapsed
         request = WHOLE_NODE if runner.is_suspect(trial) else trial.resources
-        return r.Reasons(tuple(lines), dict(request) if waits else {})
+        return r.TrialExplanation(tuple(lines), dict(request) if waits else {})
 
     def _reasons(self, trial: Trial) -> Iterator[str]:
         runner, name = self._loop.runner, trial.trial_id
@@ -344,7 +346,7 @@ def _span_s(due: Collection[float], now: float) -> str:
     return f"{first} s" if first == last else f"{first} to {last} s"
 
 
-def _encoded(answer: Done | ExperimentDetail | r.Reasons) -> bytes:
+def _encoded(answer: RequestDone | ExperimentDetail | r.TrialExplanation) -> bytes:
     """An answer that can be sent.
 
     Raises:
@@ -353,9 +355,9 @@ def _encoded(answer: Done | ExperimentDetail | r.Reasons) -> bytes:
     try:
         data = _encode(answer)
     except _UNTELLABLE as error:
-        raise RequestRefused(f"the answer cannot be sent: {error}.") from error
+        raise RequestRejected(f"the answer cannot be sent: {error}.") from error
     if len(data) > _ANSWER_BYTES:
-        raise RequestRefused(
+        raise RequestRejected(
             f"the answer has {len(data)} bytes; {_ANSWER_BYTES} can be sent: ask for fewer trials."
         )
     return data

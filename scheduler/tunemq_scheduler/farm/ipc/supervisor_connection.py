@@ -1,4 +1,4 @@
-"""`SupervisorLine`: the experiment's end of its connection with the farm's supervisor."""
+"""`SupervisorConnection`: the experiment's end of its connection with the farm's supervisor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSED_WITHIN_S: Final = 10.0
 ALIVE_EVERY_S: Final = 5.0
 
 
-class SupervisorLine:
+class SupervisorConnection:
     """Sends, receives, and knows whether the farm is still the supervisor's.
 
     All methods but `wake` are called by one thread.
@@ -171,7 +171,7 @@ class SupervisorLine:
     def _receive(self) -> None:
         for payload in self._frames.receive():
             message = r.decode_for_experiment(payload)
-            if isinstance(message, r.Beat):
+            if isinstance(message, r.LeaseProof):
                 self._heard_at = max(self._heard_at, message.at)
                 self._say_alive()
             else:
@@ -181,5 +181,5 @@ class SupervisorLine:
         now = time.monotonic()
         if now - self._alive_at >= ALIVE_EVERY_S:
             self._alive_at = now
-            self._frames.put(r.encode(r.Alive()))
+            self._frames.put(r.encode(r.ExperimentAlive()))
             self._frames.flush()

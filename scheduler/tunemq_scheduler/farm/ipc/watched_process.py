@@ -18,17 +18,17 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_U
 from tunemq_scheduler.farm.ipc.fork_messages import (
     MAX_PACKET_BYTES,
     REAP,
-    Answer,
-    Ended,
-    Forked,
-    NotForked,
+    ExperimentExited,
+    ExperimentForked,
+    ExperimentForkFailed,
+    ForkAnswer,
     decode,
 )
-from tunemq_scheduler.farm.ipc.forkserver_process import Forkserver, tail
+from tunemq_scheduler.farm.ipc.forkserver_process import ForkserverProcess, tail
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import (
     MAX_PID,
-    NotThatProcess,
+    ProcessMismatch,
     has_hung_up,
     open_claimed,
 )
@@ -52,7 +52,7 @@ class ExperimentProcess:
         OSError: there is no folder, file or descriptor for it.
     """
 
-    def __init__(self, server: Forkserver, folder: Path, sock: socket.socket) -> None:
+    def __init__(self, server: ForkserverProcess, folder: Path, sock: socket.socket) -> None:
         #: None until it is forked.
         self.pid: int | None = None
         self._pidfd: int | None = None
@@ -154,26 +154,26 @@ class ExperimentProcess:
             return
         try:
             self._take(decode(packet))
-        except (*UNDECODABLE, NotThatProcess) as error:  # whose interpreter may be anybody's
+        except (*UNDECODABLE, ProcessMismatch) as error:  # whose interpreter may be anybody's
             self._server.kill(f"said what cannot be read or is not true ({error})")
             self._give_up(EXIT_USE, f"{self._server.python} is no interpreter with TuneMQ: {error}")
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: ForkAnswer) -> None:
         match answer:
-            case Forked(pid) if self._pidfd is None:
+            case ExperimentForked(pid) if self._pidfd is None:
                 self._forked(pid)
-            case NotForked(text) if self._pidfd is None:
+            case ExperimentForkFailed(text) if self._pidfd is None:
                 self._give_up(EXIT_AGAIN, f"its process cannot be started: {text}")
-            case Ended(returncode) if self._is_over:
+            case ExperimentExited(returncode) if self._is_over:
                 self._returncode = returncode
             case _:
-                raise NotThatProcess(f"it said {answer}, which does not fit what it said before")
+                raise ProcessMismatch(f"it said {answer}, which does not fit what it said before")
 
     def _forked(self, pid: int) -> None:
         """Take the process that it names, if it is its child: this one may signal others."""
         try:
             self._pidfd = open_claimed(pid, parent=self._server.pid)
-        except NotThatProcess as problem:
+        except ProcessMismatch as problem:
             # What a dead forkserver leaves is another's child, and ends.
             if not (0 < pid <= MAX_PID and has_hung_up(self._channel)):
                 raise

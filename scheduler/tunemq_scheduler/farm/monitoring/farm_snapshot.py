@@ -12,21 +12,21 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import NodeRow, RefusedRow
+from tunemq_scheduler.api.farm_answers import NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
-from tunemq_shared.health.node_metrics import NodeVitals
+from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 
 #: Up to which times turns are counted together, in seconds.
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class NodeState(msgspec.Struct, frozen=True):
+class NodeSnapshot(msgspec.Struct, frozen=True):
     """A node; ``silence_s`` is how long ago it renewed its lease."""
 
     row: NodeRow
-    vitals: NodeVitals
+    vitals: NodeMetrics
     silence_s: float
 
 
@@ -46,7 +46,7 @@ class DiskState(msgspec.Struct, frozen=True, kw_only=True):
     is_writable: bool
 
 
-class HeadState(msgspec.Struct, frozen=True, kw_only=True):
+class HeadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's machine.
 
     Attributes:
@@ -90,13 +90,13 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     results: int
     turns: tuple[tuple[int, ...], float]
     is_redis_away: bool
-    nodes: tuple[NodeState, ...]
+    nodes: tuple[NodeSnapshot, ...]
     accounts: tuple[OwnerAccount, ...]
-    refused: tuple[RefusedRow, ...] = ()
+    refused: tuple[RejectionRow, ...] = ()
     waiting: dict[str, dict[str, int]] = {}
     traffic: StoreTraffic = StoreTraffic()
     store_uses: dict[str, StoreUse] = {}
-    head: HeadState = HeadState()
+    head: HeadSnapshot = HeadSnapshot()
     redis_full_s: float = 0.0
     troubles: dict[str, str] = {}
 

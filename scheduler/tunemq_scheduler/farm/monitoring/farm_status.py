@@ -8,11 +8,11 @@ import sys
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import FarmAnnouncement, FarmDescription
-from tunemq_scheduler.transport.redis.redis_connection import Command
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.broker import redis_keys
 
 
-def announcing(term: int) -> Command:
+def announcing(term: int) -> RedisCommand:
     """The command that says that there is a scheduler; again after each reset of the wire.
 
     Args:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState, HeadState
+from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState, HeadSnapshot
 from tunemq_scheduler.security.certificates import certificates_of
 from tunemq_scheduler.security.doctor.disk_checks import write_probe
 from tunemq_scheduler.storage.folders import BACKUP_NOTE
@@ -54,9 +54,9 @@ class HeadWatch:
         ):
             threading.Thread(target=self._run, args=(look,), name=name, daemon=True).start()
 
-    def seen(self) -> HeadState:
+    def seen(self) -> HeadSnapshot:
         """What was seen last; never waits."""
-        return HeadState(
+        return HeadSnapshot(
             disks=self._disks, certificates=self._certificates, backup_at=self._backup_at
         )
 

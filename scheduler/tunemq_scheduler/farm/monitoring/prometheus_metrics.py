@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.allocation.books.loads import GPUS
-from tunemq_scheduler.farm.monitoring.farm_snapshot import BUCKETS_S, FarmSnapshot, NodeState
+from tunemq_scheduler.farm.monitoring.farm_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
 #: By resource: its name in metrics, behind it that of what is used, and in words.
@@ -30,7 +30,7 @@ _RESOURCES: Final = {
 }
 _NODE_STATES: Final = ("ready", "draining", "drained", "silent")
 #: Of each node, by the name of the metric; None where a node does not say.
-_OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeState], float | None]]]] = {
+_OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]] = {
     "trials": ("Trials that a node is to host.", lambda node: node.row.trials),
     "hosts": ("Processes of trials on a node.", lambda node: node.vitals.hosts),
     "lease_age_seconds": ("How long ago a node renewed its lease.", lambda node: node.silence_s),
@@ -70,7 +70,7 @@ def metrics_of(farm: FarmSnapshot) -> Iterator[Metric]:
     yield from _of_experiments(farm)
     yield from _of_scheduler(farm)
     states = dict.fromkeys(_NODE_STATES, 0)
-    nodes: dict[str, NodeState] = {}
+    nodes: dict[str, NodeSnapshot] = {}
     for node in farm.nodes:
         states[node.row.state] = states.get(node.row.state, 0) + 1
         known = nodes.get(node.row.node)
@@ -138,7 +138,7 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     yield refused
 
 
-def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
+def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
     """What is asked of object stores: by the scheduler's processes (node is empty) and by nodes."""
     said = {"": farm.traffic} | {name: one.vitals.store for name, one in nodes.items()}
     requests = CounterMetricFamily(
@@ -199,7 +199,7 @@ def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:
     return refused
 
 
-def _of_nodes(nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
+def _of_nodes(nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
     for resource, (total, used, words) in _RESOURCES.items():
         amounts = {(name,): one.row.total.get(resource, 0.0) for name, one in nodes.items()}
         yield _gauge(f"node_{total}", f"{words} that a node offers.", amounts, "node")
@@ -222,7 +222,7 @@ def _of_nodes(nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
         yield _gauge(f"node_{metric}", about, values, "node")
 
 
-def _of_gpus(nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
+def _of_gpus(nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
     labels = ("node", "uuid", "model")
     held: dict[tuple[str, ...], float | None] = {}
     memory: dict[tuple[str, ...], float | None] = {}

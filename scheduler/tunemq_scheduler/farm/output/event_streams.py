@@ -1,4 +1,4 @@
-"""`Streams`: where the events of each experiment go, of which nodes may host something."""
+"""`EventStreams`: where the events of each experiment go, of which nodes may host something."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_scheduler.farm.common.small_files import replace_file
 from tunemq_shared.base.errors import JournalError, JournalFull
 
 
-class Streams:
+class EventStreams:
     """The keys of streams by experiment, in a file: they outlive this process, and Redis.
 
     Raises:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.farm.output.trial_output_files import Opened, OutputFiles
-from tunemq_scheduler.transport.redis.key_types import KeyType, Refused, clear_wrong_types
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine, ReplyTooLong
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_scheduler.farm.output.trial_output_files import OpenChunk, TrialOutputFiles
+from tunemq_scheduler.transport.redis.key_types import KeyType, OnKeyRejected, clear_wrong_types
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, ReplyTooLong
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 _EVERY_S: Final = 0.5
 #: Nodes send the last lines within so long after a host has ended.
@@ -36,14 +36,14 @@ class OutputReader:
     """
 
     def __init__(
-        self, url: str, news: Callable[[str], None], opened: Opened, refused: Refused
+        self, url: str, news: Callable[[str], None], opened: OpenChunk, refused: OnKeyRejected
     ) -> None:
         self._refused = refused
-        self._line = RedisLine(url)
+        self._line = RedisConnection(url)
         self._news, self._opened = news, opened
         #: What was to be followed since the last look, the newest last: some were over before it.
         self._wanted: deque[dict[str, tuple[Path, str]]] = deque([{}])
-        self._files: dict[str, OutputFiles] = {}
+        self._files: dict[str, TrialOutputFiles] = {}
         #: Until when those that are over are read.
         self._until: dict[str, float] = {}
         self._changed = threading.Event()
@@ -75,7 +75,7 @@ class OutputReader:
             is_last = self._changed.wait(_EVERY_S) and self._is_closed
             try:
                 self._look()
-            except WireUnavailable:
+            except RedisUnavailable:
                 self._line.close()  # the supervisor says that Redis is away
 
     def _look(self) -> None:
@@ -85,16 +85,16 @@ class OutputReader:
             wanted |= self._wanted[0]
         for name, (folder, key) in wanted.items():
             if name not in self._files:
-                self._files[name] = OutputFiles(folder, key, self._opened)
+                self._files[name] = TrialOutputFiles(folder, key, self._opened)
             self._until[name] = now + _AFTER_S
         if self._files:
             self._line.connect()
         for name, files in self._files.items():
             try:
                 self._bring(files)
-            except WireUnavailable:
+            except RedisUnavailable:
                 raise
-            except (WireError, OSError) as error:  # the others' output comes all the same
+            except (TransportError, OSError) as error:  # the others' output comes all the same
                 if clear_wrong_types(self._line, {files.key: KeyType.STREAM}, self._refused):
                     continue
                 if name not in self._told:
@@ -104,7 +104,7 @@ class OutputReader:
             del self._files[name], self._until[name]
             self._told.discard(name)
 
-    def _bring(self, files: OutputFiles) -> None:
+    def _bring(self, files: TrialOutputFiles) -> None:
         more = True
         while more:
             try:

@@ -17,15 +17,15 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.journal.journal_layout import is_full
-from tunemq_scheduler.transport.redis.redis_connection import Command
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputPiece, decode
+from tunemq_shared.protocol.output_pieces import OutputChunk, decode
 from tunemq_shared.system.plain_files import open_plain
 
 #: Takes the key of an experiment's events, and what came as a piece of its output.
-Opened = Callable[[str, bytes], bytes | None]
+OpenChunk = Callable[[str, bytes], bytes | None]
 
 #: A file that has become longer gets no more: its node keeps the newest, and the store has it.
 LIMIT_BYTES: Final = 64 * 2**20
@@ -48,7 +48,7 @@ _File = tuple[str, int, str]
 _Line = tuple[_File, tuple[int, int]]
 
 
-class OutputFiles:
+class TrialOutputFiles:
     """The output files of one experiment. It does no I/O but on files: `asks`, then `answered`.
 
     Args:
@@ -57,7 +57,7 @@ class OutputFiles:
         opened: opens a piece of the experiment with these events; None where it is refused.
     """
 
-    def __init__(self, folder: Path | str, events_key: str, opened: Opened) -> None:
+    def __init__(self, folder: Path | str, events_key: str, opened: OpenChunk) -> None:
         self._folder = Path(folder)
         self._events_key, self._opened = events_key, opened
         #: Of the stream that it reads.
@@ -68,7 +68,7 @@ class OutputFiles:
         self._changed: set[_File] = set()
         self._lines = len(self._known)
 
-    def asks(self) -> Command:
+    def asks(self) -> RedisCommand:
         """The command whose reply `answered` takes; it does not wait."""
         return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self.key, self._cursor]
 
@@ -98,7 +98,7 @@ class OutputFiles:
             self._keep_cursor()
         return len(entries) == _AT_ONCE
 
-    def _add(self, piece: OutputPiece) -> None:
+    def _add(self, piece: OutputChunk) -> None:
         if piece.name not in _NAMES or not self._is_trials(piece):
             return
         key = piece.trial, piece.epoch, piece.name
@@ -127,7 +127,7 @@ class OutputFiles:
         self._known[key] = piece.round, end
         self._changed.add(key)
 
-    def _is_trials(self, piece: OutputPiece) -> bool:
+    def _is_trials(self, piece: OutputChunk) -> bool:
         """Whether the folder is one that its trial was given when the experiment added it."""
         return (
             piece.folder.endswith(f"_{piece.trial}")

@@ -26,10 +26,10 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_OTHER_VERSION
 from tunemq_scheduler.farm.ipc.fork_messages import (
     MAX_PACKET_BYTES,
     REAP,
-    Answer,
-    Ended,
-    Forked,
-    NotForked,
+    ExperimentExited,
+    ExperimentForked,
+    ExperimentForkFailed,
+    ForkAnswer,
     encode,
 )
 from tunemq_scheduler.farm.process import experiment_process
@@ -60,7 +60,7 @@ class _Experiment(NamedTuple):
     pid: int
 
 
-class Forkserver:
+class ExperimentForkserver:
     """Forks for one supervisor.
 
     Args:
@@ -106,7 +106,7 @@ class Forkserver:
         try:
             pid = os.fork()
         except OSError as error:
-            _say(channel, NotForked(f"fork: {error.strerror}"))
+            _say(channel, ExperimentForkFailed(f"fork: {error.strerror}"))
             pid = -1
         if pid == 0:
             for own in (
@@ -157,9 +157,9 @@ class Forkserver:
         if experiment not in self._experiments.values():
             return  # its channel was closed meanwhile
         if has_left:
-            _say(experiment.channel, Forked(experiment.pid))
+            _say(experiment.channel, ExperimentForked(experiment.pid))
         else:
-            _say(experiment.channel, NotForked("it died at once"))
+            _say(experiment.channel, ExperimentForkFailed("it died at once"))
             self._kill(experiment)
 
     def _obey(self, experiment: _Experiment) -> None:
@@ -171,7 +171,7 @@ class Forkserver:
             is_over = False
         if is_over:
             _, status = os.waitpid(pid, 0)
-            _say(channel, Ended(os.waitstatus_to_exitcode(status)))
+            _say(channel, ExperimentExited(os.waitstatus_to_exitcode(status)))
             self._let_go(channel)
         else:
             self._kill(experiment)
@@ -196,12 +196,15 @@ def _refuse(descriptors: list[int]) -> None:
     """The first is the channel; to close it says that there will be no process."""
     if descriptors:
         with socket.socket(fileno=descriptors[0]) as channel:
-            _say(channel, NotForked("no file descriptors are left to what it is forked from"))
+            _say(
+                channel,
+                ExperimentForkFailed("no file descriptors are left to what it is forked from"),
+            )
     for one in descriptors[1:]:
         os.close(one)
 
 
-def _say(channel: socket.socket, answer: Answer) -> None:
+def _say(channel: socket.socket, answer: ForkAnswer) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # `_obey` will find out
         channel.send(encode(answer))
 
@@ -240,7 +243,7 @@ def main() -> int:
     # Experiments share the pages of what is loaded as long as no garbage collection writes to them.
     gc.collect()
     gc.freeze()
-    line = Forkserver(control).serve()
+    line = ExperimentForkserver(control).serve()
     return 0 if line is None else experiment_process.run(line)
 
 

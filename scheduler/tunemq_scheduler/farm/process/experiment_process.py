@@ -22,19 +22,19 @@ from typing import Any, Final, TextIO
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.api.tuner import TunerParts
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_FAILED, process_exit_code
 from tunemq_scheduler.farm.ipc.ipc_messages import (
     MOST_CHARACTERS,
     MOST_THREADS,
     THREAD_CHARACTERS,
-    Exits,
-    Job,
-    Problem,
+    ExperimentExiting,
+    ExperimentJob,
+    ExperimentProblem,
 )
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
-from tunemq_scheduler.farm.process.farm_experiment import Run
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
+from tunemq_scheduler.farm.process.farm_experiment import RunOptions
 from tunemq_scheduler.farm.process.farm_start import named, place_of, run_on_farm
 from tunemq_scheduler.farm.process.submitted_script import load_tuner
 from tunemq_shared.base.errors import BugError, TuneError
@@ -48,24 +48,24 @@ from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
 from tunemq_shared.system.process_control import set_name
 from tunemq_shared.system.standard_streams import tell
 
-#: `Job.retry` for all trials in ERROR.
+#: `ExperimentJob.retry` for all trials in ERROR.
 _ALL: Final = "*"
 
 
 def run(sock: socket.socket) -> int:
     """Run what the supervisor says at the other end of this socket; the exit code."""
     faulthandler.enable()  # a segfault in the experiment's code is told with its place
-    line = SupervisorLine(sock)
+    line = SupervisorConnection(sock)
     try:
         code = _exit_code(line)
-        line.send(Exits(code, _threads_that_hold_up_the_exit()))
+        line.send(ExperimentExiting(code, _threads_that_hold_up_the_exit()))
     finally:
         line.close()
         _give_up_unwritten_output()
     return code
 
 
-def _exit_code(line: SupervisorLine) -> int:
+def _exit_code(line: SupervisorConnection) -> int:
     """Run it; say why it ends where that is not because it is done."""
     try:
         _run(line)
@@ -93,16 +93,16 @@ def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
     return tuple(names[:MOST_THREADS])
 
 
-def _run(line: SupervisorLine) -> None:
+def _run(line: SupervisorConnection) -> None:
     job = line.first()
-    if not isinstance(job, Job):
+    if not isinstance(job, ExperimentJob):
         raise BugError(f"the supervisor said {job!r} before it said what is to be run")
     if job.stores is not None:
         use_only(job.stores)
     set_name(job.name)
     sys.argv[:] = [job.name]  # until there is a script
     parts, how = _loaded(job)
-    farm = RelayedFarm(line, Holder.this_process(), job.term, job.events_key)
+    farm = RelayedFarm(line, LeaseHolder.this_process(), job.term, job.events_key)
     place = place_of(
         parts,
         results=job.results,
@@ -112,7 +112,7 @@ def _run(line: SupervisorLine) -> None:
     run_on_farm(parts, place, farm, how, tell)
 
 
-def _loaded(job: Job) -> tuple[TunerParts, Run]:
+def _loaded(job: ExperimentJob) -> tuple[TunerParts, RunOptions]:
     """The experiment's Tuner, which runs its script, and how it is run."""
     code, script = job.code, ""
     if isinstance(code, ScriptCode):
@@ -124,7 +124,7 @@ def _loaded(job: Job) -> tuple[TunerParts, Run]:
             sys.path.insert(0, str(unpacked(code.bundle, job.folder_for_code)))
         parts = _unpickled(code, job)
     retried = () if job.retry in {"", _ALL} else (job.retry,)
-    how = Run(
+    how = RunOptions(
         release_when_copied=job.journal_release == "store",
         options=ResumeOptions(errored="resume" if job.retry == _ALL else "", also=retried),
         prefix=job.prefix,
@@ -137,7 +137,7 @@ def _loaded(job: Job) -> tuple[TunerParts, Run]:
     return _in_surroundings(named(parts, job.name), job), how
 
 
-def _unpickled(code: PickledCode, job: Job) -> TunerParts:
+def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
     ref = code.tuner
     if ref.store:
         with open_blobs(ref.store) as blobs:
@@ -145,7 +145,7 @@ def _unpickled(code: PickledCode, job: Job) -> TunerParts:
     return TunerParts(*load_tuner_parts(Path(ref.path).read_bytes()))
 
 
-def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
+def _in_surroundings(parts: TunerParts, job: ExperimentJob) -> TunerParts:
     """With what whoever submitted it said of where its trials run."""
     given: dict[str, Any] = {}
     if job.python:
@@ -155,10 +155,10 @@ def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
     return parts._replace(run=replace(parts.run, **given))
 
 
-def _end_with(line: SupervisorLine, problem: str) -> None:
+def _end_with(line: SupervisorConnection, problem: str) -> None:
     """Say why the process ends: to the supervisor, too, for stderr may be on a full disk."""
     tell(problem)
-    line.send(Problem(problem[-MOST_CHARACTERS:]))
+    line.send(ExperimentProblem(problem[-MOST_CHARACTERS:]))
 
 
 def _give_up_unwritten_output() -> None:

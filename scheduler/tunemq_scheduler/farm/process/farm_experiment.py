@@ -16,11 +16,11 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.stop_signals import StopSignals
-from tunemq_scheduler.experiment.code_upload import Carriage
+from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.open_experiment import (
     EPOCHS_BEYOND,
-    Opened,
+    OpenExperiment,
     ResumeOptions,
     has_work,
     resumption,
@@ -28,13 +28,13 @@ from tunemq_scheduler.experiment.open_experiment import (
 )
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.search_run import SearchRun
-from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, write_record
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
@@ -42,7 +42,7 @@ from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
 from tunemq_shared.signing.key_files import journal_seal
-from tunemq_shared.signing.message_signing import Key
+from tunemq_shared.signing.message_signing import SigningKey
 
 #: The folder with the code of an experiment's trials, in the experiment's.
 BLOBS: Final = ".blobs"
@@ -50,7 +50,7 @@ BLOBS: Final = ".blobs"
 INTERRUPT_GRACE_S: Final = 10.0
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an experiment is run this time.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     code_store: str = ""
     bundle: BlobRef | None = None
     script: str = ""
-    journal_keys: tuple[Key, ...] = ()
+    journal_keys: tuple[SigningKey, ...] = ()
     variables: dict[str, str] = {}
 
 
@@ -89,13 +89,13 @@ class FarmExperiment(Experiment):
 
     def __init__(
         self,
-        prepared: Prepared,
-        storage: Storage,
+        prepared: PreparedSearch,
+        storage: StorageLocation,
         resume: ResumeOptions | None,
         *,
         keep: Callable[[], None],
         on: RelayedFarm,
-        how: Run,
+        how: RunOptions,
         is_copy: bool,
         record: RunRecord | None,
     ) -> None:
@@ -126,7 +126,7 @@ class FarmExperiment(Experiment):
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
             plan = self._plan(
-                Carriage(
+                CodePackage(
                     blobs=blobs,
                     store=self._how.code_store or self._store_address,
                     bundle=self._how.bundle,
@@ -140,7 +140,7 @@ class FarmExperiment(Experiment):
                 self._run(search, executor, opened)
             return search.results()
 
-    def _run(self, search: SearchRun, executor: RelayedExecutor, opened: Opened) -> None:
+    def _run(self, search: SearchRun, executor: RelayedExecutor, opened: OpenExperiment) -> None:
         loop = search.loop
         loop.interrupt_grace_s = INTERRUPT_GRACE_S
         executor.watch(search, ExperimentView(loop, search.records, self.prepared, opened.elapsed))
@@ -168,7 +168,7 @@ class FarmExperiment(Experiment):
 
     # --- the parts --------------------------------------------------------------------------------
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenExperiment:
         if self._resume is None:
             opened = super()._open()
         else:
@@ -188,7 +188,7 @@ class FarmExperiment(Experiment):
         return opened
 
     @staticmethod
-    def _stream(opened: Opened, first: int | None = None) -> str:
+    def _stream(opened: OpenExperiment, first: int | None = None) -> str:
         """The key of the events of all runs from ``first`` on that took over from each other.
 
         Args:
@@ -198,7 +198,7 @@ class FarmExperiment(Experiment):
         name = opened.plan.experiment_id
         return redis_keys.events(f"{name}.{first}" if first else name)
 
-    def _begun(self, opened: Opened, options: ResumeOptions) -> ExperimentResumed:
+    def _begun(self, opened: OpenExperiment, options: ResumeOptions) -> ExperimentResumed:
         """The event with which this run goes on."""
         before = opened.runner.run
         if self._record is not None:
@@ -224,7 +224,7 @@ class FarmExperiment(Experiment):
         self,
         plan: ExperimentPlan,
         executor: TrialExecutor,
-        opened: Opened,
+        opened: OpenExperiment,
         max_trials: int | None = None,
     ) -> SearchRun:
         return SearchRun(
@@ -264,7 +264,7 @@ class FarmExperiment(Experiment):
             return False  # nodes go on, and the next one takes them over
         return True
 
-    def _say_late_goodbye(self, opened: Opened) -> None:
+    def _say_late_goodbye(self, opened: OpenExperiment) -> None:
         """The run before ended in front of its goodbye: say that there is nothing left to do.
 
         Raises:
@@ -292,7 +292,7 @@ class FarmExperiment(Experiment):
                     executor.leave()
 
     @contextmanager
-    def _copied(self, opened: Opened, executor: RelayedExecutor) -> Iterator[None]:
+    def _copied(self, opened: OpenExperiment, executor: RelayedExecutor) -> Iterator[None]:
         """Keep a copy of the journal in the experiment's store, if it has one."""
         if not self._store_address:
             yield

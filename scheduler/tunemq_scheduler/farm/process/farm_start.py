@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
-from tunemq_scheduler.experiment.restore import Restored, bring_experiment, restored
-from tunemq_scheduler.experiment.start_checks import Prepared, prepare
+from tunemq_scheduler.experiment.restore import RestoredExperiment, bring_experiment, restored
+from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_scheduler.farm.common.run_record import (
     RunRecord,
     check_newest,
@@ -21,23 +21,23 @@ from tunemq_scheduler.farm.common.run_record import (
     stored_record,
 )
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
-from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, Run
+from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, RunOptions
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
-from tunemq_scheduler.settings.storage_settings import Storage, storage_of
+from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
 from tunemq_shared.base.errors import ConfigError, JournalLocked
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import canonical_address, join
 from tunemq_shared.signing.key_files import journal_seal
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 #: A killed process gives its locks back with its last file, which a slow disk may hold up.
 _LOCK_WITHIN_S: Final = 5.0
 _RETRY_S: Final = 0.02
 
 
-class Place(NamedTuple):
+class ExperimentLocation(NamedTuple):
     """Where the experiment is.
 
     ``copy`` is the address from which it has to be brought; ``is_there`` whether it was run before.
@@ -50,7 +50,11 @@ class Place(NamedTuple):
 
 
 def run_on_farm(
-    parts: TunerParts, place: Place, farm: RelayedFarm, how: Run, tell: Callable[[str], None]
+    parts: TunerParts,
+    place: ExperimentLocation,
+    farm: RelayedFarm,
+    how: RunOptions,
+    tell: Callable[[str], None],
 ) -> None:
     """Run the search.
 
@@ -68,7 +72,7 @@ def run_on_farm(
     prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,
-        Storage(place.folder, found.store if found is not None else place.store),
+        StorageLocation(place.folder, found.store if found is not None else place.store),
         None if found is None else found.options,
         keep=keep,
         on=farm,
@@ -88,7 +92,9 @@ def named(parts: TunerParts, name: str) -> TunerParts:
     return parts._replace(run=replace(parts.run, name=safe_name(name, "experiment")))
 
 
-def place_of(parts: TunerParts, *, results: str, store: str = "", take_over: str = "") -> Place:
+def place_of(
+    parts: TunerParts, *, results: str, store: str = "", take_over: str = ""
+) -> ExperimentLocation:
     """Where an experiment, which has a name, is; its folder is made.
 
     Args:
@@ -113,7 +119,7 @@ def place_of(parts: TunerParts, *, results: str, store: str = "", take_over: str
         _check_free(store)
     if not (is_there or copy):
         make_experiment_folder(results, name, is_new=False)
-    return Place(folder, store, copy, is_there or bool(copy))
+    return ExperimentLocation(folder, store, copy, is_there or bool(copy))
 
 
 def _check_free(store: str) -> None:
@@ -141,7 +147,7 @@ def _has_journal(folder: str) -> bool:
     return True
 
 
-def _newest_record(place: Place, seal: Seal) -> RunRecord | None:
+def _newest_record(place: ExperimentLocation, seal: MessageSigner) -> RunRecord | None:
     """Who ran the experiment last.
 
     Args:
@@ -162,8 +168,8 @@ def _newest_record(place: Place, seal: Seal) -> RunRecord | None:
 
 
 def _prepared(
-    parts: TunerParts, place: Place, how: Run
-) -> tuple[Prepared, Restored | None, Callable[[], None]]:
+    parts: TunerParts, place: ExperimentLocation, how: RunOptions
+) -> tuple[PreparedSearch, RestoredExperiment | None, Callable[[], None]]:
     found, options = None, how.options
     if place.is_there:
         found = restored(
@@ -189,7 +195,9 @@ def _prepared(
     return prepared, found, keep
 
 
-def _free_journal(place: Place, record: RunRecord | None, tell: Callable[[str], None]) -> None:
+def _free_journal(
+    place: ExperimentLocation, record: RunRecord | None, tell: Callable[[str], None]
+) -> None:
     """See to it that nobody of this machine holds the journal, whose lease we have.
 
     A process of a supervisor that lost its lease was stopped, or is stuck, if it still holds the

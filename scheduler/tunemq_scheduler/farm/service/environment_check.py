@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.farm_requests import Settings
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 
 #: So much of a value is shown.
 _SHOWN: Final = 80
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: ExperimentEnvironment) -> None:
     """Refuse what no process can be started with.
 
     Raises:

@@ -23,12 +23,12 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.small_files import make_folder, refused, write_beside
-from tunemq_scheduler.farm.service.queue_entry import ENTRY_VERSION, ID_DIGITS, LEGAL, Entry
+from tunemq_scheduler.farm.service.queue_entry import ENTRY_VERSION, ID_DIGITS, LEGAL, QueueEntry
 from tunemq_scheduler.storage.folders import safe_name
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError, JournalFull
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.protocol.farm_requests import Code, Settings
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, SubmittedCode
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
@@ -42,7 +42,7 @@ class ExperimentQueue:
     Args:
         folder: of the files; made if need be.
         now: the Unix time.
-        ids: `Entry.id` by name, for experiments that have one before they are submitted.
+        ids: `QueueEntry.id` by name, for experiments that have one before they are submitted.
 
     Raises:
         JournalError: the folder cannot be used, or a later TuneMQ wrote a file in it.
@@ -56,8 +56,8 @@ class ExperimentQueue:
     ) -> None:
         self._folder = Path(folder)
         self._now, self._ids = now, ids
-        self._entries: dict[str, Entry] = {}
-        self._by_state: dict[State, dict[str, Entry]] = {state: {} for state in State}
+        self._entries: dict[str, QueueEntry] = {}
+        self._by_state: dict[State, dict[str, QueueEntry]] = {state: {} for state in State}
         #: The keys of those that wait, in their order, and whose they are.
         self._turns: list[tuple[int, int]] = []
         self._at_turn: dict[tuple[int, int], str] = {}
@@ -76,28 +76,28 @@ class ExperimentQueue:
 
     # --- what there is ----------------------------------------------------------------------------
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> QueueEntry | None:
         """The experiment of this name."""
         return self._entries.get(name)
 
-    def submitted_by(self, request: str) -> Entry | None:
+    def submitted_by(self, request: str) -> QueueEntry | None:
         """The experiment that this request has submitted."""
         name = self._requests.get(request)
         return None if name is None else self._entries.get(name)
 
-    def all(self) -> Sequence[Entry]:
+    def all(self) -> Sequence[QueueEntry]:
         """All of them, as they were submitted."""
         return sorted(self._entries.values(), key=lambda entry: entry.number)
 
-    def waiting(self) -> Sequence[Entry]:
+    def waiting(self) -> Sequence[QueueEntry]:
         """Those that are queued, the next one first."""
         return [self._entries[self._at_turn[turn]] for turn in self._turns]
 
-    def ahead_of(self, entry: Entry) -> int:
+    def ahead_of(self, entry: QueueEntry) -> int:
         """How many wait before one that waits."""
         return bisect.bisect_left(self._turns, entry.turn)
 
-    def in_state(self, *states: State) -> Sequence[Entry]:
+    def in_state(self, *states: State) -> Sequence[QueueEntry]:
         """Those in one of these states."""
         return [entry for state in states for entry in self._by_state[state].values()]
 
@@ -112,11 +112,11 @@ class ExperimentQueue:
         name: str,
         *,
         owner: str,
-        code: Code,
+        code: SubmittedCode,
         priority: int = 0,
-        settings: Settings | None = None,
+        settings: ExperimentEnvironment | None = None,
         request: str = "",
-    ) -> Entry:
+    ) -> QueueEntry:
         """Queue a new experiment.
 
         Raises:
@@ -126,7 +126,7 @@ class ExperimentQueue:
         check_name(name)
         if name in self._entries:
             raise ConfigError(f"there is an experiment {name}; give this one another name.")
-        entry = Entry(
+        entry = QueueEntry(
             name=name,
             id=self._ids.get(name) or self._new_id(),
             owner=owner,
@@ -135,7 +135,7 @@ class ExperimentQueue:
             submitted=self._now(),
             request=request,
             code=code,
-            settings=settings or Settings(),
+            settings=settings or ExperimentEnvironment(),
         )
         self._change(entry)
         self._number = entry.number
@@ -149,12 +149,12 @@ class ExperimentQueue:
         *,
         retry: str = "",
         may_wait: bool = False,
-    ) -> Entry:
+    ) -> QueueEntry:
         """Have an experiment be in another state.
 
         Args:
             reason: why, in words.
-            retry: see `Entry`; for one that is queued again.
+            retry: see `QueueEntry`; for one that is queued again.
             may_wait: where the disk is full it is so all the same, and `save` writes it.
 
         Raises:
@@ -188,7 +188,7 @@ class ExperimentQueue:
         if (entry.trials, entry.total) != (trials, total):
             self._replace(entry, trials=trials, total=total)
 
-    def explain(self, name: str, reason: str) -> Entry:
+    def explain(self, name: str, reason: str) -> QueueEntry:
         """Say anew why an experiment is in its state; nothing is written if that is known."""
         entry = self._entries[name]
         if entry.reason == reason:
@@ -196,7 +196,7 @@ class ExperimentQueue:
         return self._replace(entry, reason=reason)
 
     @staticmethod
-    def may(entry: Entry, state: State) -> bool:
+    def may(entry: QueueEntry, state: State) -> bool:
         """Whether an experiment can come to a state from where it is."""
         return state in LEGAL[entry.state]
 
@@ -219,10 +219,10 @@ class ExperimentQueue:
         self._unsaved.pop(name, None)
         self._forget(entry)
 
-    def _replace(self, entry: Entry, **changes: Any) -> Entry:
+    def _replace(self, entry: QueueEntry, **changes: Any) -> QueueEntry:
         return self._change(msgspec.structs.replace(entry, **changes), may_wait=True)
 
-    def _change(self, entry: Entry, *, may_wait: bool = False) -> Entry:
+    def _change(self, entry: QueueEntry, *, may_wait: bool = False) -> QueueEntry:
         try:
             self._write(entry)
         except JournalFull as full:
@@ -234,7 +234,7 @@ class ExperimentQueue:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: QueueEntry) -> None:
         self.changes += 1
         if (before := self._entries.get(entry.name)) is not None:
             self._forget(before)
@@ -246,7 +246,7 @@ class ExperimentQueue:
             bisect.insort(self._turns, entry.turn)
             self._at_turn[entry.turn] = entry.name
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: QueueEntry) -> None:
         self.changes += 1
         del self._entries[entry.name]
         del self._by_state[entry.state][entry.name]
@@ -279,7 +279,7 @@ class ExperimentQueue:
                     f"{path} is of version {version}, this TuneMQ reads {ENTRY_VERSION}; start the"
                     " scheduler with the version that wrote it."
                 )
-            entry = msgspec.convert(found, Entry)
+            entry = msgspec.convert(found, QueueEntry)
             if entry.name + _SUFFIX != path.name or entry.turn in self._at_turn:
                 raise msgspec.ValidationError("it is that of another experiment")
         except (*UNDECODABLE, KeyError, TypeError) as error:
@@ -292,7 +292,7 @@ class ExperimentQueue:
             return
         self._put(entry)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: QueueEntry) -> None:
         path = self._path(entry.name)
         with self._on_disk(path, "written"):
             beside = write_beside(path, msgspec.json.format(msgspec.json.encode(entry), indent=1))

@@ -1,4 +1,4 @@
-"""`Experiments`: those of a farm that have a process: started, watched, offered slots, ended."""
+"""Those of a farm that have a process: started, watched, offered slots, ended."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ import msgspec
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.api.farm_answers import Refusal
-from tunemq_scheduler.core.allotments import WHOLE_NODE, Usage
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.offer_pace import Pace
-from tunemq_scheduler.farm.common.run_details import Details
+from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.core.allotments import WHOLE_NODE, OfferUsage
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
+from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import Ending, ExperimentLink, Outcome, Reply
-from tunemq_scheduler.farm.output.event_streams import Streams
+from tunemq_scheduler.farm.ipc.experiment_connection import (
+    ExperimentConnection,
+    ExperimentExit,
+    ExperimentOutcome,
+    ExperimentReply,
+)
+from tunemq_scheduler.farm.output.event_streams import EventStreams
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import Counts
-from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, Entry
-from tunemq_scheduler.farm.service.request_handler import Deferred
+from tunemq_scheduler.farm.service.farm_api import TrialCounts
+from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
+from tunemq_scheduler.farm.service.request_handler import DeferredAnswer
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.backoff import backoff_s
-from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRefused
+from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
-from tunemq_shared.system.stopped_process import LOOK_S, StopDetector
+from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
 #: died so often in a row, each time before it had lived for so long.
@@ -51,11 +56,11 @@ _FREED_AFTER_S: Final = 10.0
 #: Beside the queue: where each experiment's events go.
 STREAMS: Final = "streams.json"
 
-StartLink = Callable[[Entry, str], ExperimentLink]
+StartConnection = Callable[[QueueEntry, str], ExperimentConnection]
 
 
 @dataclass(slots=True)
-class _Running:
+class _ExperimentRun:
     """An experiment that has a process, or had one until a moment ago and will have one again.
 
     Attributes:
@@ -74,7 +79,7 @@ class _Running:
     """
 
     name: str
-    link: ExperimentLink | None = None
+    link: ExperimentConnection | None = None
     ends: int = 0
     deaths: int = 0
     failure: str = ""
@@ -84,9 +89,9 @@ class _Running:
     because: str = ""
     is_told_to_end: bool = False
     end_by: float | None = None
-    usage: Usage | None = None
-    pace: Pace = field(default_factory=Pace)
-    stops: StopDetector = field(default_factory=StopDetector)
+    usage: OfferUsage | None = None
+    pace: OfferPace = field(default_factory=OfferPace)
+    stops: StoppedProcessDetector = field(default_factory=StoppedProcessDetector)
     look_at: float = 0.0
     waits: str = ""
     is_silent: bool = False
@@ -94,7 +99,7 @@ class _Running:
     is_aborted: bool = False
 
 
-class Experiments:
+class RunningExperiments:
     """The experiments of a farm that have a process.
 
     Args:
@@ -116,8 +121,8 @@ class Experiments:
         self,
         folder: Path,
         queue: ExperimentQueue,
-        allotter: Allotter,
-        start_link: StartLink,
+        allotter: FairShareAllocator,
+        start_link: StartConnection,
         *,
         end_hosts: Callable[[str], None],
         folders: ResultsFolders,
@@ -130,13 +135,13 @@ class Experiments:
         self._end_hosts, self._pause_grace_s = end_hosts, pause_grace_s
         self._unresponsive_after_s = unresponsive_after_s
         self._folders, self._max_running, self._news = folders, max_running, news
-        self._streams = Streams(folder / STREAMS)
-        self._running: dict[str, _Running] = {}
+        self._streams = EventStreams(folder / STREAMS)
+        self._running: dict[str, _ExperimentRun] = {}
         #: Those of a lost machine that were not submitted yet.
         self._lost: set[str] = set()
         #: Those that are over, and whose hosts may be there until then.
         self._leaving: dict[str, float] = {}
-        self._details = Details(folder / "details")
+        self._details = RunDetails(folder / "details")
         #: How many changes of the queue were looked at; None where an experiment has ended since.
         self._looked_at: int | None = None
         #: Why what waits cannot begin: the disk has no room to keep that it has.
@@ -234,7 +239,7 @@ class Experiments:
         self._allotter.experiment_added(name, "", 0, 0)
         self._allotter.expect(name)
 
-    def links(self) -> Iterator[ExperimentLink]:
+    def links(self) -> Iterator[ExperimentConnection]:
         """The processes there are."""
         return (one.link for one in self._running.values() if one.link is not None)
 
@@ -289,7 +294,7 @@ class Experiments:
     def leave(self, grace_s: float) -> None:
         """End all processes and tell no node: trials go on, for the next supervisor."""
         for link in self.links():
-            link.stop(r.Leave(), grace_s)
+            link.stop(r.DetachSearch(), grace_s)
 
     @property
     def next_due(self) -> float | None:
@@ -312,7 +317,7 @@ class Experiments:
             self._start(begun)
         self._looked_at = self._queue.changes
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> QueueEntry | None:
         """Who is started now: the highest priority first, then whose owner has the fewest."""
         busy = self._running.keys() | self._leaving.keys()
         waiting = [one for one in self._queue.waiting() if one.name not in busy]
@@ -340,8 +345,8 @@ class Experiments:
         self._end(self._running[last.name], State.QUEUED, "made way for a higher priority")
         return True
 
-    def _start(self, entry: Entry) -> None:
-        one = self._running[entry.name] = _Running(entry.name)
+    def _start(self, entry: QueueEntry) -> None:
+        one = self._running[entry.name] = _ExperimentRun(entry.name)
         if entry.name in self._lost:
             self._lost.remove(entry.name)
             self._allotter.experiment_gone(entry.name)  # until now it had no owner
@@ -350,7 +355,7 @@ class Experiments:
             self._allotter.expect(entry.name)
         self._begin(one)
 
-    def _begin(self, one: _Running) -> None:
+    def _begin(self, one: _ExperimentRun) -> None:
         entry = self._queue.get(one.name)
         if entry is None or entry.is_over:
             self._forget(one)
@@ -360,7 +365,7 @@ class Experiments:
             one.link = self._start_link(entry, self._streams.keys.get(one.name, ""))
         except ConfigError as error:
             if may_pass(error):
-                self._ended(one, Ending(Outcome.LEFT, EXIT_AGAIN, str(error)))
+                self._ended(one, ExperimentExit(ExperimentOutcome.LEFT, EXIT_AGAIN, str(error)))
             else:
                 self._finish(one, State.FAILED, str(error))
             return
@@ -372,7 +377,7 @@ class Experiments:
 
     # --- while it runs ----------------------------------------------------------------------------
 
-    def _attend(self, one: _Running, link: ExperimentLink) -> None:
+    def _attend(self, one: _ExperimentRun, link: ExperimentConnection) -> None:
         link.attend()
         if one.ends and _is_steady(one):
             one.ends = one.deaths = 0
@@ -398,17 +403,17 @@ class Experiments:
             link.kill()
         elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
             one.is_told_to_end = True
-            link.stop(r.Interrupt(one.because), _END_GRACE_S)
+            link.stop(r.InterruptSearch(one.because), _END_GRACE_S)
         elif link.pid is not None and time.monotonic() >= one.look_at:
             one.look_at = time.monotonic() + LOOK_S
             if one.stops.look(link.pid):
                 self._news(f"{one.name}: its process {link.pid} is stopped (SIGSTOP or a debugger)")
-                one.stops = StopDetector()
+                one.stops = StoppedProcessDetector()
                 link.kill()
             else:
                 self._end_if_it_hangs(one, link)
 
-    def _end_if_it_hangs(self, one: _Running, link: ExperimentLink) -> None:
+    def _end_if_it_hangs(self, one: _ExperimentRun, link: ExperimentConnection) -> None:
         """Tell people of a process that says nothing; end it where others wait for what it holds.
 
         Its code may be slow, or hang: only who wrote it can know.
@@ -426,7 +431,7 @@ class Experiments:
             self._news(f"{one.name}: its process is ended, since others wait for what it holds")
             link.abort()
 
-    def _limit_s(self, link: ExperimentLink) -> float:
+    def _limit_s(self, link: ExperimentConnection) -> float:
         limit_s = self._unresponsive_after_s
         return max(limit_s, _LAST_STEPS_S) if link.has_said_goodbye else limit_s
 
@@ -437,7 +442,7 @@ class Experiments:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, one: _Running, state: State, because: str) -> None:
+    def _end(self, one: _ExperimentRun, state: State, because: str) -> None:
         one.ends_for, one.because = state, because
         if one.link is None and one.name not in self._streams.keys:
             self._finish(one, state, because)
@@ -447,22 +452,22 @@ class Experiments:
         one.end_by = time.monotonic() + self._pause_grace_s + 2 * _END_GRACE_S
         self._allotter.experiment_paused(one.name, self._pause_grace_s)
 
-    def _keep(self, name: str, link: ExperimentLink) -> None:
+    def _keep(self, name: str, link: ExperimentConnection) -> None:
         """Keep what its process said last, for those who ask when there is none."""
         if link.status is not None and self._queue.get(name) is not None:
             self._queue.count(name, link.status.counts, link.status.total)
         if link.ending is not None and link.ending.detail:
             self._details.keep(name, link.ending.detail)
 
-    def _ended(self, one: _Running, ending: Ending) -> None:
+    def _ended(self, one: _ExperimentRun, ending: ExperimentExit) -> None:
         entry = self._queue.get(one.name)
         has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
-        is_over = ending.outcome in {Outcome.FINISHED, Outcome.FAILED}
-        if ending.outcome is Outcome.OTHER_VERSION and (
+        is_over = ending.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
+        if ending.outcome is ExperimentOutcome.OTHER_VERSION and (
             not has_begun or (entry is not None and entry.state is State.STOPPING)
         ):
             is_over = True
-        if ending.outcome in {Outcome.FINISHED, Outcome.INTERRUPTED}:
+        if ending.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:
             self._streams.drop(one.name)  # it has said goodbye to its nodes
         is_late = one.end_by is not None and time.monotonic() > one.end_by
         if entry is None:
@@ -471,16 +476,18 @@ class Experiments:
             late = "; its process did not end by itself, and was killed" if is_late else ""
             self._finish(one, State.STOPPED, f"{entry.reason}{late}")
         elif is_over:
-            is_good = ending.outcome is Outcome.FINISHED
+            is_good = ending.outcome is ExperimentOutcome.FINISHED
             self._finish(one, State.FINISHED if is_good else State.FAILED, ending.text)
-        elif one.ends_for is not None and (ending.outcome is Outcome.INTERRUPTED or is_late):
+        elif one.ends_for is not None and (
+            ending.outcome is ExperimentOutcome.INTERRUPTED or is_late
+        ):
             self._finish(one, one.ends_for, one.because)
-        elif ending.outcome is Outcome.OTHER_VERSION:
+        elif ending.outcome is ExperimentOutcome.OTHER_VERSION:
             self._wait_for_version(one, ending.text)
         else:
             self._try_again(one, ending)
 
-    def _wait_for_version(self, one: _Running, why: str) -> None:
+    def _wait_for_version(self, one: _ExperimentRun, why: str) -> None:
         """Its trials go on meanwhile, and the scheduler of the right version takes them over."""
         if one.waits != why:
             one.waits = why
@@ -488,12 +495,12 @@ class Experiments:
             self._queue.explain(one.name, f"waits: {why}")
         one.restart_at = time.monotonic() + _RESTART_S[1]
 
-    def _try_again(self, one: _Running, ending: Ending) -> None:
+    def _try_again(self, one: _ExperimentRun, ending: ExperimentExit) -> None:
         if _is_steady(one):
             one.ends = one.deaths = 0
         one.ends += 1
         one.failure = ending.text
-        one.deaths += ending.outcome is Outcome.DIED
+        one.deaths += ending.outcome is ExperimentOutcome.DIED
         if one.is_aborted and one.hangs >= _HANGS_AT_MOST:
             self._finish(
                 one,
@@ -509,7 +516,7 @@ class Experiments:
         self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
         one.restart_at = time.monotonic() + pause
 
-    def _finish(self, one: _Running, state: State, reason: str) -> None:
+    def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
         """It has no process any more, and is in this state now."""
         entry = self._queue.get(one.name)
         if entry is not None and entry.state is not state and self._queue.may(entry, state):
@@ -518,7 +525,7 @@ class Experiments:
             self._queue.explain(one.name, reason)
         self._forget(one)
 
-    def _forget(self, one: _Running) -> None:
+    def _forget(self, one: _ExperimentRun) -> None:
         self._looked_at = None
         del self._running[one.name]
         if key := self._streams.keys.get(one.name):
@@ -529,20 +536,20 @@ class Experiments:
         else:
             self._allotter.experiment_gone(one.name)
 
-    # --- what users ask, see `tunemq_scheduler.farm.service.farm_api.Experiments`
+    # --- what users ask, see `tunemq_scheduler.farm.service.farm_api.RunningExperiments`
     # -----------------------------
 
     def has(self, name: str) -> bool:
         """Whether it has a process now, or will have one again."""
         return name in self._running
 
-    def counts(self, name: str) -> Counts | None:
+    def counts(self, name: str) -> TrialCounts | None:
         """What its process said last."""
         link = self._running[name].link if name in self._running else None
         if link is not None and link.status is not None:
-            return Counts(link.status.counts, link.status.total)
+            return TrialCounts(link.status.counts, link.status.total)
         entry = self._queue.get(name)
-        return None if entry is None else Counts(entry.trials, entry.total)
+        return None if entry is None else TrialCounts(entry.trials, entry.total)
 
     def trouble(self, name: str) -> str:
         """Why it has no process that has begun and answers; else empty."""
@@ -555,7 +562,7 @@ class Experiments:
 
     def detail(
         self, name: str, trials: int
-    ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
+    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
         """From its process; where it has none, or none any more, what that said last."""
         link = self._running[name].link if name in self._running else None
         if link is None or self._running[name].is_silent:
@@ -596,32 +603,34 @@ class Experiments:
             one.ends_for = one.end_by = None
             self._allotter.experiment_resumed(name)
 
-    def stop_trial(self, name: str, trial: str, reason: str) -> Deferred[a.Done]:
+    def stop_trial(self, name: str, trial: str, reason: str) -> DeferredAnswer[a.RequestDone]:
         """Stop one trial."""
-        return _ask(self._link(name), r.StopTrial(trial, reason))
+        return _ask(self._link(name), r.StopOneTrial(trial, reason))
 
-    def retry(self, name: str, trial: str) -> Deferred[a.Done]:
+    def retry(self, name: str, trial: str) -> DeferredAnswer[a.RequestDone]:
         """Have trials in ERROR go on."""
         return _ask(self._link(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
 
-    def why(self, name: str, trial: str) -> a.Why | Deferred[a.Why]:
+    def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
         """Why a trial waits; without one, why the experiment has not all it wants."""
         one = self._running[name]
         if one.waits:
-            return a.Why(lines=(f"{name} waits: {one.waits}",))
+            return a.Explanation(lines=(f"{name} waits: {one.waits}",))
         if one.link is None and not trial and one.ends:
-            return a.Why(lines=(_failed(one),))
+            return a.Explanation(lines=(_failed(one),))
         link = self._link(name)
         silence = (self._why_silent(one, link),) if one.is_silent else ()
         if trial and silence:
-            return a.Why(lines=silence)
+            return a.Explanation(lines=silence)
         if trial:
-            reasons: Deferred[r.Reasons] = _ask(link, r.WhyTrial(trial))
-            return reasons.then(lambda found: a.Why(lines=tuple(self._reasons(name, found))))
+            reasons: DeferredAnswer[r.TrialExplanation] = _ask(link, r.ExplainTrial(trial))
+            return reasons.then(
+                lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
+            )
         use = link.store_use
         failed = (_failed(one),) if one.ends else silence
         if link.usage is None:
-            return a.Why(lines=(*failed, f"{name} starts"))
+            return a.Explanation(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
         ends = "" if one.ends_for is None else f"gives its slots back ({one.because}), and still "
         lines = [*failed, f"{name} {ends}runs, on {held} node{'' if held == 1 else 's'}"]
@@ -632,14 +641,14 @@ class Experiments:
             lines.append(f"{use.waiting} of its trials wait for the store")
         if trouble := use.traffic.shown(f"the process of {name}"):
             lines.append(trouble)
-        return a.Why(lines=tuple(lines))
+        return a.Explanation(lines=tuple(lines))
 
-    def _why_silent(self, one: _Running, link: ExperimentLink) -> str:
+    def _why_silent(self, one: _ExperimentRun, link: ExperimentConnection) -> str:
         left_s = max(0.0, self._limit_s(link) - link.silent_s)
         then = f"If others wait for what it holds, it is ended and started again in {left_s:.0f} s."
         return f"{_silence(one)}. {then}"
 
-    def _reasons(self, name: str, found: r.Reasons) -> Iterator[str]:
+    def _reasons(self, name: str, found: r.TrialExplanation) -> Iterator[str]:
         yield from found.lines
         if found.request and name in self._running:
             yield from self._allotter.why(name, found.request)
@@ -654,10 +663,10 @@ class Experiments:
         if with_files:
             self._folders.remove(name)
 
-    def _link(self, name: str) -> ExperimentLink:
+    def _link(self, name: str) -> ExperimentConnection:
         one = self._running[name]
         if one.link is None:
-            raise RequestRefused(
+            raise RequestRejected(
                 f"experiment {name} has no process now: {_failed(one)}"
                 if one.ends
                 else f"the process of {name} has just ended, and is started again."
@@ -665,12 +674,12 @@ class Experiments:
         return one.link
 
 
-def _is_steady(one: _Running) -> bool:
+def _is_steady(one: _ExperimentRun) -> bool:
     """Whether its newest process began so long ago that those before it count no more."""
     return one.began_at is not None and time.monotonic() >= one.began_at + _STEADY_S
 
 
-def _trouble_kind(one: _Running) -> str:
+def _trouble_kind(one: _ExperimentRun) -> str:
     if one.waits:
         return "version"
     if one.is_silent:
@@ -678,7 +687,7 @@ def _trouble_kind(one: _Running) -> str:
     return "failing" if one.ends else ""
 
 
-def _failed(one: _Running) -> str:
+def _failed(one: _ExperimentRun) -> str:
     """How often its processes have ended in a row, why the last one did, and what happens next."""
     how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
     wait_s = max(0.0, one.restart_at - time.monotonic()) if one.link is None else 0.0
@@ -686,7 +695,7 @@ def _failed(one: _Running) -> str:
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
 
 
-def _silence(one: _Running) -> str:
+def _silence(one: _ExperimentRun) -> str:
     """For how long its process has said nothing, and what may be the reason."""
     if one.link is None:
         return ""
@@ -705,22 +714,24 @@ def _silence(one: _Running) -> str:
     return f"the process of {one.name} has not answered for {one.link.silent_s:.0f} s: {what}"
 
 
-def _holds(one: _Running) -> bool:
+def _holds(one: _ExperimentRun) -> bool:
     """Whether trials of it hold anything, as far as it said."""
     return one.usage is not None and bool(one.usage.held)
 
 
 def _ask(
-    link: ExperimentLink, request: r.Request, at_its_end: Callable[[], Any] | None = None
-) -> Deferred[Any]:
+    link: ExperimentConnection,
+    request: r.SearchRequest,
+    at_its_end: Callable[[], Any] | None = None,
+) -> DeferredAnswer[Any]:
     """Ask its process; if that ends before it answers, ``at_its_end`` does, where there is one."""
-    deferred: Deferred[Any] = Deferred()
+    deferred: DeferredAnswer[Any] = DeferredAnswer()
 
-    def take(reply: Reply) -> None:
+    def take(reply: ExperimentReply) -> None:
         kept = at_its_end() if at_its_end is not None and link.ending is not None else None
         if kept is not None:
             deferred.resolve(kept)
-        elif isinstance(reply, Refusal):
+        elif isinstance(reply, RequestRejection):
             deferred.refuse(reply.text, is_wrong_use=reply.is_wrong_use)
         else:
             deferred.resolve(reply)

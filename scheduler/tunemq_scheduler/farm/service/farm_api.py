@@ -1,4 +1,4 @@
-"""`Desk`: answers users' requests from a farm's queue, its running experiments, and its nodes."""
+"""Answers users' requests from a farm's queue, its running experiments, and its nodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tunemq_scheduler.farm.common.unknown_names import unknown_name
 from tunemq_scheduler.farm.service.environment_check import check_settings
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue, check_name
 from tunemq_scheduler.farm.service.log_pages import read_page
-from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, Entry
-from tunemq_scheduler.farm.service.request_handler import Caller, Deferred
-from tunemq_shared.base.errors import ConfigError, RequestRefused
+from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
+from tunemq_scheduler.farm.service.request_handler import DeferredAnswer, RequestCaller
+from tunemq_shared.base.errors import ConfigError, RequestRejected
 from tunemq_shared.protocol import farm_requests as r
 
 #: So many rows of trials are in one answer at most.
@@ -26,20 +26,20 @@ _MOST_TRIALS: Final = 1000
 _MOST_TROUBLES: Final = 3
 
 
-class Counts(NamedTuple):
+class TrialCounts(NamedTuple):
     """How many trials an experiment has in each state, and in all; None where that is open."""
 
     trials: dict[str, int]
     total: int | None
 
 
-class Experiments(Protocol):
+class ExperimentControl(Protocol):
     """The experiments that have a process, as the supervisor knows them; by name."""
 
     def has(self, name: str) -> bool:
         """Whether it has a process now."""
 
-    def counts(self, name: str) -> Counts | None:
+    def counts(self, name: str) -> TrialCounts | None:
         """What its process said last; of one without a process, what is known from before."""
 
     def trouble(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Experiments(Protocol):
 
     def detail(
         self, name: str, trials: int
-    ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
+    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
         """All about it but ``experiment``, which is overwritten; None where nobody knows."""
 
     def stop(self, name: str, reason: str) -> None:
@@ -59,13 +59,15 @@ class Experiments(Protocol):
     def resume(self, name: str) -> None:
         """Let it have slots again; its state is RUNNING."""
 
-    def stop_trial(self, name: str, trial: str, reason: str) -> a.Done | Deferred[a.Done]:
+    def stop_trial(
+        self, name: str, trial: str, reason: str
+    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
         """Stop one trial."""
 
-    def retry(self, name: str, trial: str) -> a.Done | Deferred[a.Done]:
+    def retry(self, name: str, trial: str) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
         """Have a trial in ERROR go on; `RETRY_ALL` for all of them."""
 
-    def why(self, name: str, trial: str) -> a.Why | Deferred[a.Why]:
+    def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
         """Why a trial waits, or ended; without one, why the experiment has not all it wants."""
 
     def log(self, name: str, trial: str) -> Path | None:
@@ -82,7 +84,7 @@ class Experiments(Protocol):
         """It was removed; remove its results and checkpoints, too, where that is wanted."""
 
 
-class FarmNodes(Protocol):
+class NodeControl(Protocol):
     """The nodes as the supervisor knows them."""
 
     def store_troubles(self) -> Iterator[str]:
@@ -91,7 +93,7 @@ class FarmNodes(Protocol):
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
 
-    def refused(self) -> tuple[a.RefusedRow, ...]:
+    def refused(self) -> tuple[a.RejectionRow, ...]:
         """What the scheduler and its nodes did not believe."""
 
     def asked(self) -> Collection[str]:
@@ -111,7 +113,7 @@ class FarmNodes(Protocol):
         """Drain it and have it end; what happens now, in words."""
 
 
-class Desk:
+class FarmApi:
     """A `RequestHandler`.
 
     What it changes is in the queue when a method returns; the supervisor starts what waits there.
@@ -124,8 +126,8 @@ class Desk:
     def __init__(
         self,
         queue: ExperimentQueue,
-        experiments: Experiments,
-        nodes: FarmNodes,
+        experiments: ExperimentControl,
+        nodes: NodeControl,
         results: Path,
         farm: a.FarmDescription,
     ) -> None:
@@ -134,7 +136,7 @@ class Desk:
 
     # --- experiments ------------------------------------------------------------------------------
 
-    def submit(self, request: r.Submit, caller: Caller) -> a.Submitted:
+    def submit(self, request: r.SubmitExperiment, caller: RequestCaller) -> a.ExperimentSubmitted:
         """Queue it."""
         entry = self._queue.submitted_by(caller.request)
         if entry is None:
@@ -147,9 +149,13 @@ class Desk:
                 settings=request.settings,
                 request=caller.request,
             )
-        return a.Submitted(name=entry.name, id=entry.id, ahead=self._queue.ahead_of(entry))
+        return a.ExperimentSubmitted(
+            name=entry.name, id=entry.id, ahead=self._queue.ahead_of(entry)
+        )
 
-    def list_experiments(self, request: r.ListExperiments, caller: Caller) -> a.ExperimentList:
+    def list_experiments(
+        self, request: r.ListExperiments, caller: RequestCaller
+    ) -> a.ExperimentList:
         """Those that run, those that wait in their order, those that are over: the newest first."""
         del caller
         active = self._queue.in_state(State.RUNNING, State.STOPPING, State.PAUSED)
@@ -166,8 +172,8 @@ class Desk:
         )
 
     def show(
-        self, request: r.ShowExperiment, caller: Caller
-    ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail]:
+        self, request: r.ShowExperiment, caller: RequestCaller
+    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail]:
         """Its row here, and what its process knows."""
         del caller
         name = self._entry(request.name).name
@@ -178,11 +184,11 @@ class Desk:
             folder = detail.folder or str(self._results / name)
             return msgspec.structs.replace(detail, experiment=self._row(entry), folder=folder)
 
-        if isinstance(found, Deferred):
+        if isinstance(found, DeferredAnswer):
             return found.then(with_row)
         return with_row(found or a.ExperimentDetail(experiment=self._row(self._entry(name))))
 
-    def read_log(self, request: r.ReadLog, caller: Caller) -> a.LogPage:
+    def read_log(self, request: r.ReadLog, caller: RequestCaller) -> a.LogPage:
         """From the file."""
         del caller
         entry = self._entry(request.name)
@@ -198,7 +204,9 @@ class Desk:
             reason=entry.reason,
         )
 
-    def stop(self, request: r.Stop, caller: Caller) -> a.Done | Deferred[a.Done]:
+    def stop(
+        self, request: r.StopExperiment, caller: RequestCaller
+    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
         """Begin to stop what runs; what waits is stopped at once."""
         entry = self._entry(request.name)
         reason = f"stopped by {caller.owner}"
@@ -220,7 +228,7 @@ class Desk:
             )
         return _done(entry, what)
 
-    def pause(self, request: r.Pause, caller: Caller) -> a.Done:
+    def pause(self, request: r.PauseExperiment, caller: RequestCaller) -> a.RequestDone:
         """Take its slots from it, or its place in the queue."""
         entry = self._entry(request.name)
         if entry.state is State.PAUSED:
@@ -233,7 +241,7 @@ class Desk:
         self._experiments.pause(entry.name, reason)
         return _done(entry, "is paused; its trials give their slots back at their next checkpoints")
 
-    def resume(self, request: r.Resume, caller: Caller) -> a.Done:
+    def resume(self, request: r.ResumeExperiment, caller: RequestCaller) -> a.RequestDone:
         """Give it slots again, or a place in the queue."""
         entry = self._entry(request.name)
         reason = f"resumed by {caller.owner}"
@@ -246,34 +254,38 @@ class Desk:
         self._may(entry, State.QUEUED, "resumed")
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason))
 
-    def retry(self, request: r.Retry, caller: Caller) -> a.Done | Deferred[a.Done]:
+    def retry(
+        self, request: r.RetryTrials, caller: RequestCaller
+    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
         """Have trials in ERROR go on now, or in a further run of what is over."""
         entry = self._entry(request.name)
         trial = request.trial or RETRY_ALL
         if self._experiments.has(entry.name) and entry.state is not State.STOPPING:
             return self._experiments.retry(entry.name, trial)
         if entry.state is State.QUEUED:
-            raise RequestRefused(f"experiment {entry.name} waits; no trial of it is in ERROR.")
+            raise RequestRejected(f"experiment {entry.name} waits; no trial of it is in ERROR.")
         self._may(entry, State.QUEUED, "retried")
         if request.trial:
             self._experiments.log(entry.name, request.trial)  # knows whether there is such a trial
         reason = f"retried by {caller.owner}"
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=trial))
 
-    def remove(self, request: r.Remove, caller: Caller) -> a.Done:
+    def remove(self, request: r.RemoveExperiment, caller: RequestCaller) -> a.RequestDone:
         """Forget what is over."""
         del caller
         entry = self._entry(request.name)
         if not entry.is_over or self._experiments.has(entry.name):
-            raise RequestRefused(
+            raise RequestRejected(
                 f"experiment {entry.name} is {entry.state}; stop it first: tunemq stop {entry.name}"
             )
         self._queue.remove(entry.name)
         self._experiments.forget(entry.name, with_files=request.with_files)
         what = "with its results and checkpoints" if request.with_files else "; its files are left"
-        return a.Done(text=f"{entry.name} is removed{'' if what[0] == ';' else ' '}{what}")
+        return a.RequestDone(text=f"{entry.name} is removed{'' if what[0] == ';' else ' '}{what}")
 
-    def why(self, request: r.AskWhy, caller: Caller) -> a.Why | Deferred[a.Why]:
+    def why(
+        self, request: r.ExplainState, caller: RequestCaller
+    ) -> a.Explanation | DeferredAnswer[a.Explanation]:
         """From its process; without one, from the queue."""
         del caller
         entry = self._entry(request.name)
@@ -281,26 +293,28 @@ class Desk:
             found = self._experiments.why(entry.name, request.trial)
             troubles = tuple(islice(self._nodes.store_troubles(), _MOST_TROUBLES))
 
-            def with_stores(why: a.Why) -> a.Why:
+            def with_stores(why: a.Explanation) -> a.Explanation:
                 return msgspec.structs.replace(why, lines=(*why.lines, *troubles))
 
-            return found.then(with_stores) if isinstance(found, Deferred) else with_stores(found)
+            return (
+                found.then(with_stores) if isinstance(found, DeferredAnswer) else with_stores(found)
+            )
         if request.trial:
             self._experiments.log(entry.name, request.trial)
         lines = [f"{entry.name} is {entry.state}" + (f": {entry.reason}" if entry.reason else "")]
         if entry.state is State.QUEUED:
             ahead = self._queue.ahead_of(entry)
             lines.append(f"{ahead or 'no'} experiment{'' if ahead == 1 else 's'} before it wait")
-        return a.Why(lines=tuple(lines))
+        return a.Explanation(lines=tuple(lines))
 
-    def describe_farm(self, request: r.DescribeFarm, caller: Caller) -> a.FarmDescription:
+    def describe_farm(self, request: r.DescribeFarm, caller: RequestCaller) -> a.FarmDescription:
         """As it was started."""
         del request, caller
         return self._farm
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def list_nodes(self, request: r.ListNodes, caller: Caller) -> a.NodeList:
+    def list_nodes(self, request: r.ListNodes, caller: RequestCaller) -> a.NodeList:
         """All of them."""
         del request, caller
         return a.NodeList(
@@ -309,24 +323,24 @@ class Desk:
             stores=self._experiments.store_troubles(),
         )
 
-    def drain(self, request: r.Drain, caller: Caller) -> a.Done:
+    def drain(self, request: r.DrainNode, caller: RequestCaller) -> a.RequestDone:
         """Drain it."""
         incarnation = self._node(request.node)
-        return a.Done(text=self._nodes.drain(incarnation, f"drained by {caller.owner}"))
+        return a.RequestDone(text=self._nodes.drain(incarnation, f"drained by {caller.owner}"))
 
-    def resume_node(self, request: r.ResumeNode, caller: Caller) -> a.Done:
+    def resume_node(self, request: r.ResumeNode, caller: RequestCaller) -> a.RequestDone:
         """Use it again."""
         del caller
-        return a.Done(text=self._nodes.resume(self._node(request.node, self._nodes.asked())))
+        return a.RequestDone(text=self._nodes.resume(self._node(request.node, self._nodes.asked())))
 
-    def retire(self, request: r.Retire, caller: Caller) -> a.Done:
+    def retire(self, request: r.RetireNode, caller: RequestCaller) -> a.RequestDone:
         """Retire it."""
         incarnation = self._node(request.node)
-        return a.Done(text=self._nodes.retire(incarnation, f"retired by {caller.owner}"))
+        return a.RequestDone(text=self._nodes.retire(incarnation, f"retired by {caller.owner}"))
 
     # --- what they share --------------------------------------------------------------------------
 
-    def _row(self, entry: Entry) -> a.ExperimentRow:
+    def _row(self, entry: QueueEntry) -> a.ExperimentRow:
         counts = self._experiments.counts(entry.name)
         return a.ExperimentRow(
             name=entry.name,
@@ -344,7 +358,7 @@ class Desk:
             position=self._queue.ahead_of(entry) if entry.state is State.QUEUED else None,
         )
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> QueueEntry:
         entry = self._queue.get(name)
         if entry is None:
             raise unknown_name("experiment", name, (one.name for one in self._queue.all()))
@@ -365,7 +379,7 @@ class Desk:
             return name
         raise unknown_name("node", name, (*(row.node for row in there), *others))
 
-    def _free_name(self, request: r.Submit) -> str:
+    def _free_name(self, request: r.SubmitExperiment) -> str:
         check_name(request.name)
         if not self._is_taken(request.name):
             return request.name
@@ -389,19 +403,19 @@ class Desk:
     def _is_taken(self, name: str) -> bool:
         return self._queue.get(name) is not None or (self._results / name).exists()
 
-    def _may(self, entry: Entry, state: State, done: str) -> None:
+    def _may(self, entry: QueueEntry, state: State, done: str) -> None:
         if not self._queue.may(entry, state):
-            raise RequestRefused(f"experiment {entry.name} is {entry.state} and cannot be {done}.")
+            raise RequestRejected(f"experiment {entry.name} is {entry.state} and cannot be {done}.")
 
-    def _needs_process(self, entry: Entry, so: str) -> None:
+    def _needs_process(self, entry: QueueEntry, so: str) -> None:
         if not self._experiments.has(entry.name):
-            raise RequestRefused(f"experiment {entry.name} is {entry.state}, {so}.")
+            raise RequestRejected(f"experiment {entry.name} is {entry.state}, {so}.")
 
-    def _queued(self, entry: Entry) -> a.Done:
+    def _queued(self, entry: QueueEntry) -> a.RequestDone:
         ahead = self._queue.ahead_of(entry)
         behind = f", behind {ahead} other{'s' if ahead > 1 else ''}" if ahead else ""
         return _done(entry, f"is queued again{behind}")
 
 
-def _done(entry: Entry, what: str) -> a.Done:
-    return a.Done(text=f"{entry.name} {what}", state=entry.state)
+def _done(entry: QueueEntry, what: str) -> a.RequestDone:
+    return a.RequestDone(text=f"{entry.name} {what}", state=entry.state)

@@ -1,4 +1,4 @@
-"""`Nodes`: the machines of a farm, as its users see and steer them.
+"""`FarmNodes`: the machines of a farm, as its users see and steer them.
 
 What was asked of a node is asked of whatever incarnation of it there is, also after a restart of
 the scheduler: it is kept in a file, by the node's name.
@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
-from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllotment
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
+from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllocation
 from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.small_files import replace_file
-from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeState
-from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeSnapshot
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys as names
@@ -33,12 +33,12 @@ DRAIN_GRACE_S: Final = 60.0
 _MOST_REFUSED: Final = 1_000
 
 
-class _Known(NamedTuple):
+class _KnownNode(NamedTuple):
     about: m.NodeJoined
     since: float
 
 
-class Nodes:
+class FarmNodes:
     """The nodes of a farm.
 
     Args:
@@ -52,11 +52,16 @@ class Nodes:
     """
 
     def __init__(
-        self, path: Path, wire: NodeWire, allotter: Allotter, *, grace_s: float = DRAIN_GRACE_S
+        self,
+        path: Path,
+        wire: NodeTransport,
+        allotter: FairShareAllocator,
+        *,
+        grace_s: float = DRAIN_GRACE_S,
     ) -> None:
         self._path, self._wire, self._allotter, self._grace_s = path, wire, allotter, grace_s
         self._client = wire.add(EVENTS_KEY)
-        self._nodes: dict[str, _Known] = {}
+        self._nodes: dict[str, _KnownNode] = {}
         #: The nodes that are to get nothing, and why, by name.
         self._asked = _read(path)
 
@@ -66,7 +71,7 @@ class Nodes:
         for fact in self._client.take():
             match fact:
                 case m.NodeJoined():
-                    self._nodes[fact.incarnation] = _Known(fact, time.time())
+                    self._nodes[fact.incarnation] = _KnownNode(fact, time.time())
                     self._allotter.node_joined(fact)
                     self._ask_again(fact)
                 case m.NodeLost():
@@ -93,10 +98,10 @@ class Nodes:
         rows = [self._row(one) for one in self._allotter.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
 
-    def refused(self) -> tuple[RefusedRow, ...]:
+    def refused(self) -> tuple[RejectionRow, ...]:
         """What the scheduler and its nodes did not believe, since each began."""
         rows = [
-            RefusedRow(kind=kind, reason=reason, times=times)
+            RejectionRow(kind=kind, reason=reason, times=times)
             for kind, reason, times in self._wire.refusals.counts()
         ]
         for incarnation, known in sorted(self._nodes.items()):
@@ -104,17 +109,17 @@ class Nodes:
                 kind, _, reason = about.partition(":")
                 if kind.isidentifier() and reason.isidentifier():
                     node = known.about.node
-                    rows.append(RefusedRow(node=node, kind=kind, reason=reason, times=times))
+                    rows.append(RejectionRow(node=node, kind=kind, reason=reason, times=times))
         return tuple(rows[:_MOST_REFUSED])
 
     def asked(self) -> Collection[str]:
         """The names of the nodes that are to get nothing, there or not."""
         return tuple(self._asked)
 
-    def states(self) -> tuple[NodeState, ...]:
+    def states(self) -> tuple[NodeSnapshot, ...]:
         """All nodes, and what they say of their machines."""
         return tuple(
-            NodeState(
+            NodeSnapshot(
                 row, self._wire.vitals(row.incarnation), self._wire.silence_s(row.incarnation)
             )
             for row in self.rows()
@@ -173,7 +178,7 @@ class Nodes:
             f" started again it gets nothing until `tunemq nodes resume {node}`"
         )
 
-    def _row(self, allotment: NodeAllotment) -> NodeRow:
+    def _row(self, allotment: NodeAllocation) -> NodeRow:
         known = self._nodes.get(allotment.incarnation)
         gpus = known.about.gpus if known is not None else ()
         rest = plus(allotment.free, allotment.aside)
@@ -209,7 +214,7 @@ class Nodes:
             since=known.since if known is not None else 0.0,
         )
 
-    def _health(self, allotment: NodeAllotment) -> str:
+    def _health(self, allotment: NodeAllocation) -> str:
         if allotment.state == "lost":
             return "not heard for longer than its lease"
         if allotment.node in self._asked:

@@ -14,7 +14,7 @@ from tunemq_shared.system.plain_files import open_plain
 _CONTINUATION: Final = 3
 
 
-class Page(NamedTuple):
+class FilePage(NamedTuple):
     """Bytes of a file: where they begin, where the next page does, how long the file is."""
 
     data: bytes
@@ -23,10 +23,10 @@ class Page(NamedTuple):
     size: int
 
 
-_NOTHING: Final = Page(b"", 0, 0, 0)
+_NOTHING: Final = FilePage(b"", 0, 0, 0)
 
 
-def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Page:
+def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> FilePage:
     """A page of a file; an empty one where there is no file yet, or something that is none.
 
     Args:
@@ -59,7 +59,7 @@ def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Pa
         cut = data.find(b"\n") + 1
         begin, data = begin + cut, data[cut:]
     whole = _whole(data) or data
-    return Page(whole, begin, begin + len(whole), size)
+    return FilePage(whole, begin, begin + len(whole), size)
 
 
 def _whole(data: bytes) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 
 from tunemq_scheduler.farm.common.run_record import stored_record
 from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
@@ -86,7 +86,7 @@ def is_hosted(url: str, lost: LostSearch) -> bool:
     They gave those up if another scheduler had the farm meanwhile, and if the search ended: then
     its stream expires, whether or not the copy of its record tells of the end.
     """
-    line = RedisLine(url)
+    line = RedisConnection(url)
     line.connect()
     try:
         newest, ttl = line.ask([("GET", redis_keys.STREAMS), ("TTL", lost.events_key)])

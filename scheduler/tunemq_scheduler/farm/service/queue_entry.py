@@ -1,4 +1,4 @@
-"""`Entry`: one experiment of a farm, as its queue keeps it; and which of its states may follow."""
+"""One experiment of a farm, as its queue keeps it; and which of its states may follow."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_shared.protocol.farm_requests import Code, Settings
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, SubmittedCode
 
 ENTRY_VERSION: Final = 1
-#: How long `Entry.id` is.
+#: How long `QueueEntry.id` is.
 ID_DIGITS: Final = 5
-#: `Entry.retry` for all trials that are in ERROR.
+#: `QueueEntry.retry` for all trials that are in ERROR.
 RETRY_ALL: Final = "*"
 
 #: A supervisor that starts again finds RUNNING what its predecessor ran, and leaves it so.
@@ -40,7 +40,7 @@ LEGAL: Final = MappingProxyType(
 )
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment of a farm.
 
     Attributes:
@@ -68,8 +68,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     state: State = State.QUEUED
     reason: str = ""
     request: str = ""
-    code: Code
-    settings: Settings = Settings()
+    code: SubmittedCode
+    settings: ExperimentEnvironment = ExperimentEnvironment()
     retry: str = ""
     runs: int = 0
     trials: dict[str, int] = {}
@@ -85,7 +85,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         """Its place among those that wait: the least is next."""
         return -self.priority, self.number
 
-    def moved(self, state: State, at: float, reason: str, retry: str) -> Entry:
+    def moved(self, state: State, at: float, reason: str, retry: str) -> QueueEntry:
         """It in another state; what is to be retried is kept until the run that does it is over."""
         begins = self.state is State.QUEUED and state is State.RUNNING
         return msgspec.structs.replace(

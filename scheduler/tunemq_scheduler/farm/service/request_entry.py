@@ -14,7 +14,7 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.signing.key_files import KEYS_VARIABLE, SUBMITTER_NAME
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.signing.message_signing import HEAD_BYTES, Seal, SealBroken
+from tunemq_shared.signing.message_signing import HEAD_BYTES, InvalidSignature, MessageSigner
 
 _ID: Final = re.compile(rb"[0-9a-f]{32}")
 _SENT: Final = re.compile(r"[0-9]{1,15}")
@@ -22,16 +22,16 @@ _SENT: Final = re.compile(r"[0-9]{1,15}")
 KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in get_args(r.AnyRequest)}
 
 #: How somebody is answered who has proved nothing.
-UNSIGNED: Final = Seal("")
+UNSIGNED: Final = MessageSigner("")
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request, by whom, its id, and how it is answered."""
 
     id: str
     owner: str
     request: r.AnyRequest
-    seal: Seal
+    seal: MessageSigner
 
     @property
     def key(self) -> str:
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
         return f"{self.id} {self.owner}"
 
 
-class Unanswerable(Exception):
+class InvalidRequest(Exception):
     """An entry that is no request of somebody who may ask, or of no kind that is known here.
 
     Attributes:
@@ -49,13 +49,15 @@ class Unanswerable(Exception):
     """
 
     def __init__(
-        self, text: str, reason: str, request: str = "", seal: Seal | None = UNSIGNED
+        self, text: str, reason: str, request: str = "", seal: MessageSigner | None = UNSIGNED
     ) -> None:
         super().__init__(text)
         self.reason, self.request, self.seal = reason, request, seal
 
 
-def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: float) -> Asked:
+def decode_entry(
+    fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: float
+) -> ReceivedRequest:
     """The request in an entry.
 
     Args:
@@ -68,11 +70,11 @@ def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: f
     """
     raw_id = fields.get(b"id", b"")
     if not _ID.fullmatch(raw_id):
-        raise Unanswerable("it has no id", "unreadable")
+        raise InvalidRequest("it has no id", "unreadable")
     request = raw_id.decode()
     version, kind = _text(fields, b"v"), _text(fields, b"kind")
     if version != str(r.REQUESTS_VERSION):
-        raise Unanswerable(
+        raise InvalidRequest(
             f"this farm's scheduler (TuneMQ {tunemq}) reads requests of version"
             f" {r.REQUESTS_VERSION}, and this is one of version {_shown(fields, b'v')} (TuneMQ"
             f" {_shown(fields, b'tunemq')}); use the same TuneMQ on both sides.",
@@ -82,14 +84,14 @@ def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: f
         )
     owner, sealed = _text(fields, b"owner"), fields.get(b"body", b"")
     if not SUBMITTER_NAME.fullmatch(owner):
-        raise Unanswerable(
+        raise InvalidRequest(
             f"the owner {owner!r} cannot be used: give letters, digits and .@+=-, 64 at most.",
             "unreadable",
             request,
         )
     size = len(sealed) - (HEAD_BYTES if keys.is_signed else 1)
     if size > r.MAX_REQUEST_BYTES:
-        raise Unanswerable(
+        raise InvalidRequest(
             f"the request has more than {r.MAX_REQUEST_BYTES} bytes, which are the most.",
             "oversized",
             request,
@@ -98,13 +100,13 @@ def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: f
     try:
         seal = keys.submitter(owner)
         body = open_request(seal, sealed, request=request, kind=kind, sent=sent)
-    except SealBroken as error:
-        raise Unanswerable(_not_hers(error, owner), error.reason, request) from error
+    except InvalidSignature as error:
+        raise InvalidRequest(_not_hers(error, owner), error.reason, request) from error
     if seal.is_signed:
         _check_time(sent, now, request, seal)
     wanted = KINDS.get(kind)
     if wanted is None:
-        raise Unanswerable(
+        raise InvalidRequest(
             f"this farm's scheduler (TuneMQ {tunemq}) does not know the request {kind!r}; it may be"
             f" older than the TuneMQ that sent it ({_shown(fields, b'tunemq')}).",
             "unknown_kind",
@@ -112,14 +114,14 @@ def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: f
             seal,
         )
     try:
-        return Asked(request, owner, msgspec.msgpack.decode(body, type=wanted), seal)
+        return ReceivedRequest(request, owner, msgspec.msgpack.decode(body, type=wanted), seal)
     except UNDECODABLE as error:
-        raise Unanswerable(
+        raise InvalidRequest(
             f"the request {kind!r} cannot be read: {error}.", "unreadable", request, seal
         ) from error
 
 
-def _not_hers(error: SealBroken, owner: str) -> str:
+def _not_hers(error: InvalidSignature, owner: str) -> str:
     """Why a request is nobody's, and what its sender can do."""
     if error.reason in {"unsigned", "unknown_submitter"}:
         known = "" if error.reason == "unsigned" else f", and has no keys of {owner!r}"
@@ -136,14 +138,14 @@ def _not_hers(error: SealBroken, owner: str) -> str:
     return f"the request {error}."
 
 
-def _check_time(sent: str, now: float, request: str, seal: Seal) -> None:
+def _check_time(sent: str, now: float, request: str, seal: MessageSigner) -> None:
     """Refuse what was sent long ago, or is yet to be: somebody may have kept it.
 
     Raises:
         Unanswerable: it is.
     """
     if not _SENT.fullmatch(sent):
-        raise Unanswerable(
+        raise InvalidRequest(
             "the request does not say when it was sent.", "unreadable", request, seal
         )
     at = int(sent) / 1000
@@ -152,7 +154,7 @@ def _check_time(sent: str, now: float, request: str, seal: Seal) -> None:
         return
     is_late = behind > 0
     most = redis_keys.REQUEST_TTL_S if is_late else redis_keys.CLOCK_TOLERANCE_S
-    raise Unanswerable(
+    raise InvalidRequest(
         f"the request was sent at {_clock(at)} by the clock of who sent it, and the scheduler's"
         f" says {_clock(now)}: that is {abs(behind):.0f} s {'behind' if is_late else 'ahead'}, and"
         f" {most} s are the most. Set the clock of the one machine or the other (with NTP).",

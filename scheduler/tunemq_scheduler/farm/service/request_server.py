@@ -10,20 +10,28 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import Answer, Refusal, Reply
+from tunemq_scheduler.api.farm_answers import FarmAnswer, FarmReply, RequestRejection
 from tunemq_scheduler.api.request_signing import close_answer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
-from tunemq_scheduler.farm.service.request_entry import Asked, Unanswerable, decode_entry
-from tunemq_scheduler.farm.service.request_handler import Caller, Deferred, RequestHandler
+from tunemq_scheduler.farm.service.request_entry import (
+    InvalidRequest,
+    ReceivedRequest,
+    decode_entry,
+)
+from tunemq_scheduler.farm.service.request_handler import (
+    DeferredAnswer,
+    RequestCaller,
+    RequestHandler,
+)
 from tunemq_scheduler.farm.service.request_stream import RequestStream
 from tunemq_scheduler.transport.redis.redis_connection import RedisFull
 from tunemq_shared.base.errors import (
     JournalError,
     JournalFull,
+    RedisUnavailable,
+    TransportError,
     TuneError,
     UserError,
-    WireError,
-    WireUnavailable,
 )
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.safe_text import harmless
@@ -39,17 +47,17 @@ _RETRY_S: Final = 0.5
 #: Answers that Redis has no room for; who asked asks again.
 _MOST_UNSENT: Final = 256
 
-_Outcome = Answer | Refusal
+_Outcome = FarmAnswer | RequestRejection
 #: Told of a request that is refused: the kind of message, the reason in a word, and for people;
 #: also of one that was done before, of which there is nothing to tell.
-Refused = Callable[[str, str, str], None]
+OnRejected = Callable[[str, str, str], None]
 
 
 class _Pending(NamedTuple):
     """A request that somebody was asked about."""
 
-    asked: Asked
-    deferred: Deferred[Any]
+    asked: ReceivedRequest
+    deferred: DeferredAnswer[Any]
     is_change: bool
     until: float
 
@@ -73,7 +81,7 @@ class RequestServer:
         done: DoneRequests,
         term: Callable[[], int],
         keys: LiveKeys,
-        refused: Refused = lambda _kind, _reason, _text: None,
+        refused: OnRejected = lambda _kind, _reason, _text: None,
     ) -> None:
         self._stream = RequestStream(url, refused)
         self._handlers = _methods(handler)
@@ -106,13 +114,13 @@ class RequestServer:
                 self._take(fields)
             self._settle()
             self._send()
-        except WireError as problem:
+        except TransportError as problem:
             self._stream.close()
             self._not_before = time.monotonic() + _RETRY_S
-            if isinstance(problem, WireUnavailable):
+            if isinstance(problem, RedisUnavailable):
                 raise
             self._tell(problem)
-            raise WireUnavailable(str(problem)) from problem
+            raise RedisUnavailable(str(problem)) from problem
         self._has_told = False
         return len(entries)
 
@@ -129,7 +137,7 @@ class RequestServer:
         """Close the connections; who waits for an answer asks the next scheduler."""
         self._stream.close()
 
-    def _tell(self, problem: WireError) -> None:
+    def _tell(self, problem: TransportError) -> None:
         """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
         if not self._has_told:
             self._has_told = True
@@ -140,7 +148,7 @@ class RequestServer:
     def _take(self, fields: dict[bytes, bytes]) -> None:
         try:
             asked = decode_entry(fields, self._keys, self._tunemq, time.time())
-        except Unanswerable as problem:
+        except InvalidRequest as problem:
             self._refuse(problem)
             return
         if asked.key in self._pending:
@@ -152,35 +160,35 @@ class RequestServer:
             return
         failpoint("requests.after_taken")
         outcome = self._do(asked)
-        is_change = isinstance(asked.request, r.Changing)
-        if isinstance(outcome, Deferred):
+        is_change = isinstance(asked.request, r.ChangeRequest)
+        if isinstance(outcome, DeferredAnswer):
             until = time.monotonic() + _PATIENCE_S
             self._pending[asked.key] = _Pending(asked, outcome, is_change, until)
         else:
             self._answer(asked, outcome, is_change=is_change)
 
-    def _refuse(self, problem: Unanswerable) -> None:
+    def _refuse(self, problem: InvalidRequest) -> None:
         self._refused("request", problem.reason, f"A request was refused: {problem}")
         if not problem.request:
             return
-        reply, request = self._reply(Refusal(text=str(problem))), problem.request
+        reply, request = self._reply(RequestRejection(text=str(problem))), problem.request
         # Its own version reads what is common to all versions, and finds no seal before it.
         sealed = reply if problem.seal is None else close_answer(problem.seal, reply, request)
         self._unsent[request] = (request, sealed)
 
-    def _do(self, asked: Asked) -> _Outcome | Deferred[Any]:
+    def _do(self, asked: ReceivedRequest) -> _Outcome | DeferredAnswer[Any]:
         try:
-            outcome: _Outcome | Deferred[Any] = self._handlers[type(asked.request)](
-                asked.request, Caller(asked.owner, asked.key)
+            outcome: _Outcome | DeferredAnswer[Any] = self._handlers[type(asked.request)](
+                asked.request, RequestCaller(asked.owner, asked.key)
             )
         except UserError as problem:
-            return Refusal(text=str(problem), is_wrong_use=True)
+            return RequestRejection(text=str(problem), is_wrong_use=True)
         except JournalFull as full:
-            return Refusal(text=f"nothing was changed: {full}")
+            return RequestRejection(text=f"nothing was changed: {full}")
         except JournalError:
             raise  # the farm's own disk: nobody's request can be done
         except TuneError as problem:
-            return Refusal(text=str(problem))
+            return RequestRejection(text=str(problem))
         except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
             return _failed(error)
         return outcome
@@ -191,7 +199,7 @@ class RequestServer:
         for key, pending in list(self._pending.items()):
             outcome: _Outcome | None = pending.deferred.outcome
             if outcome is None and now > pending.until:
-                outcome = Refusal(
+                outcome = RequestRejection(
                     text="the experiment's own process does not answer; its code may be busy. Try"
                     " again later."
                 )
@@ -199,7 +207,7 @@ class RequestServer:
                 del self._pending[key]
                 self._answer(pending.asked, outcome, is_change=pending.is_change)
 
-    def _answer(self, asked: Asked, outcome: _Outcome, *, is_change: bool) -> None:
+    def _answer(self, asked: ReceivedRequest, outcome: _Outcome, *, is_change: bool) -> None:
         reply = self._reply(outcome)
         if is_change:
             failpoint("requests.after_done")
@@ -207,17 +215,17 @@ class RequestServer:
         failpoint("requests.after_record")
         self._put(asked, reply)
 
-    def _put(self, asked: Asked, reply: bytes) -> None:
+    def _put(self, asked: ReceivedRequest, reply: bytes) -> None:
         self._unsent[asked.key] = (asked.id, close_answer(asked.seal, reply, asked.id))
 
     def _reply(self, outcome: _Outcome) -> bytes:
         try:
-            if not isinstance(outcome, Refusal):
+            if not isinstance(outcome, RequestRejection):
                 answer = msgspec.Raw(msgspec.msgpack.encode(outcome))
-                return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, answer=answer))
+                return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, answer=answer))
         except (TypeError, ValueError, OverflowError) as error:
             outcome = _failed(error)
-        return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, refusal=outcome))
+        return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, refusal=outcome))
 
     def _send(self) -> None:
         if not self._unsent:
@@ -237,30 +245,32 @@ class RequestServer:
         self._unsent.clear()
 
 
-def _failed(error: Exception) -> Refusal:
+def _failed(error: Exception) -> RequestRejection:
     """What whoever asked is told of a mistake of ours, which the log tells in full."""
     tell("".join(traceback.format_exception(error)))
-    return Refusal(
+    return RequestRejection(
         text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."
         " Please report it."
     )
 
 
-def _methods(handler: RequestHandler) -> dict[type[r.Request], Callable[[Any, Caller], Any]]:
+def _methods(
+    handler: RequestHandler,
+) -> dict[type[r.FarmRequest], Callable[[Any, RequestCaller], Any]]:
     return {
-        r.Submit: handler.submit,
+        r.SubmitExperiment: handler.submit,
         r.ListExperiments: handler.list_experiments,
         r.ShowExperiment: handler.show,
         r.ReadLog: handler.read_log,
-        r.Stop: handler.stop,
-        r.Pause: handler.pause,
-        r.Resume: handler.resume,
-        r.Retry: handler.retry,
-        r.Remove: handler.remove,
-        r.AskWhy: handler.why,
+        r.StopExperiment: handler.stop,
+        r.PauseExperiment: handler.pause,
+        r.ResumeExperiment: handler.resume,
+        r.RetryTrials: handler.retry,
+        r.RemoveExperiment: handler.remove,
+        r.ExplainState: handler.why,
         r.DescribeFarm: handler.describe_farm,
         r.ListNodes: handler.list_nodes,
-        r.Drain: handler.drain,
+        r.DrainNode: handler.drain,
         r.ResumeNode: handler.resume_node,
-        r.Retire: handler.retire,
+        r.RetireNode: handler.retire,
     }

@@ -17,11 +17,15 @@ from typing import Final
 from tunemq_scheduler.transport.redis.key_types import (
     TEXT_OF,
     KeyType,
-    Refused,
+    OnKeyRejected,
     clear_wrong_types,
 )
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, ReplyTooLong
-from tunemq_shared.base.errors import SchedulerSuperseded, WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    ReplyTooLong,
+)
+from tunemq_shared.base.errors import RedisUnavailable, SchedulerSuperseded, TransportError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.farm_requests import MAX_REQUEST_BYTES
 from tunemq_shared.signing.message_signing import HEAD_BYTES
@@ -81,9 +85,9 @@ class RequestStream:
         refused: is told of a stream that was none.
     """
 
-    def __init__(self, url: str, refused: Refused) -> None:
+    def __init__(self, url: str, refused: OnKeyRejected) -> None:
         self._refused = refused
-        self._reading, self._writing = RedisLine(url), RedisLine(url)
+        self._reading, self._writing = RedisConnection(url), RedisConnection(url)
         self._asked_at: float | None = None
 
     def fileno(self) -> int | None:
@@ -107,12 +111,12 @@ class RequestStream:
             self._asked_at = None
             taken = self._take(term) if self._is_any() else []
             self._ask()
-        except WireError:
+        except TransportError:
             self.close()
             raise
         return [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in taken]
 
-    def send(self, commands: list[Command]) -> None:
+    def send(self, commands: list[RedisCommand]) -> None:
         """Do these commands.
 
         Raises:
@@ -145,7 +149,7 @@ class RequestStream:
         if poll.poll(0):
             return True
         if self._asked_at is not None and time.monotonic() - self._asked_at > _ANSWER_WITHIN_S:
-            raise WireUnavailable(f"Redis at {self._reading.address} does not answer any more.")
+            raise RedisUnavailable(f"Redis at {self._reading.address} does not answer any more.")
         return False
 
     def _is_any(self) -> bool:

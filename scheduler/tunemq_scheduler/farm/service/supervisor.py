@@ -17,32 +17,32 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink
-from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
+from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
 from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, TurnTimes
 from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
 from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.experiments import Experiments
-from tunemq_scheduler.farm.service.farm_api import Desk
-from tunemq_scheduler.farm.service.farm_nodes import Nodes
+from tunemq_scheduler.farm.service.experiments import RunningExperiments
+from tunemq_scheduler.farm.service.farm_api import FarmApi
+from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_hosted
-from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.request_server import RequestServer
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_scheduler.storage.folders import OWN_FOLDER
-from tunemq_scheduler.transport.node_transport import NodeWire
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
-from tunemq_shared.base.errors import JournalFull, WireError, WireUnavailable
+from tunemq_scheduler.transport.node_transport import NodeTransport
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
+from tunemq_shared.base.errors import JournalFull, RedisUnavailable, TransportError
 from tunemq_shared.objects.store_address import is_remote, join
-from tunemq_shared.objects.store_permissions import StoreRules, store_environ
+from tunemq_shared.objects.store_permissions import StorePermissions, store_environ
 from tunemq_shared.objects.store_traffic import TRAFFIC
 from tunemq_shared.signing.live_keys import LiveKeys
 
@@ -52,7 +52,7 @@ _BEAT_S: Final = 1.0
 _LEAVE_GRACE_S: Final = 5.0
 
 
-class Farm(msgspec.Struct, frozen=True, kw_only=True):
+class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A farm, as its service was started.
 
     Attributes:
@@ -79,10 +79,10 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
         """Without the password."""
         return f"Farm({self.address!r})"
 
-    def store_rules(self, owner: str) -> StoreRules:
+    def store_rules(self, owner: str) -> StorePermissions:
         """The stores that this owner's submitted searches may use."""
         own = (self.store,) if is_remote(self.store) else ()
-        return StoreRules((*own, *self.settings.stores_of(owner)), store_environ(os.environ))
+        return StorePermissions((*own, *self.settings.stores_of(owner)), store_environ(os.environ))
 
 
 class Supervisor:
@@ -97,9 +97,9 @@ class Supervisor:
 
     def __init__(
         self,
-        farm: Farm,
+        farm: FarmConfig,
         lease: SchedulerLease,
-        me: Holder,
+        me: LeaseHolder,
         tell: Callable[[str], None],
         publish: Callable[[FarmSnapshot], None] | None = None,
     ) -> None:
@@ -112,9 +112,9 @@ class Supervisor:
         self._queue = ExperimentQueue(folder / "experiments", ids=ids)
         for line in self._queue.damaged:
             tell(line)
-        self._allotter = Allotter(farm.settings.for_allotter())
-        self._forkservers = Forkservers(farm.store)
-        self._experiments = Experiments(
+        self._allotter = FairShareAllocator(farm.settings.for_allotter())
+        self._forkservers = ExperimentForkservers(farm.store)
+        self._experiments = RunningExperiments(
             folder,
             self._queue,
             self._allotter,
@@ -129,7 +129,7 @@ class Supervisor:
         for one in farm.lost.values():
             if is_hosted(farm.url, one):
                 self._experiments.expect(one.name, one.events_key)
-        self._wire = NodeWire(
+        self._wire = NodeTransport(
             farm.url,
             term=lease.term,
             guard=lease,
@@ -138,9 +138,9 @@ class Supervisor:
             keys=farm.keys,
             store=farm.store if is_remote(farm.store) else "",
         )
-        self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
+        self._nodes = FarmNodes(folder / "nodes.json", self._wire, self._allotter)
         known = described(farm.store, str(me))
-        desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results), known)
+        desk = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
         done = DoneRequests(folder / "requests")
         self._server = RequestServer(
             farm.url, desk, done, lambda: lease.term, farm.keys, self._wire.refusals.add
@@ -197,7 +197,7 @@ class Supervisor:
         now = time.monotonic()
         self._allotter.advance(now)
         self._experiments.forget_nodes(self._nodes.turn())
-        with contextlib.suppress(WireUnavailable):  # the wire says so, and so does whoever asks
+        with contextlib.suppress(RedisUnavailable):  # the wire says so, and so does whoever asks
             self._server.turn()
         self._experiments.turn()
         self._experiments.offer()
@@ -224,7 +224,7 @@ class Supervisor:
         notes = self._wire.notes()
         for link in self._experiments.links():
             link.tell(notes)
-        with contextlib.suppress(WireError):
+        with contextlib.suppress(TransportError):
             self._wire.announce(self._announcement)
         if self._publish is not None:
             self._publish(self._snapshot())
@@ -254,7 +254,7 @@ class Supervisor:
             self._output.follow({name: (results / name, key) for name, key in streams.items()})
 
     def _output_reader(self) -> OutputReader:
-        seals = WireSeals(self._farm.keys, self._wire.refusals)
+        seals = SchedulerSigning(self._farm.keys, self._wire.refusals)
         return OutputReader(self._farm.url, self._tell, seals.output, seals.refused.add)
 
     def _snapshot(self) -> FarmSnapshot:
@@ -277,10 +277,10 @@ class Supervisor:
 
     # --- experiments ------------------------------------------------------------------------------
 
-    def _start_link(self, entry: Entry, events_key: str) -> ExperimentLink:
+    def _start_link(self, entry: QueueEntry, events_key: str) -> ExperimentConnection:
         farm, settings = self._farm, entry.settings
         lost = farm.lost.get(entry.name)
-        job = r.Job(
+        job = r.ExperimentJob(
             name=entry.name,
             results=farm.results,
             code=entry.code,
@@ -300,7 +300,7 @@ class Supervisor:
             stores=farm.store_rules(entry.owner),
         )
         folder = Path(farm.results, entry.name)
-        return ExperimentLink(
+        return ExperimentConnection(
             job,
             self._wire,
             folder=folder,

@@ -14,7 +14,7 @@ from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_
 from tunemq_shared.base.errors import TuneError
 
 #: A function and its arguments; it is also given ``cancel``, and should check it now and then.
-Command = tuple[Callable[..., Any], dict[str, Any]]
+SyncCommand = tuple[Callable[..., Any], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 
@@ -31,20 +31,20 @@ class BackgroundSyncer(Syncer):
         sync_timeout: float = DEFAULT_SYNC_TIMEOUT,
     ) -> None:
         super().__init__(sync_period, sync_timeout)
-        self._command: Command | None = None
+        self._command: SyncCommand | None = None
         self._transfer: BackgroundTransfer | None = None
         self._cancelled = threading.Event()
 
     @abstractmethod
-    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> Command:
+    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> SyncCommand:
         """What copies the folder to the address."""
 
     @abstractmethod
-    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> Command:
+    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> SyncCommand:
         """What copies from the address into the folder."""
 
     @abstractmethod
-    def _delete_command(self, uri: str) -> Command:
+    def _delete_command(self, uri: str) -> SyncCommand:
         """What removes everything at the address."""
 
     def sync_up(
@@ -111,7 +111,7 @@ class BackgroundSyncer(Syncer):
         if self._cancelled.is_set():
             raise TuneError("this syncer was cancelled or closed; it starts nothing any more.")
 
-    def _launch(self, command: Command, what: str) -> bool:
+    def _launch(self, command: SyncCommand, what: str) -> bool:
         self._check_open()
         transfer = self._transfer
         if transfer is not None and transfer.is_running and not transfer.is_overdue:

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from tunemq_shared.base.retrying import Cancel, TimedOut
+from tunemq_shared.base.retrying import CancelToken, TransferTimedOut
 
 
 class BackgroundTransfer:
     """Calls ``function`` once, in a thread that it starts.
 
     *Timeout.* It counts from the start, not from the call of `wait`. A function that takes longer
-    learns it from its `Cancel`, which it checks between two pieces of work.
+    learns it from its `CancelToken`, which it checks between two pieces of work.
 
     *Fence.* A thread cannot be killed, so one that was given up may run on for a moment. A transfer
     that names it as ``after`` does nothing before that thread has ended; its own timeout runs
@@ -23,7 +23,7 @@ class BackgroundTransfer:
     process.
 
     Args:
-        function: called with ``cancel=Cancel(timeout_s)``.
+        function: called with ``cancel=CancelToken(timeout_s)``.
         timeout_s: seconds from the start.
         after: the transfer that this one must not run beside.
         on_end: called in the thread when the function has returned or raised.
@@ -41,7 +41,7 @@ class BackgroundTransfer:
         self._function, self._on_end = function, on_end
         self._before = after.threads() if after is not None else []
         self._started_at = time.monotonic()
-        self._cancel = Cancel(timeout_s)
+        self._cancel = CancelToken(timeout_s)
         self._error: BaseException | None = None
         self._is_over = self._is_waited_for = False
         self._thread = threading.Thread(target=self._work, name="sync", daemon=True)
@@ -79,7 +79,7 @@ class BackgroundTransfer:
         if self._thread.is_alive():
             self._cancel.cancel()
             raise _timed_out(allowed)
-        if isinstance(self._error, TimedOut):
+        if isinstance(self._error, TransferTimedOut):
             raise _timed_out(allowed) from self._error
         if self._error is not None:
             raise self._error

@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
-from tunemq_scheduler.output.syncing.destinations import FolderPlace, join, open_place
+from tunemq_scheduler.output.syncing.destinations import FolderDestination, join, open_place
 from tunemq_scheduler.output.syncing.mirroring import overlap
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
 from tunemq_scheduler.output.syncing.syncer import Syncer
@@ -76,7 +76,7 @@ def _check_copies(syncer: Syncer) -> None:
 def _check_folder(remote: str, local_folder: str) -> None:
     """The folder at the address can be written, and is apart from the other."""
     place = open_place(remote)
-    folder = place.root if isinstance(place, FolderPlace) else remote
+    folder = place.root if isinstance(place, FolderDestination) else remote
     if overlap(folder, local_folder):
         raise ConfigError(
             f"SyncConfig(upload_dir=...) leads to {folder}, and the experiment's own folder is "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, Command
+from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, SyncCommand
 from tunemq_scheduler.output.syncing.mirroring import (
-    Copied,
+    MirroredFiles,
     delete_folder,
     download_folder,
     upload_folder,
@@ -32,17 +32,17 @@ class DefaultSyncer(BackgroundSyncer):
         sync_timeout: float = DEFAULT_SYNC_TIMEOUT,
     ) -> None:
         super().__init__(sync_period, sync_timeout)
-        self._copied = Copied()
+        self._copied = MirroredFiles()
 
-    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> Command:
+    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> SyncCommand:
         arguments = {"local_path": local_path, "uri": uri, "exclude": tuple(exclude)}
         return upload_folder, {**arguments, "copied": self._copied}
 
-    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> Command:
+    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> SyncCommand:
         arguments = {"uri": uri, "local_path": local_path, "exclude": tuple(exclude)}
         return download_folder, {**arguments, "copied": self._copied}
 
-    def _delete_command(self, uri: str) -> Command:
+    def _delete_command(self, uri: str) -> SyncCommand:
         return delete_folder, {"uri": uri, "copied": self._copied}
 
     @classmethod
@@ -69,4 +69,4 @@ class DefaultSyncer(BackgroundSyncer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._copied = Copied()
+        self._copied = MirroredFiles()

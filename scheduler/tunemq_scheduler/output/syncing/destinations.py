@@ -1,4 +1,4 @@
-"""`Place`: the other side of a copy, a folder or a prefix of an object store."""
+"""`SyncDestination`: the other side of a copy, a folder or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tunemq_scheduler.output.syncing.excludes import PART_PREFIX, UNFINISHED, excluding
 from tunemq_shared.base.errors import CheckpointCorrupt, ConfigError, StoreError
-from tunemq_shared.base.retrying import Cancel, retried
+from tunemq_shared.base.retrying import CancelToken, retried
 from tunemq_shared.objects import store_address
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.system.folder_trees import remove_tree
@@ -28,66 +28,66 @@ _CHUNK: Final = 2**20
 _log = logging.getLogger(__name__)
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What a file's content is known by: its size in bytes, and when it changed (Unix ns)."""
 
     size: int
     changed_ns: int
 
 
-class Place(ABC):
+class SyncDestination(ABC):
     """Files below one address, by relative names with ``/``. One thread uses it."""
 
     @abstractmethod
-    def list(self, cancel: Cancel) -> dict[str, Stamp]:
+    def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
         """All complete files that are there."""
 
     @abstractmethod
-    def put(self, name: str, path: str, cancel: Cancel) -> None:
+    def put(self, name: str, path: str, cancel: CancelToken) -> None:
         """Copy a file there, over an older one of that name; it appears whole or not at all.
 
         The file may change meanwhile, above all grow: then what it held at some moment is copied.
         """
 
     @abstractmethod
-    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+    def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
         """Copy a file from there to ``path``, which is new; it may be cut short by an error."""
 
     @abstractmethod
-    def delete(self, cancel: Cancel) -> None:
+    def delete(self, cancel: CancelToken) -> None:
         """Remove all that is there; nothing there is no error."""
 
     def close(self) -> None:  # noqa: B027  most have none
         """Let go of connections; it is not used again."""
 
 
-class FolderPlace(Place):
+class FolderDestination(SyncDestination):
     """A folder of this machine, or one that is mounted."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
 
-    def list(self, cancel: Cancel) -> dict[str, Stamp]:
-        """See `Place.list`."""
+    def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
+        """See `SyncDestination.list`."""
         cancel.check()
         if not os.path.isdir(self.root):
             return {}
         return list_files(self.root, excluding(UNFINISHED))
 
-    def put(self, name: str, path: str, cancel: Cancel) -> None:
-        """See `Place.put`."""
+    def put(self, name: str, path: str, cancel: CancelToken) -> None:
+        """See `SyncDestination.put`."""
         target = os.path.join(self.root, name)
         with open(path, "rb") as source, new_file(target) as part, open(part, "xb") as copy:
             _pour(source, copy, cancel)
 
-    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
-        """See `Place.get`."""
+    def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
+        """See `SyncDestination.get`."""
         del size
         with open(os.path.join(self.root, name), "rb") as source, open(path, "xb") as copy:
             _pour(source, copy, cancel)
 
-    def delete(self, cancel: Cancel) -> None:
-        """See `Place.delete`."""
+    def delete(self, cancel: CancelToken) -> None:
+        """See `SyncDestination.delete`."""
         cancel.check()
         if os.path.dirname(self.root) == self.root:
             raise StoreError(f"{self.root} is the root of the file system, and is not deleted.")
@@ -96,27 +96,27 @@ class FolderPlace(Place):
             raise StoreError(f"{self.root} cannot be deleted; see to its rights.")
 
 
-class ObjectPlace(Place):
+class ObjectDestination(SyncDestination):
     """A prefix of an object store."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._said = False
 
-    def list(self, cancel: Cancel) -> dict[str, Stamp]:
-        """See `Place.list`."""
+    def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
+        """See `SyncDestination.list`."""
 
-        def listed() -> dict[str, Stamp]:
+        def listed() -> dict[str, FileStamp]:
             return {
-                one.key: Stamp(one.size, int(one.modified * 1e9))
+                one.key: FileStamp(one.size, int(one.modified * 1e9))
                 for one in self._objects.list()
                 if not one.key.endswith("/")  # what browsers of buckets make to show a folder
             }
 
         return retried(listed, cancel, self._say)
 
-    def put(self, name: str, path: str, cancel: Cancel) -> None:
-        """See `Place.put`."""
+    def put(self, name: str, path: str, cancel: CancelToken) -> None:
+        """See `SyncDestination.put`."""
         with open(path, "rb") as source:
             data = source.read(_CHUNK)
             if len(data) < _CHUNK:
@@ -134,12 +134,12 @@ class ObjectPlace(Place):
                     size, sha256 = _hashed(copy, cancel)
                 self._put_file(name, still, size, sha256, cancel)
 
-    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
-        """See `Place.get`."""
+    def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
+        """See `SyncDestination.get`."""
         self._objects.get_file(name, Path(path), size=size, cancel=cancel, on_trouble=self._say)
 
-    def delete(self, cancel: Cancel) -> None:
-        """See `Place.delete`."""
+    def delete(self, cancel: CancelToken) -> None:
+        """See `SyncDestination.delete`."""
         retried(
             lambda: self._objects.delete([one.key for one in self._objects.list()]),
             cancel,
@@ -147,10 +147,10 @@ class ObjectPlace(Place):
         )
 
     def close(self) -> None:
-        """See `Place.close`."""
+        """See `SyncDestination.close`."""
         self._objects.close()
 
-    def _put_file(self, name: str, path: str, size: int, sha256: str, cancel: Cancel) -> None:
+    def _put_file(self, name: str, path: str, size: int, sha256: str, cancel: CancelToken) -> None:
         self._objects.put_file(
             name, Path(path), size=size, sha256=sha256, cancel=cancel, on_trouble=self._say
         )
@@ -162,14 +162,14 @@ class ObjectPlace(Place):
             _log.warning("A sync waits: %s", trouble)
 
 
-def open_place(address: str) -> Place:
+def open_place(address: str) -> SyncDestination:
     """The place at an ``s3://`` or ``file://`` address, or a path.
 
     Raises:
         ConfigError: the address is of another kind, or says too little.
     """
     if "://" not in address:
-        return FolderPlace(address)
+        return FolderDestination(address)
     if store_address.is_remote(address):
         from tunemq_shared.checkpoints.open_store import (  # loads a store's client
             check_allowed,
@@ -177,14 +177,14 @@ def open_place(address: str) -> Place:
         )
 
         check_allowed(address, "SyncConfig(upload_dir)")
-        return ObjectPlace(open_objects(address))
+        return ObjectDestination(open_objects(address))
     parts = urlsplit(address)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             f"the destination {address!r} is of no kind that is known here; give "
             f"s3://bucket/prefix, file:///folder or /folder, or a syncer of your own."
         )
-    return FolderPlace(unquote(parts.path))
+    return FolderDestination(unquote(parts.path))
 
 
 def join(address: str, name: str) -> str:
@@ -199,7 +199,7 @@ def join(address: str, name: str) -> str:
     return f"{place.rstrip('/')}/{shown}{mark}{settings}"
 
 
-def list_files(root: str, is_excluded: Callable[[str], bool]) -> dict[str, Stamp]:
+def list_files(root: str, is_excluded: Callable[[str], bool]) -> dict[str, FileStamp]:
     """The files below a folder that are not excluded, by their relative names, sorted.
 
     Links to files below the folder count as files. Other links, devices and the like are left out,
@@ -229,7 +229,7 @@ def new_file(path: str) -> Iterator[str]:
 
 def _walk(
     root: str, folder: str, is_excluded: Callable[[str], bool]
-) -> Iterator[tuple[str, Stamp]]:
+) -> Iterator[tuple[str, FileStamp]]:
     try:
         entries = list(os.scandir(os.path.join(root, folder)))
     except FileNotFoundError:
@@ -245,7 +245,7 @@ def _walk(
         else:
             status = _status(root, entry)
             if status is not None and stat.S_ISREG(status.st_mode):
-                yield name, Stamp(status.st_size, status.st_mtime_ns)
+                yield name, FileStamp(status.st_size, status.st_mtime_ns)
 
 
 def _status(root: str, entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -272,7 +272,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _pour(source: IO[bytes], target: IO[bytes], cancel: Cancel) -> None:
+def _pour(source: IO[bytes], target: IO[bytes], cancel: CancelToken) -> None:
     while True:
         cancel.check()
         piece = source.read(_CHUNK)
@@ -281,7 +281,7 @@ def _pour(source: IO[bytes], target: IO[bytes], cancel: Cancel) -> None:
         target.write(piece)
 
 
-def _hashed(source: IO[bytes], cancel: Cancel) -> tuple[int, str]:
+def _hashed(source: IO[bytes], cancel: CancelToken) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
     while True:
         cancel.check()

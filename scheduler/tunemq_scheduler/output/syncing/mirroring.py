@@ -1,4 +1,4 @@
-"""Copies a folder to a `Place` and back: only what changed, and never to somewhere else."""
+"""Copies a folder to a `SyncDestination` and back: only what changed, never elsewhere."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 from urllib.parse import unquote
 
 from tunemq_scheduler.output.syncing.destinations import (
-    FolderPlace,
-    Place,
-    Stamp,
+    FileStamp,
+    FolderDestination,
+    SyncDestination,
     list_files,
     new_file,
     open_place,
 )
 from tunemq_scheduler.output.syncing.excludes import UNFINISHED, excluding
 from tunemq_shared.base.errors import StoreError, TuneError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 
 #: A file that changed later than so long before it was copied may change again without a newer
@@ -27,10 +27,10 @@ from tunemq_shared.base.safe_names import is_safe_name
 _SETTLED_NS: Final = 2 * 10**9
 
 #: Of files that were copied: their stamps at the source, and for downloads at the target.
-_Stamps = dict[str, tuple[Stamp, ...]]
+_Stamps = dict[str, tuple[FileStamp, ...]]
 
 
-class Copied:
+class MirroredFiles:
     """What was copied, so that it is not copied again while it stays as it is.
 
     A process remembers only what it copied itself, and asks the destination for nothing.
@@ -57,7 +57,7 @@ class Copied:
 
 
 def upload_folder(
-    local_path: str, uri: str, exclude: Sequence[str], copied: Copied, *, cancel: Cancel
+    local_path: str, uri: str, exclude: Sequence[str], copied: MirroredFiles, *, cancel: CancelToken
 ) -> int:
     """Copy what changed below a folder to an address; returns how many files that were.
 
@@ -65,7 +65,7 @@ def upload_folder(
 
     Raises:
         StoreError: something could not be copied; names it. What was copied is there.
-        Cancelled, TimedOut: see `Cancel`.
+        Cancelled, TimedOut: see `CancelToken`.
     """
     known = copied.between(local_path, uri)
     files = list_files(local_path, excluding((*exclude, *UNFINISHED)))
@@ -100,7 +100,7 @@ def upload_folder(
 
 
 def download_folder(
-    uri: str, local_path: str, exclude: Sequence[str], copied: Copied, *, cancel: Cancel
+    uri: str, local_path: str, exclude: Sequence[str], copied: MirroredFiles, *, cancel: CancelToken
 ) -> int:
     """Copy what changed at an address into a folder; returns how many files that were.
 
@@ -108,7 +108,7 @@ def download_folder(
 
     Raises:
         StoreError: there is nothing, or something could not be copied; names it.
-        Cancelled, TimedOut: see `Cancel`.
+        Cancelled, TimedOut: see `CancelToken`.
     """
     known = copied.between(uri, local_path)
     is_excluded = excluding((*exclude, *UNFINISHED))
@@ -131,12 +131,12 @@ def download_folder(
     return got
 
 
-def delete_folder(uri: str, copied: Copied, *, cancel: Cancel) -> None:
+def delete_folder(uri: str, copied: MirroredFiles, *, cancel: CancelToken) -> None:
     """Remove all that is at an address.
 
     Raises:
         StoreError: something could not be removed.
-        Cancelled, TimedOut: see `Cancel`.
+        Cancelled, TimedOut: see `CancelToken`.
     """
     copied.forget(uri)
     with _place(uri, "") as place:
@@ -144,10 +144,10 @@ def delete_folder(uri: str, copied: Copied, *, cancel: Cancel) -> None:
 
 
 @contextlib.contextmanager
-def _place(uri: str, local: str) -> Iterator[Place]:
+def _place(uri: str, local: str) -> Iterator[SyncDestination]:
     """The place, and plain errors of the operating system as StoreErrors."""
     with contextlib.closing(open_place(uri)) as place:
-        if isinstance(place, FolderPlace) and local and overlap(local, place.root):
+        if isinstance(place, FolderDestination) and local and overlap(local, place.root):
             raise StoreError(
                 f"{local} cannot be synced with {uri}: one is inside the other; choose another "
                 f"upload_dir."
@@ -180,16 +180,16 @@ def _target(folder: str, name: str, uri: str) -> str:
     return path
 
 
-def _stamp(path: str) -> Stamp:
+def _stamp(path: str) -> FileStamp:
     """Of a file that is there; of none, one that no file has."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
-        return Stamp(-1, 0)
-    return Stamp(status.st_size, status.st_mtime_ns)
+        return FileStamp(-1, 0)
+    return FileStamp(status.st_size, status.st_mtime_ns)
 
 
-def _is_settled(stamp: Stamp) -> bool:
+def _is_settled(stamp: FileStamp) -> bool:
     return time.time_ns() - stamp.changed_ns > _SETTLED_NS
 
 

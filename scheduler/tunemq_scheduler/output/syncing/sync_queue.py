@@ -1,4 +1,4 @@
-"""`Lane`: one folder on its way to the store, one transfer at a time."""
+"""`SyncQueue`: one folder on its way to the store, one transfer at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_scheduler.output.syncing.background_transfer import BackgroundTransf
 from tunemq_scheduler.output.syncing.destinations import join
 from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_shared.base.errors import TuneError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 
 #: So often a syncer is asked to begin, before its refusal or error counts as a failure.
 _ASKED: Final = 3
@@ -26,7 +26,7 @@ PAUSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Lane:
+class SyncQueue:
     """What is known of one folder that is kept at the destination too.
 
     One thread uses it; the transfers run in others.
@@ -163,7 +163,7 @@ class _Work:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: SyncQueue,
         syncer: Syncer,
         *,
         expected: tuple[str, ...],
@@ -180,7 +180,7 @@ class _Work:
         self._copies = lane.wants_copy
         self._left_out = left_out
 
-    def sync_folder(self, *, cancel: Cancel) -> None:
+    def sync_folder(self, *, cancel: CancelToken) -> None:
         """Remove the copies of what is condemned, and copy what changed."""
         lane, syncer = self._lane, self.syncer
         try:
@@ -195,7 +195,7 @@ class _Work:
             if self.is_closing:
                 syncer.close()
 
-    def _do(self, begin: Callable[[], bool], cancel: Cancel) -> None:
+    def _do(self, begin: Callable[[], bool], cancel: CancelToken) -> None:
         """Begin it and wait for it; what cannot be begun is tried again after a growing pause."""
         for tries in range(_ASKED):
             if tries:

@@ -24,7 +24,7 @@ from tunemq_scheduler.output.syncing.excludes import (
     excluding,
     in_folders_but,
 )
-from tunemq_scheduler.output.syncing.sync_queue import Lane
+from tunemq_scheduler.output.syncing.sync_queue import SyncQueue
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
 from tunemq_scheduler.storage.folders import (
     ERROR_FILE,
@@ -125,10 +125,10 @@ class SyncerCallback(LoggerCallback):
         self._condemned: deque[str] = deque()
         self._given_up = False
         #: The trials' folders by their names.
-        self._lanes: dict[str, Lane] = {}
-        self._experiment: Lane | None = None
-        self._waiting: dict[int, Lane] = {}
-        self._running: list[Lane] = []
+        self._lanes: dict[str, SyncQueue] = {}
+        self._experiment: SyncQueue | None = None
+        self._waiting: dict[int, SyncQueue] = {}
+        self._running: list[SyncQueue] = []
         #: What went wrong last with a folder, and was not mended; by its title.
         self._failures: dict[str, str] = {}
 
@@ -283,7 +283,7 @@ class SyncerCallback(LoggerCallback):
             lane.launch()
         return bool(self._running or self._waiting)
 
-    def _record(self, lane: Lane, error: Exception | None) -> None:
+    def _record(self, lane: SyncQueue, error: Exception | None) -> None:
         if error is None:
             self._failures.pop(lane.title, None)
         else:
@@ -309,11 +309,11 @@ class SyncerCallback(LoggerCallback):
         lane.condemn(name)
         self._waiting.setdefault(id(lane), lane)
 
-    def _want(self, lane: Lane) -> None:
+    def _want(self, lane: SyncQueue) -> None:
         lane.wants_copy = True
         self._waiting.setdefault(id(lane), lane)
 
-    def _is_due(self, lane: Lane) -> bool:
+    def _is_due(self, lane: SyncQueue) -> bool:
         iteration, trained_s = lane.progress
         if iteration < self._min_iterations and trained_s < self._min_time_s:
             return False
@@ -321,7 +321,7 @@ class SyncerCallback(LoggerCallback):
 
     # --- lanes ------------------------------------------------------------------------------------
 
-    def _lane(self, folder: str) -> Lane:
+    def _lane(self, folder: str) -> SyncQueue:
         lane = self._lanes.get(folder)
         if lane is None:
             lane = self._lanes[folder] = self._new_lane(
@@ -332,7 +332,7 @@ class SyncerCallback(LoggerCallback):
             )
         return lane
 
-    def _experiment_lane(self) -> Lane:
+    def _experiment_lane(self) -> SyncQueue:
         if self._experiment is None:
             self._experiment = self._new_lane(
                 "the experiment", self.local_dir, self.remote_dir, lambda _: _IN_FOLDERS
@@ -341,8 +341,8 @@ class SyncerCallback(LoggerCallback):
 
     def _new_lane(
         self, title: str, local: str, remote: str, exclude: Callable[[str], Sequence[str]]
-    ) -> Lane:
-        return Lane(
+    ) -> SyncQueue:
+        return SyncQueue(
             title,
             local,
             remote,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 if TYPE_CHECKING:
     from tunemq_scheduler.output.terminal.display_view import SearchView
     from tunemq_scheduler.results.result import Result
-    from tunemq_scheduler.results.trial_failures import Failure
+    from tunemq_scheduler.results.trial_failures import TrialFailure
     from tunemq_scheduler.results.trial_view import TrialView
 
 
@@ -31,7 +31,7 @@ class Display:
     def trial_result(self, trial: TrialView, result: dict[str, Any]) -> None:
         """The trial reported."""
 
-    def trial_failed(self, trial: TrialView, failure: Failure) -> None:
+    def trial_failed(self, trial: TrialView, failure: TrialFailure) -> None:
         """An incarnation of the trial failed; ``failure.is_final`` says whether it is over."""
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
@@ -57,7 +57,7 @@ class Display:
 _NO_ROOM: Final = frozenset({errno.EDQUOT, errno.ENOSPC})
 
 
-class Output:
+class TerminalOutput:
     """A stream that may be closed, on a full disk, or unable to hold every character.
 
     None stands for one that was closed before this process began (``>&-``).

@@ -17,7 +17,7 @@ GAP: Final = 2
 _LOOKED_AT: Final = 20
 
 
-class Column(msgspec.Struct, kw_only=True):
+class TableColumn(msgspec.Struct, kw_only=True):
     """A column of a table.
 
     Attributes:
@@ -119,7 +119,7 @@ def resources(used: Mapping[str, float], total: Mapping[str, float]) -> str:
     )
 
 
-def fit(columns: Sequence[Column], width: int) -> list[Column]:
+def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
     """As many columns, in their order, as stand side by side in ``width``; lowest ranks first."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width for column in kept) + GAP * (len(kept) - 1) > width:
@@ -127,7 +127,7 @@ def fit(columns: Sequence[Column], width: int) -> list[Column]:
     return kept
 
 
-def text_table(columns: Sequence[Column]) -> list[str]:
+def text_table(columns: Sequence[TableColumn]) -> list[str]:
     """The lines of a plain table: headers, a rule, rows."""
     widths = [column.width for column in columns]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tunemq_scheduler.output.terminal.display import Display, Output
+from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
 from tunemq_scheduler.output.terminal.formatting import (
     clean,
     clock,
@@ -26,7 +26,7 @@ from tunemq_scheduler.output.terminal.summary import plain, sections
 if TYPE_CHECKING:
     from tunemq_scheduler.output.terminal.display_view import SearchView
     from tunemq_scheduler.results.result import Result
-    from tunemq_scheduler.results.trial_failures import Failure
+    from tunemq_scheduler.results.trial_failures import TrialFailure
     from tunemq_scheduler.results.trial_view import TrialView
 
 #: How often a line about the whole search comes, and at most a new best trial.
@@ -67,7 +67,7 @@ class LineDisplay(Display):
 
     def __init__(
         self,
-        output: Output,
+        output: TerminalOutput,
         options: TableOptions,
         *,
         show_results: bool = False,
@@ -117,7 +117,7 @@ class LineDisplay(Display):
             step = result.get("training_iteration")
             self._say(f"trial {clean(trial.trial_id)} step {step}: {self._metrics(result)}")
 
-    def trial_failed(self, trial: TrialView, failure: Failure) -> None:
+    def trial_failed(self, trial: TrialView, failure: TrialFailure) -> None:
         """Say what went wrong, where, and which file tells more."""
         if self._may(self._failures):
             about = ", ".join(clean(one) for one in (failure.hostname, failure.file) if one)

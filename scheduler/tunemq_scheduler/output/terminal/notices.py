@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tunemq_scheduler.core.commands import TellOfEnd, TellOfNode
+from tunemq_scheduler.core.commands import WarnFailingNode, WarnTrialEnd
 from tunemq_scheduler.results.trial_failures import failure_of
 from tunemq_shared.protocol import messages as m
 
@@ -34,7 +34,7 @@ def told_of_superseded(results: int) -> str:
     )
 
 
-def told_of_node(node: TellOfNode) -> str:
+def told_of_node(node: WarnFailingNode) -> str:
     """One line about a node on which trial after trial fails."""
     return (
         f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
@@ -42,7 +42,7 @@ def told_of_node(node: TellOfNode) -> str:
     )
 
 
-def told_of_end(end: TellOfEnd, *, saves_at_end: bool) -> str:
+def told_of_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
     """One line about a trial whose host was gone before it had ended by itself.
 
     Args:

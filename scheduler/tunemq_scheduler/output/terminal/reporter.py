@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from tunemq_scheduler.output.terminal.display import Display, Output
+from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
 from tunemq_scheduler.output.terminal.formatting import duration, fit, resources, text_table
 from tunemq_scheduler.output.terminal.lines import STATUS_PERIOD_S, LineDisplay
 from tunemq_scheduler.output.terminal.rows import (
@@ -151,13 +151,13 @@ class CLIReporter(ProgressReporter):
         hidden = len(trials) - len(rows)
         more = [f"... {hidden} more not shown"] if hidden > 0 else []
         title = "== Result ==" if done else "== Status =="
-        Output(sys.stdout).write(title, *sys_info, *table, *more, "")
+        TerminalOutput(sys.stdout).write(title, *sys_info, *table, *more, "")
 
 
-class _OwnReporter(Display):
+class _UserReporter(Display):
     """Asks a reporter of the user's own at the end of every turn."""
 
-    def __init__(self, reporter: ProgressReporter, output: Output) -> None:
+    def __init__(self, reporter: ProgressReporter, output: TerminalOutput) -> None:
         self._reporter = reporter
         self._output = output
         self._ended: list[TrialView] = []
@@ -209,7 +209,7 @@ def display_for(
     if verbose <= 0:
         return Display()
     if reporter is not None and type(reporter) is not CLIReporter:
-        return _OwnReporter(reporter, Output(stream))
+        return _UserReporter(reporter, TerminalOutput(stream))
     if stream is None:
         return Display()
     shown = reporter or CLIReporter()
@@ -220,7 +220,7 @@ def display_for(
         period_s = max(PERIOD_S, shown.period_s or 0.0)
         return TableDisplay(shown.options, stream=stream, period_s=period_s)
     return LineDisplay(
-        Output(stream),
+        TerminalOutput(stream),
         shown.options,
         show_results=verbose > 1,
         status_period_s=shown.period_s or STATUS_PERIOD_S,

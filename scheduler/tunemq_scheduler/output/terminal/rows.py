@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from tunemq_scheduler.core.trials.trial import awaited
-from tunemq_scheduler.output.terminal.formatting import Column, clean, duration, value
+from tunemq_scheduler.output.terminal.formatting import TableColumn, clean, duration, value
 from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
 from tunemq_shared.protocol.conditions import lookup
@@ -66,7 +66,7 @@ class TableOptions(msgspec.Struct, kw_only=True):
     sort_by_metric: bool = False
 
 
-class Row(msgspec.Struct):
+class TrialRowView(msgspec.Struct):
     """What a table needs of one trial."""
 
     trial_id: str
@@ -77,9 +77,9 @@ class Row(msgspec.Struct):
     waits: str = ""
 
 
-def row_of(trial: TrialView) -> Row:
+def row_of(trial: TrialView) -> TrialRowView:
     """A trial's row as it is now."""
-    return Row(
+    return TrialRowView(
         trial_id=trial.trial_id,
         number=trial.number,
         status=trial.status,
@@ -113,17 +113,17 @@ def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:
 
 
 def choose(
-    live: Iterable[TrialView], finished: Iterable[Row], limit: int, most: int = 1000
-) -> list[Row]:
+    live: Iterable[TrialView], finished: Iterable[TrialRowView], limit: int, most: int = 1000
+) -> list[TrialRowView]:
     """At most ``limit`` rows, the states in their order; looks at ``most`` live trials."""
-    groups: dict[str, list[TrialView | Row]] = {state: [] for state in STATES}
+    groups: dict[str, list[TrialView | TrialRowView]] = {state: [] for state in STATES}
     for trial in islice(live, most):
         groups.setdefault(trial.status, []).append(trial)
     for row in finished:
         groups.setdefault(row.status, []).append(row)
     share = fair_share(groups, limit)
     return [
-        one if isinstance(one, Row) else row_of(one)
+        one if isinstance(one, TrialRowView) else row_of(one)
         for state, group in groups.items()
         for one in group[: share[state]]
     ]
@@ -137,10 +137,12 @@ def score(result: Mapping[str, Any], metric: str | None, mode: str | None) -> fl
     return float(-found if mode == "min" else found)
 
 
-def sorted_by_metric(rows: Iterable[Row], metric: str | None, mode: str | None) -> list[Row]:
+def sorted_by_metric(
+    rows: Iterable[TrialRowView], metric: str | None, mode: str | None
+) -> list[TrialRowView]:
     """The best first; what has no finite value comes last."""
 
-    def order(row: Row) -> tuple[bool, float]:
+    def order(row: TrialRowView) -> tuple[bool, float]:
         found = score(row.result, metric, mode)
         return found is None, -(found or 0.0)
 
@@ -148,8 +150,8 @@ def sorted_by_metric(rows: Iterable[Row], metric: str | None, mode: str | None) 
 
 
 def columns_of(
-    rows: Sequence[Row], options: TableOptions, metric: str | None, best: str | None = None
-) -> list[Column]:
+    rows: Sequence[TrialRowView], options: TableOptions, metric: str | None, best: str | None = None
+) -> list[TableColumn]:
     """The table's columns; the trial ``best`` gets a star."""
     star = "* " if best is not None and any(row.trial_id == best for row in rows) else ""
     width = options.max_width
@@ -158,8 +160,8 @@ def columns_of(
         for row in rows
     ]
     columns = [
-        Column(header=" " * len(star) + "trial", cells=trials),
-        Column(header="status", cells=[_status(row) for row in rows]),
+        TableColumn(header=" " * len(star) + "trial", cells=trials),
+        TableColumn(header="status", cells=[_status(row) for row in rows]),
     ]
     for rank, (key, name) in enumerate(_parameter_keys(rows, options).items()):
         found = [lookup(row.params, key) for row in rows]
@@ -168,7 +170,7 @@ def columns_of(
     columns.append(_column("iter", steps, width, rank=10))
     times = [row.result.get(keys.TIME_TOTAL_S) for row in rows]
     cells = [duration(time) if is_number(time) else "" for time in times]
-    columns.append(Column(header="time", cells=cells, right=True, rank=19))
+    columns.append(TableColumn(header="time", cells=cells, right=True, rank=19))
     for rank, (key, name) in enumerate(_metric_keys(rows, options, metric).items()):
         found = [lookup(row.result, key) for row in rows]
         column = _column(name, found, width, rank=5 if key == metric else 30 + rank)
@@ -182,17 +184,17 @@ def is_reported_metric(key: str, found: Any) -> bool:
     return key not in _AUTOMATIC and not key.startswith("config/") and is_number(found)
 
 
-def _status(row: Row) -> str:
+def _status(row: TrialRowView) -> str:
     return waits_in_words(row.waits) if row.waits else row.status
 
 
-def _column(name: str, found: Sequence[Any], width: int, rank: int) -> Column:
+def _column(name: str, found: Sequence[Any], width: int, rank: int) -> TableColumn:
     is_numeric = all(one is None or is_number(one) for one in found)
     cells = [value(one, width) for one in found]
-    return Column(header=clean(name, width), cells=cells, right=is_numeric, rank=rank)
+    return TableColumn(header=clean(name, width), cells=cells, right=is_numeric, rank=rank)
 
 
-def _parameter_keys(rows: Sequence[Row], options: TableOptions) -> dict[str, str]:
+def _parameter_keys(rows: Sequence[TrialRowView], options: TableOptions) -> dict[str, str]:
     if options.parameter_columns is not None:
         return options.parameter_columns
     names: dict[str, str] = {}
@@ -204,7 +206,9 @@ def _parameter_keys(rows: Sequence[Row], options: TableOptions) -> dict[str, str
     return names
 
 
-def _metric_keys(rows: Sequence[Row], options: TableOptions, metric: str | None) -> dict[str, str]:
+def _metric_keys(
+    rows: Sequence[TrialRowView], options: TableOptions, metric: str | None
+) -> dict[str, str]:
     if options.metric_columns is not None:
         return options.metric_columns
     names = {metric: metric} if metric else {}

@@ -10,7 +10,7 @@ import msgspec
 
 from tunemq_scheduler.core.failure_policy import CLASSES
 from tunemq_scheduler.output.terminal.formatting import (
-    Column,
+    TableColumn,
     clean,
     duration,
     fit,
@@ -19,8 +19,8 @@ from tunemq_scheduler.output.terminal.formatting import (
 )
 from tunemq_scheduler.output.terminal.rows import (
     STATES,
-    Row,
     TableOptions,
+    TrialRowView,
     columns_of,
     is_reported_metric,
     score,
@@ -45,18 +45,18 @@ _PARAMETERS: Final = 50
 _ERROR: Final = 500
 
 
-class Section(msgspec.Struct, kw_only=True):
+class SummarySection(msgspec.Struct, kw_only=True):
     """A part of a summary: a title and either lines or a table."""
 
     title: str
     lines: list[str] = []
-    columns: list[Column] = []
+    columns: list[TableColumn] = []
     is_error: bool = False
 
 
 def sections(
     view: SearchView, results: Sequence[Result], options: TableOptions, width: int
-) -> list[Section]:
+) -> list[SummarySection]:
     """All parts of a summary, in their order."""
     metric, mode = options.metric or view.metric, options.mode or view.mode
     rows = _best_rows(results, metric, mode, options.max_rows)
@@ -68,7 +68,7 @@ def sections(
     return [*found, _where(view, rows, metric)]
 
 
-def plain(parts: Iterable[Section]) -> list[str]:
+def plain(parts: Iterable[SummarySection]) -> list[str]:
     """The lines of a summary without colours."""
     lines: list[str] = []
     for part in parts:
@@ -77,7 +77,7 @@ def plain(parts: Iterable[Section]) -> list[str]:
     return lines
 
 
-def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Section]:
+def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[SummarySection]:
     """What went wrong, by cause: the user's own exceptions first."""
     if not failures:
         return []
@@ -97,7 +97,7 @@ def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Sect
             lines.append(f"  see {clean(group.file)}")
     if len(failures) > most:
         lines.append(f"... and {len(failures) - most} other causes")
-    return [Section(title="errors", lines=lines, is_error=True)]
+    return [SummarySection(title="errors", lines=lines, is_error=True)]
 
 
 def _names(group: FailureGroup) -> str:
@@ -107,30 +107,30 @@ def _names(group: FailureGroup) -> str:
 
 def _best_rows(
     results: Sequence[Result], metric: str | None, mode: str | None, limit: int
-) -> list[Row]:
+) -> list[TrialRowView]:
     """The best trials first; with no metric, or where it is missing, in the order of the search."""
     rows = (
-        Row(result.trial_id, n, result.status, flatten(result.config), result.metrics)
+        TrialRowView(result.trial_id, n, result.status, flatten(result.config), result.metrics)
         for n, result in enumerate(results)
     )
     return sorted_by_metric(rows, metric, mode)[:limit]
 
 
 def _trials(
-    rows: list[Row],
+    rows: list[TrialRowView],
     count: int,
     options: TableOptions,
     metric: str | None,
-    best: Row | None,
+    best: TrialRowView | None,
     width: int,
-) -> Section:
+) -> SummarySection:
     columns = columns_of(rows, options, metric, best.trial_id if best else None)
     more = [f"... {count - len(rows)} more not shown"] if count > len(rows) else []
     title = f"trials, best {clean(metric)} first" if best and metric else "trials"
-    return Section(title=title, columns=fit(columns, width - 2), lines=more)
+    return SummarySection(title=title, columns=fit(columns, width - 2), lines=more)
 
 
-def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
+def _best(best: TrialRowView, results: Sequence[Result], metric: str) -> SummarySection:
     result = results[best.number]
     others: Mapping[str, Any] = {
         key: found
@@ -149,7 +149,7 @@ def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
         for name, found in told.items()
         for n, line in enumerate(found)
     ]
-    return Section(title=f"best {clean(metric)}: {lookup(best.result, metric)}", lines=lines)
+    return SummarySection(title=f"best {clean(metric)}: {lookup(best.result, metric)}", lines=lines)
 
 
 def _parameters(params: Mapping[str, Any]) -> list[str]:
@@ -167,7 +167,7 @@ def _place(checkpoint: Checkpoint) -> str:
     return checkpoint.path
 
 
-def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section:
+def _where(view: SearchView, rows: Sequence[TrialRowView], metric: str | None) -> SummarySection:
     counts = ", ".join(
         f"{view.counts[state]} {state}" for state in STATES if view.counts.get(state)
     )
@@ -180,4 +180,4 @@ def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section
     if metric and rows and all(score(row.result, metric, None) is None for row in rows):
         lines.append(f"no trial reported a finite value of {clean(metric)}")
     lines += [clean(note) for note in view.notes]
-    return Section(title=f"{clean(view.name)} {clean(view.outcome, 300)}", lines=lines)
+    return SummarySection(title=f"{clean(view.name)} {clean(view.outcome, 300)}", lines=lines)

@@ -19,7 +19,7 @@ from rich.text import Text
 from tunemq_scheduler.output.terminal.display import Display
 from tunemq_scheduler.output.terminal.formatting import (
     GAP,
-    Column,
+    TableColumn,
     clean,
     clock,
     fit,
@@ -29,14 +29,14 @@ from tunemq_scheduler.output.terminal.formatting import (
 )
 from tunemq_scheduler.output.terminal.rows import (
     STATES,
-    Row,
     TableOptions,
+    TrialRowView,
     choose,
     columns_of,
     row_of,
     sorted_by_metric,
 )
-from tunemq_scheduler.output.terminal.summary import Section, sections
+from tunemq_scheduler.output.terminal.summary import SummarySection, sections
 
 if TYPE_CHECKING:
     from tunemq_scheduler.output.terminal.display_view import SearchView
@@ -94,7 +94,7 @@ class TableDisplay(Display):
         self._now = now
         self._due = 0.0
         self._live: Live | None = None
-        self._finished: deque[Row] = deque(maxlen=options.max_rows)
+        self._finished: deque[TrialRowView] = deque(maxlen=options.max_rows)
 
     def begin(self, view: SearchView) -> None:
         """Draw for the first time."""
@@ -165,7 +165,7 @@ class TableDisplay(Display):
         ]
         return Group(*parts)
 
-    def _print(self, section: Section) -> None:
+    def _print(self, section: SummarySection) -> None:
         style = "bold red" if section.is_error else "bold"
         self._console.print(Text(f"\n{section.title}", style=style), soft_wrap=True)
         if section.columns:
@@ -217,7 +217,7 @@ def _in_lines(notes: Sequence[str], width: int) -> list[str]:
     return lines[:_NOTES]
 
 
-def _drawn_table(columns: Sequence[Column]) -> Table:
+def _drawn_table(columns: Sequence[TableColumn]) -> Table:
     # Text, not str: what users named may look like markup.
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:

@@ -16,7 +16,12 @@ from tunemq_scheduler.search.objective import (
     read_number,
     settle_objective,
 )
-from tunemq_scheduler.search.optuna.optuna_space import Unlike, check_space, parameters, suggest
+from tunemq_scheduler.search.optuna.optuna_space import (
+    ConfigMismatch,
+    check_space,
+    parameters,
+    suggest,
+)
 from tunemq_scheduler.search.optuna.optuna_trials import dump_trial, load_trial
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
@@ -147,7 +152,7 @@ class OptunaSearch(Searcher):
             return {path_name(path): value for path, value in flatten(point).items()}
         try:
             return parameters(self._space, unflatten(point), partial=True)
-        except Unlike as error:
+        except ConfigMismatch as error:
             raise SearchSpaceError(
                 f"points_to_evaluate[{index}] does not fit the search space: {error}."
             ) from None
@@ -218,7 +223,7 @@ class OptunaSearch(Searcher):
                 params=values,
                 distributions=distributions,
             )
-        except (Unlike, ValueError):
+        except (ConfigMismatch, ValueError):
             return False  # the space is another one now
         self._numbers[trial_id] = len(study.get_trials(deepcopy=False))
         study.add_trial(running)
@@ -248,7 +253,7 @@ class OptunaSearch(Searcher):
         study = self._begun()
         try:
             values, distributions = self._inverse(unflatten(parameters))
-        except (Unlike, ValueError) as problem:
+        except (ConfigMismatch, ValueError) as problem:
             raise SearchSpaceError(
                 f"the evaluated point {parameters!r} does not fit the search space: {problem}."
             ) from None
@@ -272,7 +277,7 @@ class OptunaSearch(Searcher):
         if self._distributions is not None:
             missing = [name for name in self._distributions if name not in flat]
             if missing:
-                raise Unlike(f"{missing[0]} is missing")
+                raise ConfigMismatch(f"{missing[0]} is missing")
             return {name: flat[name] for name in self._distributions}, self._distributions
         if callable(self._space):
             fixed = self._optuna.trial.FixedTrial(flat)

@@ -6,8 +6,8 @@ choice, so that every value can be translated back exactly. Domains inside the `
 choice are parameters of their own, named ``optimizer[i]/lr``, asked for only if that option was
 chosen.
 
-`suggest` goes through the space and asks a `Chooser` for each parameter; `parameters` goes the
-other way, from a configuration.
+`suggest` goes through the space and asks a `ParameterChooser` for each parameter; `parameters` goes
+the other way, from a configuration.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tunemq_scheduler.search.domain_types import (
     multiple_of,
     same,
 )
-from tunemq_scheduler.search.space import Path, children, path_name, rebuild, variables
+from tunemq_scheduler.search.space import SpacePath, children, path_name, rebuild, variables
 from tunemq_shared.base.errors import SearchSpaceError
 
 
-class Chooser(Protocol):
+class ParameterChooser(Protocol):
     """The part of Optuna's trial (also its ``FixedTrial``) that gives values to parameters."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
@@ -46,7 +46,7 @@ class Chooser(Protocol):
         ...
 
 
-class Unlike(Exception):
+class ConfigMismatch(Exception):
     """A configuration does not fit the space."""
 
 
@@ -60,7 +60,7 @@ def check_space(space: Any) -> None:
         _check_domain(domain, path)
 
 
-def _check_domain(domain: Domain, path: Path) -> None:
+def _check_domain(domain: Domain, path: SpacePath) -> None:
     if isinstance(domain, Choice):
         for option in domain.categories:
             for inner_path, inner in variables(option, path):
@@ -73,7 +73,7 @@ def _check_domain(domain: Domain, path: Path) -> None:
         )
 
 
-def suggest(space: Any, chooser: Chooser, name: str = "") -> Any:
+def suggest(space: Any, chooser: ParameterChooser, name: str = "") -> Any:
     """A configuration with the chooser's values; `Function` domains are left to the caller."""
     match space:
         case Function():
@@ -93,7 +93,7 @@ def suggest(space: Any, chooser: Chooser, name: str = "") -> Any:
             return rebuild(space, (name,), lambda child, path: suggest(child, chooser, _join(path)))
 
 
-def _join(path: Path) -> str:
+def _join(path: SpacePath) -> str:
     return "/".join(str(part) for part in path if part != "")
 
 
@@ -143,7 +143,7 @@ def parameters(space: Any, config: Any, name: str = "", *, partial: bool = False
             return {}
         case Float() | Integer():
             if not space.contains(config):
-                raise Unlike(f"{name} is {config!r}, which is outside {space!r}")
+                raise ConfigMismatch(f"{name} is {config!r}, which is outside {space!r}")
             return {name: _parameter(space, config)}
         case Choice():
             return _choice_parameters(space, config, name)
@@ -155,7 +155,7 @@ def parameters(space: Any, config: Any, name: str = "", *, partial: bool = False
                 if key in inside:
                     found |= parameters(child, inside[key], inner, partial=partial)
                 elif not partial:
-                    raise Unlike(f"{inner} is missing")
+                    raise ConfigMismatch(f"{inner} is missing")
             return found
 
 
@@ -170,7 +170,7 @@ def _choice_parameters(domain: Choice, value: Any, name: str) -> dict[str, Any]:
     for index, option in enumerate(domain.categories):
         if _like(option, value):
             return {name: _options(domain)[index]} | parameters(option, value, f"{name}[{index}]")
-    raise Unlike(f"{name} is {value!r}, which is none of {list(domain.categories)!r}")
+    raise ConfigMismatch(f"{name} is {value!r}, which is none of {list(domain.categories)!r}")
 
 
 def _like(option: Any, value: Any) -> bool:

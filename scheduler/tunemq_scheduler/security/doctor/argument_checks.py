@@ -31,7 +31,7 @@ _FIX: Final = (
 )
 
 
-class Process(NamedTuple):
+class ListedProcess(NamedTuple):
     """A process of this machine."""
 
     pid: int
@@ -42,7 +42,7 @@ class Process(NamedTuple):
         return f"process {self.pid} ({program})"
 
 
-class Secrets:
+class KnownSecrets:
     """What must not stand in arguments.
 
     Args:
@@ -65,7 +65,7 @@ class Secrets:
             if len(text) >= _SHORTEST_SECRET
         ]
 
-    def shown_by(self, process: Process) -> str:
+    def shown_by(self, process: ListedProcess) -> str:
         """What of them a process shows, in words; empty where it shows none."""
         is_ours = any("tunemq" in argument for argument in process.arguments)
         for argument in process.arguments:
@@ -89,7 +89,7 @@ class Secrets:
         return False
 
 
-def check_arguments(secrets: Secrets, processes: Iterable[Process]) -> list[Finding]:
+def check_arguments(secrets: KnownSecrets, processes: Iterable[ListedProcess]) -> list[Finding]:
     """Look at the arguments of processes."""
     found = [
         problem("keys-in-arguments", f"{process} shows {what} to all who list processes", _FIX)
@@ -99,14 +99,14 @@ def check_arguments(secrets: Secrets, processes: Iterable[Process]) -> list[Find
     return found or [ok("keys-in-arguments", "no process of this machine shows a key")]
 
 
-def running_processes() -> Iterator[Process]:
+def running_processes() -> Iterator[ListedProcess]:
     """All of this machine, as far as the kernel shows them to us."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 parts = file.read().decode(errors="replace").split("\0")
                 if any(parts):
-                    yield Process(int(name), parts)
+                    yield ListedProcess(int(name), parts)
 
 
 def _host(address: RedisAddress) -> str:

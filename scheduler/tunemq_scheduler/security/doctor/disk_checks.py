@@ -7,7 +7,7 @@ import os
 import tempfile
 from typing import Final
 
-from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes
 
 #: With less nobody can work: a checkpoint and a journal want room at the same time.
@@ -53,7 +53,7 @@ def check_folder(check: str, what: str, folder: str) -> Finding:
         )
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     found = judge_disk(check, named, free, size)
-    if found.level is Level.PROBLEM:
+    if found.level is FindingLevel.PROBLEM:
         return found
     if disk.f_files and disk.f_favail < _FEW_INODES:
         return problem(
@@ -86,7 +86,7 @@ def check_folder(check: str, what: str, folder: str) -> Finding:
             "tunemq scheduler makes it at its start; if that runs already, give this command its"
             " --results, or find out who removed the folder",
         )
-    if found.level is Level.OK:
+    if found.level is FindingLevel.OK:
         return ok(check, f"{found.what}; a test file was written there and removed")
     return found
 

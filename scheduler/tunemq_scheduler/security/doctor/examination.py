@@ -19,7 +19,7 @@ from tunemq_scheduler.api.farm_answers import (
 )
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.security.doctor.argument_checks import (
-    Secrets,
+    KnownSecrets,
     check_arguments,
     running_processes,
 )
@@ -33,25 +33,25 @@ from tunemq_scheduler.security.doctor.key_checks import (
     private_files,
     secrets_in,
 )
-from tunemq_scheduler.security.doctor.node_checks import Versions, check_nodes
+from tunemq_scheduler.security.doctor.node_checks import RequiredVersions, check_nodes
 from tunemq_scheduler.security.doctor.reports import (
     check_backup,
     check_scheduler_reports,
     check_searches,
 )
 from tunemq_scheduler.security.doctor.time_limit import within
-from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import WRITES, probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.security.store_probes import probe_store
 from tunemq_scheduler.storage.folders import BACKUP_NOTE, OWN_FOLDER
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import (
     NoScheduler,
+    RedisUnavailable,
     StoreError,
+    TransportError,
     TuneError,
-    WireError,
-    WireUnavailable,
 )
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.base.retrying import StoreUnavailable
@@ -85,7 +85,7 @@ _NOT_ASKED: Final = warning(
 )
 
 
-class Patient(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The farm that is examined.
 
     Attributes:
@@ -112,7 +112,7 @@ class Patient(msgspec.Struct, frozen=True, kw_only=True):
         return "Patient(...)"
 
 
-def examine(farm: Patient) -> list[Finding]:
+def examine(farm: DoctorTarget) -> list[Finding]:
     """All that is found.
 
     Raises:
@@ -128,7 +128,7 @@ def examine(farm: Patient) -> list[Finding]:
     ]
 
 
-def _examine(farm: Patient, keys_read: str) -> list[Finding]:
+def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
     redis = parse_address(farm.url)
     store = canonical_address(farm.store, farm.environ) if farm.store else ""
     unknown = farm.store_if_unknown
@@ -136,15 +136,15 @@ def _examine(farm: Patient, keys_read: str) -> list[Finding]:
     keys, found = check_keys(keys_read, redis)
     found += _check_variables(farm.environ)
     found += check_private_files(private_files(farm.keys, redis, farm.environ))
-    found += check_arguments(Secrets(redis, _secrets(keys, farm.environ)), running_processes())
+    found += check_arguments(KnownSecrets(redis, _secrets(keys, farm.environ)), running_processes())
     try:
         found += probe(farm.url)
-    except WireError as error:
+    except TransportError as error:
         store = store or unknown
         found += [_unreachable(error), *check_certificates(farm.url, store, farm.environ)]
         return [*found, *check_store(store, farm), *_check_disks(farm)]
     description = None
-    if any(one.check == WRITES and one.level is Level.PROBLEM for one in found):
+    if any(one.check == WRITES and one.level is FindingLevel.PROBLEM for one in found):
         pass  # nobody could answer, and nodes seem to be gone: consequences of that one problem
     elif farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
@@ -161,15 +161,15 @@ def _examine(farm: Patient, keys_read: str) -> list[Finding]:
 def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
     """What ``--insecure`` makes of findings: what it lets start is no problem any more."""
     return [
-        msgspec.structs.replace(one, level=Level.WARNING)
-        if one.level is Level.PROBLEM and one.refuses
+        msgspec.structs.replace(one, level=FindingLevel.WARNING)
+        if one.level is FindingLevel.PROBLEM and one.refuses
         else one
         for one in findings
     ]
 
 
 def _ask_scheduler(
-    farm: Patient, keys_read: str, keys: KeyFile
+    farm: DoctorTarget, keys_read: str, keys: KeyFile
 ) -> tuple[FarmDescription | None, tuple[str, ...], list[Finding]]:
     """What the scheduler says of the farm, the searches that need nodes, and its reports."""
     owner = next(iter(keys.submitters), "")
@@ -193,19 +193,19 @@ def _ask_scheduler(
 def _look_at_nodes(
     url: str, keys: KeyFile, description: FarmDescription | None, searches: Sequence[str]
 ) -> list[Finding]:
-    line = RedisLine(url)
+    line = RedisConnection(url)
     try:
         facts = read_farm(line, keys.seal_of_events())
-    except WireUnavailable as error:
+    except RedisUnavailable as error:
         return [_unreachable(error)]
-    except WireError as error:
+    except TransportError as error:
         return [warning("nodes", f"nodes cannot be looked at: {error}", _AS_SCHEDULER)]
     finally:
         line.close()
-    return check_nodes(facts, Versions.of_farm(description), searches)
+    return check_nodes(facts, RequiredVersions.of_farm(description), searches)
 
 
-def check_store(address: str, farm: Patient) -> list[Finding]:
+def check_store(address: str, farm: DoctorTarget) -> list[Finding]:
     """Whether the farm's roles can use its store, and others cannot; ends in time."""
     if not address:
         return [
@@ -237,7 +237,7 @@ def _check_variables(environ: Mapping[str, str]) -> list[Finding]:
     return found or [ok("variables", "all that begin with TUNEMQ_ are known")]
 
 
-def _check_disks(farm: Patient) -> list[Finding]:
+def _check_disks(farm: DoctorTarget) -> list[Finding]:
     note = Path(farm.results, OWN_FOLDER, BACKUP_NOTE)
     return _check_folders("results-disk", "the results in", farm.results, backup_note=note)
 
@@ -274,7 +274,7 @@ def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:
     return found | {store.secret_key, store.session_token}
 
 
-def _unreachable(error: WireError) -> Finding:
+def _unreachable(error: TransportError) -> Finding:
     return problem(
         "redis",
         str(error),

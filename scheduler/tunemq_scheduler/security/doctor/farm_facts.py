@@ -12,12 +12,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, ReplyTooLong
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    ReplyTooLong,
+)
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import NodeAbout, NodeVitals, decode_vitals
+from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics, decode_vitals
 from tunemq_shared.protocol.message_limits import VITALS_BYTES
-from tunemq_shared.signing.message_signing import Seal, SealBroken
+from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
 
 _SCANNED_AT_ONCE: Final = "1000"
 _PREFIX: Final = redis_keys.vitals("")
@@ -25,7 +29,7 @@ _STRANGE: Final = re.compile(r"[^\w.+:@/ -]", re.ASCII)
 _LONGEST_WORD: Final = 80
 
 
-class NodeFacts(NamedTuple):
+class NodeReport(NamedTuple):
     """A node that lives, as it describes itself.
 
     Attributes:
@@ -33,7 +37,7 @@ class NodeFacts(NamedTuple):
     """
 
     incarnation: str
-    vitals: NodeVitals
+    vitals: NodeMetrics
     clock_ahead_s: float | None
 
     @property
@@ -42,7 +46,7 @@ class NodeFacts(NamedTuple):
         return self.vitals.about.node if self.vitals.about is not None else self.incarnation
 
 
-class FarmFacts(msgspec.Struct, frozen=True, kw_only=True):
+class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that was read.
 
     Attributes:
@@ -51,13 +55,13 @@ class FarmFacts(msgspec.Struct, frozen=True, kw_only=True):
         clock_ahead_s: of this machine's clock before Redis's.
     """
 
-    nodes: tuple[NodeFacts, ...]
+    nodes: tuple[NodeReport, ...]
     unreadable: dict[str, str]
     sealed: int
     clock_ahead_s: float
 
 
-def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
+def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
     """Read it.
 
     Args:
@@ -72,7 +76,7 @@ def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
     before = time.time()
     (now,) = line.ask([("TIME",)])
     here = (before + time.time()) / 2
-    nodes: list[NodeFacts] = []
+    nodes: list[NodeReport] = []
     unreadable: dict[str, str] = {}
     sealed = 0
     for key in _vitals_keys(line):
@@ -91,7 +95,7 @@ def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
         try:
             body = events.open(said, b"vitals", incarnation.encode())
             vitals = _harmless(decode_vitals(body))
-        except SealBroken as error:
+        except InvalidSignature as error:
             if error.reason == "signed_without_keys":
                 sealed += 1
                 continue
@@ -100,9 +104,9 @@ def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
         except UNDECODABLE:
             unreadable[incarnation] = "cannot be read: it is of another version of TuneMQ"
             continue
-        nodes.append(NodeFacts(incarnation, vitals, _ahead(vitals, left_ms, _unix(at))))
+        nodes.append(NodeReport(incarnation, vitals, _ahead(vitals, left_ms, _unix(at))))
     nodes.sort(key=lambda node: (node.name, node.incarnation))
-    return FarmFacts(
+    return FarmReport(
         nodes=tuple(nodes),
         unreadable=unreadable,
         sealed=sealed,
@@ -110,11 +114,11 @@ def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
     )
 
 
-def _harmless(vitals: NodeVitals) -> NodeVitals:
+def _harmless(vitals: NodeMetrics) -> NodeMetrics:
     """What stands in commands that people copy has nothing in it that a shell understands."""
     about = vitals.about
     if about is not None:
-        about = NodeAbout(
+        about = NodeDescription(
             harmless_word(about.node),
             harmless_word(about.hostname),
             harmless_word(about.python),
@@ -132,11 +136,18 @@ def harmless_word(said: str) -> str:
     return _STRANGE.sub("?", said[:_LONGEST_WORD])
 
 
-def _vitals_keys(line: RedisLine) -> list[str]:
+def _vitals_keys(line: RedisConnection) -> list[str]:
     found: set[str] = set()
     cursor = "0"
     while True:
-        look: Command = ("SCAN", cursor, "MATCH", redis_keys.vitals("*"), "COUNT", _SCANNED_AT_ONCE)
+        look: RedisCommand = (
+            "SCAN",
+            cursor,
+            "MATCH",
+            redis_keys.vitals("*"),
+            "COUNT",
+            _SCANNED_AT_ONCE,
+        )
         ((following, keys),) = line.ask([look])
         found.update(key.decode(errors="replace") for key in keys)
         cursor = following.decode()
@@ -144,7 +155,7 @@ def _vitals_keys(line: RedisLine) -> list[str]:
             return sorted(found)
 
 
-def _ahead(vitals: NodeVitals, left_ms: int, now: float) -> float | None:
+def _ahead(vitals: NodeMetrics, left_ms: int, now: float) -> float | None:
     """How far a node's clock was ahead when it said this, which Redis knows by what is left."""
     if vitals.clock is None or left_ms < 0:
         return None

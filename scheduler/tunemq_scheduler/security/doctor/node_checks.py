@@ -18,7 +18,7 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts
+from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.reports import check_node_reports
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 
@@ -34,7 +34,7 @@ _PICKLER: Final = "cloudpickle"
 _SAFE_TORCH: Final = (2, 10)
 
 
-class Versions(msgspec.Struct, frozen=True, kw_only=True):
+class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
     """What nodes have to have; of Python only the first two numbers."""
 
     tunemq: str
@@ -43,7 +43,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     whose: str
 
     @classmethod
-    def of_farm(cls, farm: FarmDescription | None) -> Versions:
+    def of_farm(cls, farm: FarmDescription | None) -> RequiredVersions:
         """Those of the scheduler, and where there is none, of this interpreter."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         tunemq = importlib.metadata.version("tunemq")
@@ -58,7 +58,9 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def check_nodes(facts: FarmFacts, wanted: Versions, searches: Sequence[str] = ()) -> list[Finding]:
+def check_nodes(
+    facts: FarmReport, wanted: RequiredVersions, searches: Sequence[str] = ()
+) -> list[Finding]:
     """All checks of the nodes, and of the clocks of all machines.
 
     Args:
@@ -87,7 +89,7 @@ def _no_node(searches: Sequence[str]) -> Finding:
     return problem("nodes", f"{what}, and these searches wait for one: {named}", fix)
 
 
-def check_words(facts: FarmFacts) -> list[Finding]:
+def check_words(facts: FarmReport) -> list[Finding]:
     """Whether what nodes say can be believed."""
     found = [
         problem(
@@ -111,7 +113,7 @@ def check_words(facts: FarmFacts) -> list[Finding]:
     return found or [ok("nodes", f"{len(facts.nodes)}: {names}")]
 
 
-def check_versions(nodes: Iterable[NodeFacts], wanted: Versions) -> list[Finding]:
+def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> list[Finding]:
     """Whether nodes have the Python, the cloudpickle and the TuneMQ of the scheduler."""
     found: list[Finding] = []
     for node in nodes:
@@ -155,7 +157,7 @@ def check_versions(nodes: Iterable[NodeFacts], wanted: Versions) -> list[Finding
     return found
 
 
-def check_libraries(nodes: Iterable[NodeFacts]) -> list[Finding]:
+def check_libraries(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether the libraries that trials use are the same on all nodes."""
     found: list[Finding] = []
     abouts = [about for node in nodes if (about := node.vitals.about) is not None]
@@ -187,7 +189,7 @@ def check_libraries(nodes: Iterable[NodeFacts]) -> list[Finding]:
     return found
 
 
-def check_gpus(nodes: Iterable[NodeFacts]) -> list[Finding]:
+def check_gpus(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether each GPU belongs to one node; one that was started again counts once."""
     owners: dict[str, dict[str, str]] = {}
     for node in nodes:
@@ -208,7 +210,7 @@ def check_gpus(nodes: Iterable[NodeFacts]) -> list[Finding]:
     return found or [ok("node-gpus", f"{len(owners)}, each of one worker")]
 
 
-def check_disks(nodes: Iterable[NodeFacts]) -> list[Finding]:
+def check_disks(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether nodes have room for what trials write."""
     found = [
         judge_disk(
@@ -221,7 +223,7 @@ def check_disks(nodes: Iterable[NodeFacts]) -> list[Finding]:
     return bad or [ok("node-disk", "every node has room")]
 
 
-def check_clocks(facts: FarmFacts) -> list[Finding]:
+def check_clocks(facts: FarmReport) -> list[Finding]:
     """Whether the clocks of Redis, of this machine and of the nodes agree; most are right."""
     ahead: dict[str, float] = {"Redis": 0.0, "this machine": facts.clock_ahead_s}
     for node in facts.nodes:

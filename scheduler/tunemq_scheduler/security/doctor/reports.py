@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.api.farm_answers import ExperimentRow, NodeList, NodeRow
-from tunemq_scheduler.security.doctor.farm_facts import NodeFacts, harmless_word
+from tunemq_scheduler.security.doctor.farm_facts import NodeReport, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.safe_text import harmless
@@ -56,7 +56,7 @@ def check_searches(rows: Iterable[ExperimentRow]) -> list[Finding]:
     return found or [ok("searches", "no process of a search fails to start")]
 
 
-def check_node_reports(nodes: Iterable[NodeFacts]) -> list[Finding]:
+def check_node_reports(nodes: Iterable[NodeReport]) -> list[Finding]:
     """What nodes say of their requests to the store, and of reports that no journal has."""
     found: list[Finding] = []
     for node in nodes:
@@ -167,7 +167,7 @@ def _refused(listed: NodeList) -> list[Finding]:
     return [ok("messages", f"{'; '.join(counts) or 'none refused'}, since each began")]
 
 
-def _fix_of_node(node: NodeFacts) -> str:
+def _fix_of_node(node: NodeReport) -> str:
     about = node.vitals.about
     return (
         f"on {about.hostname if about else 'its machine'}: see that the store is reached from"

@@ -1,4 +1,4 @@
-"""`Roster`: which node incarnations there are, from what they say and from what their leases say.
+"""Which node incarnations there are, from what they say and from what their leases say.
 
 No I/O: it is told what was read, and collects facts for the experiments (its tenants), commands for
 Redis and news for the person at the terminal, which the wire takes from it.
@@ -12,24 +12,24 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.transport.departures import place_of
-from tunemq_scheduler.transport.desired_state import Mailbox
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.node_batches import NodeBatch, count_of
+from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.node_batches import EventBatch, count_of
 from tunemq_scheduler.transport.nodes.lease_watch import LeaseWatch
 from tunemq_scheduler.transport.nodes.registration_checks import (
     joined,
     read_hello,
     told_of_withheld,
 )
-from tunemq_scheduler.transport.redis.redis_connection import Command
-from tunemq_shared.base.errors import WireError
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import NodeVitals, decode_vitals
+from tunemq_shared.health.node_metrics import NodeMetrics, decode_vitals
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.message_limits import is_possible
 from tunemq_shared.protocol.registration import decode_header
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 
 #: A lost incarnation that is not heard for so long will not be heard again.
 _AWAY_AT_MOST_S: Final = float(redis_keys.REPLY_TTL_S)
@@ -39,7 +39,7 @@ _BURIED_AT_MOST: Final = 10_000
 NOBODYS: Final = ("", 0)
 
 
-class Node(msgspec.Struct):
+class RegisteredNode(msgspec.Struct):
     """A node incarnation that introduced itself.
 
     Attributes:
@@ -55,12 +55,12 @@ class Node(msgspec.Struct):
 
     about: m.NodeJoined
     entry_id: bytes
-    mailbox: Mailbox
+    mailbox: DesiredState
     is_joined: bool = False
     is_heard: bool = False
     away_since: float | None = None
     retired: str = ""
-    vitals: NodeVitals = NodeVitals()
+    vitals: NodeMetrics = NodeMetrics()
     began: float = 0.0
     number: int = 0
 
@@ -75,7 +75,7 @@ class Node(msgspec.Struct):
         return self.is_joined and self.is_heard and not self.mailbox.says_nothing
 
 
-class Roster:
+class NodeRegistry:
     """The node incarnations that live or may live, and the memory of dead ones.
 
     One whose lease runs out is *away*, not dead: it may be cut off. It is listened for, and with
@@ -95,17 +95,17 @@ class Roster:
         self,
         term: int,
         absent: Iterable[str] = (),
-        refusals: Refusals | None = None,
+        refusals: RejectionCounter | None = None,
         store: str = "",
     ) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, RegisteredNode] = {}
         #: By the keys of their events.
-        self.tenants: dict[str, Tenant] = {}
+        self.tenants: dict[str, ExperimentChannel] = {}
         self.absent = set(absent)
-        self.commands: list[Command] = []
+        self.commands: list[RedisCommand] = []
         self.news: list[str] = []
         self._term, self._store = term, store
-        self.refusals = Refusals() if refusals is None else refusals
+        self.refusals = RejectionCounter() if refusals is None else refusals
         #: Dead incarnations, and what they are told should they be heard again.
         self._buried: dict[str, str] = {}
         #: The monotonic clock at the last look.
@@ -118,7 +118,7 @@ class Roster:
         """Take note of an introduction; returns the incarnations whose place the node takes."""
         try:
             hello = read_hello(data)
-        except WireError as error:
+        except TransportError as error:
             self.refusals.add("hello", "version", str(error))
             self.commands.append(("XDEL", redis_keys.NODES, entry_id))
             return []
@@ -143,7 +143,7 @@ class Roster:
                 tenant.sees(known.about)
         else:
             before = {}
-            known = Node(joined(hello), entry_id, self._mailbox(incarnation))
+            known = RegisteredNode(joined(hello), entry_id, self._mailbox(incarnation))
             self.nodes[incarnation] = known
             self._leases.watch(incarnation, None)
         known.began, known.number = hello.began, hello.number
@@ -162,7 +162,7 @@ class Roster:
         return data.decode(errors="replace")
 
     def read_batch(
-        self, tenant: Tenant, entry_id: bytes, fields: Mapping[bytes, bytes]
+        self, tenant: ExperimentChannel, entry_id: bytes, fields: Mapping[bytes, bytes]
     ) -> tuple[str, int]:
         """State the events of a batch; returns whose they are and the last one's number.
 
@@ -206,7 +206,7 @@ class Roster:
         stake = tenant.stakes[incarnation]
         stake.read = max(stake.read, last)
         read = m.BatchRead(incarnation, header.first, last, entry_id.decode())
-        tenant.facts.append(NodeBatch(read, payload))
+        tenant.facts.append(EventBatch(read, payload))
         return incarnation, last
 
     def lease_keys(self) -> list[str]:
@@ -348,7 +348,7 @@ class Roster:
         """Those of all experiments for which nodes may work."""
         return sorted({*self.tenants, *self.absent})
 
-    def announce(self, tenant: Tenant) -> None:
+    def announce(self, tenant: ExperimentChannel) -> None:
         """Tell a new tenant of all nodes that are there, but for those that it knows."""
         for node in self.nodes.values():
             if node.is_heard:
@@ -356,7 +356,7 @@ class Roster:
 
     def expect(
         self,
-        tenant: Tenant,
+        tenant: ExperimentChannel,
         about: m.NodeJoined,
         journalled: int,
         *,
@@ -376,7 +376,7 @@ class Roster:
             return
         node = self.nodes.get(incarnation)
         if node is None:
-            node = self.nodes[incarnation] = Node(about, b"", self._mailbox(incarnation))
+            node = self.nodes[incarnation] = RegisteredNode(about, b"", self._mailbox(incarnation))
             self._leases.watch(incarnation, None)
             if away_since is not None:
                 node.away_since = away_since
@@ -389,7 +389,7 @@ class Roster:
         elif node.is_heard:
             self._tell_of(tenant, node)
 
-    def journalled(self, tenant: Tenant, accepted: Mapping[str, int]) -> None:
+    def journalled(self, tenant: ExperimentChannel, accepted: Mapping[str, int]) -> None:
         """Tell nodes how far their events, by incarnation, are journalled."""
         for incarnation, last in accepted.items():
             stake = tenant.stakes.get(incarnation)
@@ -397,7 +397,7 @@ class Roster:
                 stake.journalled = stake.told = last
                 self.commands.append(_reply(tenant, incarnation, last))
 
-    def over(self, tenant: Tenant) -> list[str]:
+    def over(self, tenant: ExperimentChannel) -> list[str]:
         """An experiment has ended; returns the nodes that have to hear what that means for them.
 
         They are told at once that nobody wants what they still have to say of it.
@@ -416,7 +416,7 @@ class Roster:
             self.commands.append(_expiry(incarnation))
         return changed
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: ExperimentChannel) -> None:
         """An experiment is not here for a while: nodes go on with what they host of it."""
         del self.tenants[tenant.events_key]
         self.absent.add(tenant.events_key)
@@ -425,10 +425,10 @@ class Roster:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _mailbox(self, incarnation: str, version: int = 0) -> Mailbox:
-        return Mailbox(incarnation, self._term, version, self.absent, self._store)
+    def _mailbox(self, incarnation: str, version: int = 0) -> DesiredState:
+        return DesiredState(incarnation, self._term, version, self.absent, self._store)
 
-    def _hear(self, node: Node, taken: tuple[int, int]) -> None:
+    def _hear(self, node: RegisteredNode, taken: tuple[int, int]) -> None:
         """A sign of life, which says what assignment the node has taken."""
         if not node.is_heard:
             self._is_there(node, taken)
@@ -436,7 +436,7 @@ class Roster:
         if 0 < taken[0] < self._term:  # whoever we replaced may have slept, and given orders since
             node.mailbox.is_changed = True
 
-    def _is_there(self, node: Node, taken: tuple[int, int]) -> None:
+    def _is_there(self, node: RegisteredNode, taken: tuple[int, int]) -> None:
         """The first sign of life, or the first since the node was lost."""
         if not node.is_joined:
             self._join(node, taken)
@@ -448,13 +448,13 @@ class Roster:
         for tenant in self.tenants.values():
             self._tell_of(tenant, node)
 
-    def _tell_of(self, tenant: Tenant, node: Node) -> None:
+    def _tell_of(self, tenant: ExperimentChannel, node: RegisteredNode) -> None:
         """A node is there; of what another tenant knew of it nothing is told before it says so."""
         tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
         if node.entry_id:
             tenant.sees(node.about)
 
-    def _join(self, node: Node, taken: tuple[int, int]) -> None:
+    def _join(self, node: RegisteredNode, taken: tuple[int, int]) -> None:
         term, version = taken
         incarnation = node.about.incarnation
         if node.away_since is not None:
@@ -466,7 +466,7 @@ class Roster:
         node.mailbox.is_changed = term > 0 or bool(self._store)
         node.is_joined = True
 
-    def _take_back(self, node: Node, away_since: float) -> None:
+    def _take_back(self, node: RegisteredNode, away_since: float) -> None:
         incarnation = node.about.incarnation
         node.away_since = None
         self._leases.watch(incarnation, None)
@@ -486,7 +486,7 @@ class Roster:
         self.commands += (fenced, _expiry(incarnation))
 
 
-def _reply(tenant: Tenant, incarnation: str, journalled: int) -> tuple[str, ...]:
+def _reply(tenant: ExperimentChannel, incarnation: str, journalled: int) -> tuple[str, ...]:
     field = redis_keys.journalled(tenant.events_key)
     return "HSET", redis_keys.reply(incarnation), field, str(journalled)
 

@@ -10,17 +10,17 @@ import cloudpickle
 import msgspec
 
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
-from tunemq_shared.protocol.registration import NodeHello, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_hello
 
 #: So much is kept of what a node says of its devices, and stands in every journal; it may lie.
 _MOST_WITHHELD: Final = 64
 _LONGEST_REASON: Final = 200
 
 
-def read_hello(data: bytes) -> NodeHello:
+def read_hello(data: bytes) -> NodeRegistration:
     """Read a node's introduction.
 
     Raises:
@@ -30,23 +30,23 @@ def read_hello(data: bytes) -> NodeHello:
     try:
         hello = decode_hello(data)
     except UNDECODABLE as error:
-        raise WireError(_why_unreadable(data, error)) from error
+        raise TransportError(_why_unreadable(data, error)) from error
     if hello.protocol != PROTOCOL_VERSION:
-        raise WireError(
+        raise TransportError(
             _mismatch(hello.node, "TuneMQ's protocol", hello.protocol, PROTOCOL_VERSION)
         )
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     theirs = ".".join(hello.python.split(".")[:2])
     if theirs != ours:
-        raise WireError(_mismatch(hello.node, "Python", theirs, ours))
+        raise TransportError(_mismatch(hello.node, "Python", theirs, ours))
     if hello.cloudpickle != cloudpickle.__version__:
-        raise WireError(
+        raise TransportError(
             _mismatch(hello.node, "cloudpickle", hello.cloudpickle, cloudpickle.__version__)
         )
     return hello
 
 
-def joined(hello: NodeHello) -> NodeJoined:
+def joined(hello: NodeRegistration) -> NodeJoined:
     """The introduction as a fact for the runner."""
     return NodeJoined(
         hello.incarnation,
@@ -70,7 +70,7 @@ def told_of_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
     return [*told, *(f"GPU {uuid} of node {node.node} may be used again." for uuid in back)]
 
 
-def _withheld(hello: NodeHello) -> dict[str, str]:
+def _withheld(hello: NodeRegistration) -> dict[str, str]:
     """Those of its devices that it withholds, each with one short line."""
     uuids = [gpu.uuid for gpu in hello.gpus if gpu.uuid in hello.withheld]
     return {uuid: _short(hello.withheld[uuid]) for uuid in uuids[:_MOST_WITHHELD]}

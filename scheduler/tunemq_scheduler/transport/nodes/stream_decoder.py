@@ -1,18 +1,18 @@
-"""`Intake`: gives what was read from streams, and is what a node said, to the roster. Pure."""
+"""Gives what was read from streams, and is what a node said, to the roster. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.transport.departures import Departures
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.nodes.node_registry import NOBODYS, Roster
+from tunemq_scheduler.transport.departures import Deregistrations
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes.node_registry import NOBODYS, NodeRegistry
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 
 
-class Intake:
+class StreamDecoder:
     """Opens entries; one that is refused holds up nothing that comes behind it.
 
     Args:
@@ -20,9 +20,9 @@ class Intake:
         seals: open them.
     """
 
-    def __init__(self, roster: Roster, seals: WireSeals) -> None:
+    def __init__(self, roster: NodeRegistry, seals: SchedulerSigning) -> None:
         self._roster, self._seals = roster, seals
-        self._departures = Departures()
+        self._departures = Deregistrations()
 
     def introductions(self, entries: Iterable[StreamEntry]) -> None:
         """Entries of the nodes' stream."""
@@ -37,7 +37,7 @@ class Intake:
                 for incarnation in self._roster.read_hello(entry_id, said.body):
                     self._departures.add(incarnation, entry_id, redis_keys.STARTED_AGAIN)
 
-    def batches(self, tenant: Tenant, entries: Iterable[StreamEntry]) -> None:
+    def batches(self, tenant: ExperimentChannel, entries: Iterable[StreamEntry]) -> None:
         """Entries of an experiment's stream."""
         for entry_id, fields in entries:
             batch, read = self._seals.batch(tenant.events_key, fields), NOBODYS
@@ -72,5 +72,5 @@ class Intake:
         streams.clear()
 
     def departed(self, unfinished: Iterable[bytes]) -> dict[str, str]:
-        """Nodes that are dead, and of whom all was read; see `Departures.due`."""
+        """Nodes that are dead, and of whom all was read; see `Deregistrations.due`."""
         return self._departures.due(unfinished)

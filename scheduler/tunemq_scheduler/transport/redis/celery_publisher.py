@@ -1,4 +1,4 @@
-"""`Publisher`: puts assignments on the wire as Celery tasks. The scheduler's only use of Celery.
+"""Puts assignments on the wire as Celery tasks. The scheduler's only use of Celery.
 
 A message is a genuine task message of Celery's protocol 2, made by `app.amqp`, so that any Celery
 worker understands it. It does not go through `app.send_task`: that resolves routes, declares and
@@ -19,7 +19,7 @@ from kombu.transport.redis import Channel, Transport
 from redis.exceptions import OutOfMemoryError
 
 from tunemq_scheduler.transport.redis.redis_connection import RedisFull, rights_fix
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 
@@ -56,7 +56,7 @@ class _Transport(Transport):
     Channel = _Channel
 
 
-class Publisher:
+class CeleryPublisher:
     """A kept-open connection for publishing. Not thread-safe.
 
     Args:
@@ -103,7 +103,7 @@ class Publisher:
         queue = redis_keys.queue(incarnation)
         try:
             self._send(queue, message)
-        except WireUnavailable:
+        except RedisUnavailable:
             self._send(queue, message)
 
     def _send(self, queue: str, message: Any) -> None:
@@ -128,7 +128,7 @@ class Publisher:
             *connection.channel_errors,
         ) as error:
             self.close()
-            raise WireUnavailable(
+            raise RedisUnavailable(
                 f"An assignment could not be queued in Redis: {error}{rights_fix(error)}"
             ) from error
 

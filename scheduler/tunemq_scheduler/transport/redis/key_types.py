@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 
 class KeyType(Enum):
@@ -24,7 +24,7 @@ class KeyType(Enum):
 
 
 #: Takes the kind of message, the reason in a word, and a sentence for people.
-Refused = Callable[[str, str, str], None]
+OnKeyRejected = Callable[[str, str, str], None]
 
 # The scheduler's user may not ask for a type, so each key is tried with a command of its type that
 # changes nothing but an unused field of a reply.
@@ -57,7 +57,9 @@ end
 """
 
 
-def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Refused) -> list[str]:
+def clear_wrong_types(
+    line: RedisConnection, types: Mapping[str, KeyType], refused: OnKeyRejected
+) -> list[str]:
     """Delete the keys that have another type than this, or are too long; which they were.
 
     Args:
@@ -70,9 +72,9 @@ def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Re
     kinds = [kind.value for kind in types.values()]
     try:
         (cleared,) = line.ask([("EVAL", _CLEAR, str(len(types)), *types, *kinds)])
-    except WireUnavailable:
+    except RedisUnavailable:
         raise
-    except WireError:  # where scripts are not allowed; the command that needs the key says it
+    except TransportError:  # where scripts are not allowed; the command that needs the key says it
         return []
     if not isinstance(cleared, list):
         raise line.unexpected(cleared)

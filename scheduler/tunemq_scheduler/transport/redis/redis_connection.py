@@ -1,4 +1,4 @@
-"""`RedisLine`: one connection to Redis whose commands are sent and whose replies are read apart.
+"""One connection to Redis whose commands are sent and whose replies are read apart.
 
 redis-py's client waits for each reply. A loop that has to listen to Redis and to a person's Ctrl-C
 at once needs the socket, and one that has better things to do than wait for "OK" reads it a turn
@@ -23,11 +23,11 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from tunemq_scheduler.transport.redis.bounded_replies import BoundedParser, TooLong
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
-Command = Sequence[str | bytes | int]
+RedisCommand = Sequence[str | bytes | int]
 
 #: For connecting, and for a reply that is due.
 _TIMEOUT_S: Final = 5.0
@@ -38,7 +38,7 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 _NO_DISK: Final = "MISCONF"
 
 
-class RedisRefusesWrites(WireError):
+class RedisRefusesWrites(TransportError):
     """Redis takes no writes until somebody sees to it; reading goes on.
 
     Attributes:
@@ -60,11 +60,11 @@ class RedisFull(RedisRefusesWrites):
         )
 
 
-class ReplyTooLong(WireUnavailable):
+class ReplyTooLong(RedisUnavailable):
     """A reply was too long for us: the connection was closed; commands may have been done."""
 
 
-class RedisLine:
+class RedisConnection:
     """A connection that is opened by `connect` and, after an error, by `connect` again.
 
     Args:
@@ -112,7 +112,7 @@ class RedisLine:
         descriptor: int = self._connection._sock.fileno()  # noqa: SLF001
         return descriptor
 
-    def post(self, commands: Sequence[Command]) -> None:
+    def post(self, commands: Sequence[RedisCommand]) -> None:
         """Send commands; their replies are read before anything else is sent.
 
         Raises:
@@ -123,7 +123,7 @@ class RedisLine:
         self._settle()
         self._send(commands)
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def ask(self, commands: Sequence[RedisCommand]) -> list[Any]:
         """Send commands and return their replies.
 
         Raises:
@@ -149,11 +149,11 @@ class RedisLine:
         self._connection.disconnect()
         self.is_open, self._due = False, 0
 
-    def unexpected(self, reply: object) -> WireUnavailable:
+    def unexpected(self, reply: object) -> RedisUnavailable:
         """Close the connection: it gave a reply that is none to what was asked."""
         return self._broken(f"unexpected reply of type {type(reply).__name__}")
 
-    def _send(self, commands: Sequence[Command]) -> None:
+    def _send(self, commands: Sequence[RedisCommand]) -> None:
         if not self.is_open:  # redis-py would connect by itself, behind our count of replies
             raise self._broken("the connection is closed")
         try:
@@ -199,7 +199,7 @@ class RedisLine:
                 " its user may write there; its log says why it fails.",
             ) from refused
         if refused is not None:
-            raise WireError(
+            raise TransportError(
                 f"Redis at {self.address} refused a command: {refused}{rights_fix(refused)}"
             ) from refused
         if full is not None:
@@ -208,9 +208,9 @@ class RedisLine:
             ) from full
         return replies
 
-    def _broken(self, error: object) -> WireUnavailable:
+    def _broken(self, error: object) -> RedisUnavailable:
         self.close()
-        return WireUnavailable(f"Redis at {self.address} cannot be reached: {error}")
+        return RedisUnavailable(f"Redis at {self.address} cannot be reached: {error}")
 
 
 def rights_fix(refused: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`Generation`: whether Redis still has what was put into it.
+"""`RedisGeneration`: whether Redis still has what was put into it.
 
 The wire has a random key. Where that is gone or another one, where a stream is missing, or Redis
 was started again (it may have lost its last second, whatever it keeps on disk), the wire begins
@@ -16,25 +16,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tunemq_scheduler.transport.departures import place_of
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisConnection
 from tunemq_scheduler.transport.redis.redis_memory import run_id
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
 from tunemq_shared.broker import redis_keys
 
-#: How many answers `Generation.begins` wants.
+#: How many answers `RedisGeneration.begins` wants.
 QUESTIONS: Final = 2
 #: An entry's id may be so far ahead of Redis' clock: that may have been set back by some hours.
 _AHEAD_AT_MOST_MS: Final = 86_400_000
 
 
-class Generation:
+class RedisGeneration:
     """The wire's generation as this scheduler knows it.
 
     Args:
         line: an open connection, at every call that is not said to need none.
     """
 
-    def __init__(self, line: RedisLine) -> None:
+    def __init__(self, line: RedisConnection) -> None:
         self._line = line
         #: How many have begun since we look.
         self.begun = 0
@@ -58,7 +58,7 @@ class Generation:
             self._streams.remove(events_key)
 
     @property
-    def questions(self) -> tuple[Command, ...]:
+    def questions(self) -> tuple[RedisCommand, ...]:
         """What to ask Redis for `begins`."""
         return ("GET", redis_keys.GENERATION), ("EXISTS", *self._streams)
 

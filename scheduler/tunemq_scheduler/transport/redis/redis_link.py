@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
+from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisConnection
 from tunemq_scheduler.transport.redis.stream_reader import StreamReader
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
 #: Pauses between attempts to reach a Redis that is away.
@@ -18,7 +18,7 @@ RETRY_EVERY_S: Final = 0.1
 _TOLD_FOR_S: Final = 60.0
 
 
-class Backing(Protocol):
+class EmbeddedServices(Protocol):
     """What keeps Redis and the nodes alive, where that is ours: the embedded farm."""
 
     def trouble(self) -> str | None:
@@ -31,16 +31,16 @@ class Backing(Protocol):
         """A node died while it had trials: one of them may have done it, and is judged for it."""
 
 
-class Guard(Protocol):
+class LeaseGuard(Protocol):
     """Whose the nodes are, where several schedulers may think that they are theirs: a farm."""
 
     def check_known(self) -> None:
         """Return unless it is known already that they are another's; takes no time."""
 
-    def guarded(self, commands: Sequence[Command]) -> Command:
+    def guarded(self, commands: Sequence[RedisCommand]) -> RedisCommand:
         """One command that does all of these, unless they are another's."""
 
-    def taking(self, events_keys: Iterable[str]) -> Command:
+    def taking(self, events_keys: Iterable[str]) -> RedisCommand:
         """Makes these the farm's streams, and deletes those that were; unless it is another's."""
 
 
@@ -53,10 +53,12 @@ class RedisLink:
         backing: asked whether there is hope.
     """
 
-    def __init__(self, url: str, guard: Guard | None, backing: Backing | None) -> None:
-        self.line = RedisLine(url)
-        self.reader = StreamReader(RedisLine(url))
-        self.publisher = Publisher(url)
+    def __init__(
+        self, url: str, guard: LeaseGuard | None, backing: EmbeddedServices | None
+    ) -> None:
+        self.line = RedisConnection(url)
+        self.reader = StreamReader(RedisConnection(url))
+        self.publisher = CeleryPublisher(url)
         self._guard, self._backing = guard, backing
         self._away_since: float | None = None
         self._away_because = ""
@@ -71,11 +73,11 @@ class RedisLink:
         """Whether nobody can be told anything."""
         return self._away_since is not None
 
-    def post(self, commands: Sequence[Command]) -> None:
-        """Have commands done, in a farm only while nobody replaced us; see `RedisLine.post`."""
+    def post(self, commands: Sequence[RedisCommand]) -> None:
+        """Send commands, in a farm only while we hold its lease; see `RedisConnection.post`."""
         self.line.post(commands if self._guard is None else [self._guard.guarded(commands)])
 
-    def lost(self, error: WireError) -> None:
+    def lost(self, error: TransportError) -> None:
         """Redis is away, or refuses: go on without it, and try again soon.
 
         Raises:
@@ -105,7 +107,7 @@ class RedisLink:
         """
         trouble = self._backing.trouble() if self._backing is not None else None
         if trouble is not None:
-            raise WireUnavailable(f"The embedded farm cannot be used any more: {trouble}.")
+            raise RedisUnavailable(f"The embedded farm cannot be used any more: {trouble}.")
 
     def notes(self) -> list[str]:
         """While Redis is away, that it is."""

@@ -10,15 +10,19 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from tunemq_scheduler.transport.redis.redis_connection import Command, RedisFull, RedisLine
-from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    RedisFull,
+)
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker import redis_keys
 
 #: Refused by a Redis that is full, and without effect otherwise, on a key that is missing as well.
-PROBE: Final[Command] = ("SETRANGE", redis_keys.GENERATION, "0", "")
+PROBE: Final[RedisCommand] = ("SETRANGE", redis_keys.GENERATION, "0", "")
 
 
-def run_id(line: RedisLine) -> str:
+def run_id(line: RedisConnection) -> str:
     """Which run of a Redis process this is; empty where we may not ask.
 
     Raises:
@@ -26,15 +30,15 @@ def run_id(line: RedisLine) -> str:
     """
     try:
         (text,) = line.ask([("INFO", "server")])
-    except (WireUnavailable, RedisFull):
+    except (RedisUnavailable, RedisFull):
         raise
-    except WireError:  # whoever set up permissions knows what it is
+    except TransportError:  # whoever set up permissions knows what it is
         return ""
     lines: list[str] = text.decode(errors="replace").splitlines()
     return dict(one.split(":", 1) for one in lines if ":" in one).get("run_id", "")
 
 
-class RedisRoom:
+class RedisMemory:
     """Since when Redis has been full, if it is."""
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class RedisRoom:
         """For how many seconds it has been full; 0 while it is not."""
         return 0.0 if self.full_since is None else time.monotonic() - self.full_since
 
-    def is_used_up(self, error: WireError) -> None:
+    def is_used_up(self, error: TransportError) -> None:
         """It refused something for want of memory."""
         if self.full_since is None:
             self.full_since = time.monotonic()

@@ -17,8 +17,8 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from tunemq_scheduler.transport.redis.redis_connection import RedisLine, ReplyTooLong
-from tunemq_shared.base.errors import WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, ReplyTooLong
+from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import message_limits as limits
 
@@ -69,7 +69,7 @@ _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 class StreamReader:
     """Reads streams from their beginnings; `rewind` reads them from there again."""
 
-    def __init__(self, line: RedisLine) -> None:
+    def __init__(self, line: RedisConnection) -> None:
         self._line = line
         self._cursors: dict[bytes, bytes] = {}
         #: Those that are not read for now.
@@ -127,7 +127,7 @@ class StreamReader:
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at > _ANSWER_WITHIN_S:
                 self.reset()
-                raise WireUnavailable(f"Redis at {self._line.address} does not answer any more.")
+                raise RedisUnavailable(f"Redis at {self._line.address} does not answer any more.")
             return
         self._line.connect()
         block = str(int(_BLOCK_S * 1000))
@@ -176,7 +176,7 @@ class StreamReader:
             self._cursors[key] = entries[-1][0]
         try:
             self.ask()
-        except WireUnavailable:
+        except RedisUnavailable:
             # What was taken counts; the caller asks again and finds out.
             self.reset()
         return taken

@@ -28,16 +28,16 @@ class Node(Story):
         self.tell(joined)
         self.tell(m.ConfigSuggested(0, "a", b"", "", request))
 
-    def run_out(self, kind: str = "cuda_memory") -> c.RecordFailure:
+    def run_out(self, kind: str = "cuda_memory") -> c.NotifyFailure:
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
         order = self.choose("a")
         if kind == "died":
-            fact: m.Event = m.HostDied("a", order.epoch, 1, None, 1, 0.0, "cuda_memory")
+            fact: m.Event = m.TrialProcessDied("a", order.epoch, 1, None, 1, 0.0, "cuda_memory")
         else:
             fact = m.TrialFailed("a", order.epoch, kind, "out of memory", "", 0.0)
         commands = self.tell(fact)
         self.free("a", order.epoch)
-        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
     def is_as_replayed(self) -> None:
@@ -136,6 +136,6 @@ def test_where_the_only_node_is_shunned_for_good_it_ends() -> None:
     order = node.choose("a")
     node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
     failed = m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0)
-    (record,) = [one for one in node.tell(failed) if isinstance(one, c.RecordFailure)]
+    (record,) = [one for one in node.tell(failed) if isinstance(one, c.NotifyFailure)]
     assert not record.retried
     assert "no other node that could hold it" in record.told

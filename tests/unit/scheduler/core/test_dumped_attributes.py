@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.core.checkpoints.object_references import References
+from tunemq_scheduler.core.checkpoints.object_references import ObjectReferences
 from tunemq_scheduler.core.experiment_limits import ExperimentLimits
-from tunemq_scheduler.core.nodes.slots import Slots
+from tunemq_scheduler.core.nodes.slots import SlotTable
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import _State
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import (
+    CheckpointManager,
+    RetentionPolicy,
+    TrialCheckpoint,
+)
 
 #: What a runner has besides its state: how it is wired, and what is kept elsewhere.
 WIRING = {
@@ -38,7 +42,7 @@ def test_all_that_a_runner_knows_is_written_down() -> None:
 
 def test_all_that_its_parts_know_is_written_down() -> None:
     runner = TrialRunner(RunnerSettings())
-    assert set(vars(Slots())) == {"placement", "_held", "_on_node", "_epochs"}
+    assert set(vars(SlotTable())) == {"placement", "_held", "_on_node", "_epochs"}
     assert set(vars(Placement())) == {
         "_nodes",
         "_buckets",
@@ -49,7 +53,7 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_touched",
         "_could_hold",  # worked out from the nodes
     }
-    assert set(vars(References())) == {"_users", "_removed", "_pins", "_condemned"}
+    assert set(vars(ObjectReferences())) == {"_users", "_removed", "_pins", "_condemned"}
     assert set(vars(runner.queue)) == {
         "_is_apart",
         "_line_is_over",
@@ -74,7 +78,7 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_writers",
         "_uploads",
     }
-    assert set(vars(ExperimentLimits(KeepRule()))) == {
+    assert set(vars(ExperimentLimits(RetentionPolicy()))) == {
         "_rule",
         "_is_active",
         "_entries",
@@ -83,5 +87,5 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_bytes",
         "_may_go",
     }
-    assert set(KeptCheckpoints.__slots__) == {"_kept", "rule", "uploading"}
-    assert Kept.__struct_fields__[-2:] == ("is_wanted", "is_damaged")
+    assert set(CheckpointManager.__slots__) == {"_kept", "rule", "uploading"}
+    assert TrialCheckpoint.__struct_fields__[-2:] == ("is_wanted", "is_damaged")

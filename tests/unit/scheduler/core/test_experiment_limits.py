@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from tests.support.waiting import without_collections
 from tunemq_scheduler.core.experiment_limits import ExperimentLimits
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy, TrialCheckpoint
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class Limits(ExperimentLimits):
     def __init__(self, **rule: int) -> None:
-        super().__init__(KeepRule(**rule))
+        super().__init__(RetentionPolicy(**rule))
         self._orders = itertools.count()
 
     def commit(self, key: str, score: float, size: int = 1) -> None:
         event = CheckpointCommitted("t", 1, 1, 1, key, "hash", size)
-        self.add(Kept(next(self._orders), score, key, 1, 1, "", "", event))
+        self.add(TrialCheckpoint(next(self._orders), score, key, 1, 1, "", "", event))
 
     def dropped(self) -> list[str]:
         return [one.key for one in self.drop_surplus()]

@@ -19,10 +19,10 @@ COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "s
 
 def failing(
     kind: str, trial: str = "a", epoch: int = 1, *, is_shared: bool = False
-) -> m.TrialFailed | m.HostDied:
+) -> m.TrialFailed | m.TrialProcessDied:
     """A fact of this class."""
     if kind == "died":
-        return m.HostDied(trial, epoch, 1, 9, None, 0.0)
+        return m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0)
     error = f"{kind}: it went wrong"
     return m.TrialFailed(trial, epoch, kind, error, "", 0.0, is_shared=is_shared)
 
@@ -34,7 +34,7 @@ class Tries(Story):
         super().__init__(**settings)
         self.add("a")
 
-    def fail_once(self, kind: str, new_results: int = 0) -> c.RecordFailure:
+    def fail_once(self, kind: str, new_results: int = 0) -> c.NotifyFailure:
         """Start it as soon as that may be, have it report, and fail."""
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
         self.choose("a")
@@ -43,7 +43,7 @@ class Tries(Story):
             self.report("a", trial.last_step + 1, epoch=trial.epoch)
         commands = self.tell(failing(kind, epoch=trial.epoch))
         self.free("a", trial.epoch)
-        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
     @property
@@ -64,8 +64,8 @@ def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_
     for kind in stated:
         assert classify(failing(kind)) is CLASSES[kind]
     assert classify(failing("of a newer node")).kind == "user"
-    assert classify(m.HostDied("a", 1, 1, 9, None, 0.0)).kind == "died"
-    assert classify(m.HostDied("a", 1, 1, 9, None, 0.0, "memory")).kind == "memory"
+    assert classify(m.TrialProcessDied("a", 1, 1, 9, None, 0.0)).kind == "died"
+    assert classify(m.TrialProcessDied("a", 1, 1, 9, None, 0.0, "memory")).kind == "memory"
 
 
 @pytest.mark.parity(94, 95)
@@ -245,13 +245,13 @@ def test_f22_a_trial_that_takes_node_after_node_with_it_ends_as_poison() -> None
     story.add("a")
     for _ in range(2):
         story.start_all()
-        assert "RecordFailure" not in kinds(story.fall())
+        assert "NotifyFailure" not in kinds(story.fall())
     story.start_all()
     commands = story.fall()
     record, end = commands[:2]
-    assert isinstance(record, c.RecordFailure)
+    assert isinstance(record, c.NotifyFailure)
     assert (record.kind, record.retried) == ("node", False)
-    assert isinstance(end, c.RecordEnd)
+    assert isinstance(end, c.NotifyTrialEnd)
     assert end.status == "ERROR"
     assert end.reason.startswith(
         "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
@@ -282,19 +282,19 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     story.report("a", 1, epoch=3)
     assert story.start_all() == [], "the node is emptied for the next one"
     story.tell(m.TrialFinished("a", 3))
-    story.tell(m.HostFreed("a", 3))
+    story.tell(m.SlotFreed("a", 3))
     assert story.start_all() == ["poison"]
     story.fall()
     for trial in ("b", "d"):
         assert story.start_all() == [trial]
         story.report(trial, 1, epoch=3)
         story.tell(m.TrialFinished(trial, 3))
-        story.tell(m.HostFreed(trial, 3))
+        story.tell(m.SlotFreed(trial, 3))
     for _ in range(2):
         assert story.start_all() == ["poison"]
         assert story.start_all() == []
         last = story.fall()
-    assert "RecordFailure" in kinds(last)
+    assert "NotifyFailure" in kinds(last)
     assert story.runner.summary("poison").status == "ERROR"
     assert "node.3, node.4, node.5" in story.runner.summary("poison").reason
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
@@ -372,7 +372,7 @@ def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
         story.join(story.node, 4.0)
     assert story.runner.live["a"].status == "PENDING"
     assert story.start_all() == ["a"]
-    assert "RecordFailure" in kinds(story.fall())
+    assert "NotifyFailure" in kinds(story.fall())
     assert story.runner.summary("a").status == "ERROR"
 
 
@@ -405,7 +405,7 @@ def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
     story.add("c")
     assert story.start_all() == []
     story.tell(m.TrialFinished("a", 2))
-    story.tell(m.HostFreed("a", 2))
+    story.tell(m.SlotFreed("a", 2))
     assert story.start_all() == ["b"]
     assert dump_and_load(story) == story.runner.snapshot()
 
@@ -435,4 +435,4 @@ def test_with_a_limit_of_none_the_first_lost_node_ends_a_trial() -> None:
     story = Falling(max_node_losses=0)
     story.add("a")
     story.start_all()
-    assert "RecordFailure" in kinds(story.fall())
+    assert "NotifyFailure" in kinds(story.fall())

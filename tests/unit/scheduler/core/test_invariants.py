@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core.nodes.slots import Slot
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol import messages as m
 
@@ -24,11 +24,11 @@ def result(step: int, epoch: int = 1) -> m.ResultReported:
     return m.ResultReported("t", epoch, step, {}, 0.0, 1.0, 1.0, 1.0, step)
 
 
-def running(**options: object) -> Auditor:
+def running(**options: object) -> JournalAuditor:
     """A trial runs, and nothing is wrong so far."""
-    auditor = Auditor(RunnerSettings(max_failures=-1), **options)
+    auditor = JournalAuditor(RunnerSettings(max_failures=-1), **options)
     auditor.turn(
-        m.Entry(event)
+        m.JournalRecord(event)
         for event in (
             NODE,
             suggested(0, "t"),
@@ -77,7 +77,7 @@ def test_i2_what_is_journalled_is_what_the_node_has_stated() -> None:
 
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the runner take every result."""
-    monkeypatch.setattr(RunnerState, "review", lambda *_: Review.PASSING)
+    monkeypatch.setattr(RunnerState, "review", lambda *_: ResultReview.PASSING)
 
 
 def test_i2_no_step_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_i3_no_result_follows_one_that_was_the_last(monkeypatch: pytest.MonkeyPa
 def test_i4_nothing_of_an_older_incarnation_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     careless(monkeypatch)
     auditor = running()
-    auditor.event(m.HostDied("t", 1, 1, 9, None, 0.0))
-    auditor.event(m.HostFreed("t", 1))
+    auditor.event(m.TrialProcessDied("t", 1, 1, 9, None, 0.0))
+    auditor.event(m.SlotFreed("t", 1))
     auditor.event(m.TrialChosen("t"))
     with pytest.raises(InvariantBroken, match=r"I4.*epoch 1 reported step 1, 2 is the newest"):
         auditor.event(result(1))

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tests.unit.scheduler.stories import Story
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.allotments import Wanted
+from tunemq_scheduler.core.allotments import SlotDemand
 from tunemq_scheduler.core.events.failure_events import LINE_LENGTH
 from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
@@ -56,14 +56,14 @@ class Farm(Story):
         epoch = self.runner.live[trial].epoch
         self.tell(m.LogMatched(trial, epoch, pattern, f"oh, {pattern}!", 0.0))
 
-    def fail(self, trial: str = "a", kind: str = "user") -> c.RecordFailure:  # type: ignore[override]
+    def fail(self, trial: str = "a", kind: str = "user") -> c.NotifyFailure:  # type: ignore[override]
         epoch = self.runner.live[trial].epoch
         commands = self.tell(m.TrialFailed(trial, epoch, kind, "it went wrong", "", 0.0))
         self.free(trial, epoch)
-        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
-    def fail_for(self, pattern: str, kind: str = "user") -> tuple[str, c.RecordFailure]:
+    def fail_for(self, pattern: str, kind: str = "user") -> tuple[str, c.NotifyFailure]:
         """Start it, have it print this and fail; returns its node and what is recorded."""
         node = self.place()
         self.print_(pattern)
@@ -202,7 +202,7 @@ def test_in_a_farm_it_waits_for_another_node_and_others_use_the_one_that_it_shun
     assert farm.fail_for(ECC)[1].retried
     assert farm.runner.shuns_all(farm.trial)
     assert farm.runner.wants_config(), "who shuns nodes keeps nobody waiting"
-    assert Wanted(request, 1, "", ("n1.1",)) in farm.runner.usage().wants
+    assert SlotDemand(request, 1, "", ("n1.1",)) in farm.runner.usage().wants
     assert farm.start("b").incarnation == "n1.1"
     assert farm.trial.status == PENDING
 
@@ -239,7 +239,7 @@ def test_several_trials_that_shun_a_node_have_it_set_aside() -> None:
         told += farm.tell(m.TrialFailed(trial, 1, "user", "unlucky", "", 0.0))
         farm.free(trial)
     assert farm.runner.health["bad"].reason == "unlucky"
-    assert any(isinstance(one, c.TellOfNode) for one in told)
+    assert any(isinstance(one, c.WarnFailingNode) for one in told)
     assert "bad.1" in farm.runner.aside
 
 
@@ -285,7 +285,7 @@ def test_whatever_happens_nothing_begins_where_it_is_not_to_and_the_journal_give
             else:
                 farm.fail(trial.trial_id)
     farm.is_as_replayed()
-    auditor = Auditor(farm.settings)
+    auditor = JournalAuditor(farm.settings)
     for entry in farm.entries:
         auditor.event(entry.event, entry.answers)
     auditor.same_as(farm.runner)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.scheduler.stories import Story, kinds
-from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.allotments import Amounts, Wanted
+from tunemq_scheduler.core.allotments import ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_shared.protocol import messages as m
@@ -51,7 +51,7 @@ class SharedNode(Story):
 
     def check(self) -> None:
         """The journal gives the same state, and so does the state when it is read again."""
-        auditor = Auditor(self.settings)
+        auditor = JournalAuditor(self.settings)
         auditor.turn(self.entries)
         auditor.check()
         auditor.same_as(self.runner)
@@ -162,9 +162,9 @@ def test_algorithms_are_asked_about_what_a_trial_reports_while_it_gives_way() ->
     story.offer("g0")
     story.begin("a")
     story.offer(grace=30.0)
-    assert kinds(story.report("a", 1)) == ["RecordResult", "ContinueTrial"]
-    commands = story.report("a", 2, m.Decided("a", 2, m.STOP, "enough"))
-    assert "RecordEnd" in kinds(commands)
+    assert kinds(story.report("a", 1)) == ["NotifyResult", "ContinueTrial"]
+    commands = story.report("a", 2, m.DecisionMade("a", 2, m.STOP, "enough"))
+    assert "NotifyTrialEnd" in kinds(commands)
     assert story.runner.giving_way == {}
     assert story.wait(100) == []
     story.free("a")
@@ -203,7 +203,7 @@ def test_who_is_stopped_in_time_may_have_finished_before() -> None:
     story.offer(grace=0.0)
     story.wait(1.0)
     story.report("a", 1, done=True)
-    assert "RecordEnd" in kinds(story.finish("a"))
+    assert "NotifyTrialEnd" in kinds(story.finish("a"))
     story.free("a")
     assert story.runner.summary("a").status == "TERMINATED"
     story.check()
@@ -242,7 +242,7 @@ def test_a_trial_that_is_stopped_while_it_gives_way_ends() -> None:
     story.offer(grace=10.0)
     story.tell(m.StopRequested("a", "nobody wants it"))
     assert story.wait(20.0) == []
-    assert "RecordEnd" in kinds(story.free("a"))
+    assert "NotifyTrialEnd" in kinds(story.free("a"))
     story.check()
 
 
@@ -294,22 +294,22 @@ def test_the_farm_is_told_what_is_seen_held_and_wanted() -> None:
     story = SharedNode(request=ONE, max_concurrent=5)
     usage = story.runner.usage()
     assert (usage.seen, usage.held) == ({"node.1": 0, story.NODE: 0}, {})
-    assert usage.wants == (Wanted(ONE, 5),)
+    assert usage.wants == (SlotDemand(ONE, 5),)
     assert story.runner.usage() is usage, "nothing changed"
     story.add_gpu_trial("a")
     story.add_gpu_trial("b", gpu=2.0)
     assert story.runner.usage().wants == (
-        Wanted(ONE, 1),
-        Wanted({"cpu": 1.0, "gpu": 2.0}, 1),
-        Wanted(ONE, 3),
+        SlotDemand(ONE, 1),
+        SlotDemand({"cpu": 1.0, "gpu": 2.0}, 1),
+        SlotDemand(ONE, 3),
     )
     story.offer("g0", "g1", cpus=8.0)
     story.choose("a")
     usage = story.runner.usage()
     assert usage.seen[story.NODE] == 1
-    assert usage.held == {story.NODE: Amounts(ONE, {"g0": 1.0})}
-    assert usage.wants == (Wanted({"cpu": 1.0, "gpu": 2.0}, 1), Wanted(ONE, 3))
-    assert story.runner.usage(configurations=1).wants[-1] == Wanted(ONE, 1)
+    assert usage.held == {story.NODE: ResourceAmounts(ONE, {"g0": 1.0})}
+    assert usage.wants == (SlotDemand({"cpu": 1.0, "gpu": 2.0}, 1), SlotDemand(ONE, 3))
+    assert story.runner.usage(configurations=1).wants[-1] == SlotDemand(ONE, 1)
     assert len(story.runner.usage(configurations=0).wants) == 1
 
 
@@ -322,7 +322,7 @@ def test_a_trial_prefers_the_node_that_has_its_checkpoint() -> None:
     story.offer(grace=1.0)
     story.paused("a")
     story.free("a")
-    assert story.runner.usage().wants == (Wanted(ONE, 1, story.NODE),)
+    assert story.runner.usage().wants == (SlotDemand(ONE, 1, story.NODE),)
 
 
 def test_paused_trials_want_one_place_and_an_interrupted_search_wants_none() -> None:
@@ -333,6 +333,6 @@ def test_paused_trials_want_one_place_and_an_interrupted_search_wants_none() -> 
         story.pause(trial, 1)
         story.paused(trial)
         story.free(trial)
-    assert story.runner.usage().wants == (Wanted(ONE, 1),)
-    story.tell(m.Interrupted("for now"))
+    assert story.runner.usage().wants == (SlotDemand(ONE, 1),)
+    story.tell(m.RunInterrupted("for now"))
     assert story.runner.usage().wants == ()

@@ -156,7 +156,7 @@ def test_of_several_that_are_passed_over_the_longest_waiting_has_a_node_kept_fir
         for n in range(PATIENCE):
             oldest = running.pop(0)
             runner.handle(m.TrialFinished(oldest, 1))
-            runner.handle(m.HostFreed(oldest, 1))
+            runner.handle(m.SlotFreed(oldest, 1))
             if n < PATIENCE - 1:
                 running.append(f"new{n}")
                 fields = (runner.suggested, running[-1], b"", "", {"cpu": 1.0})

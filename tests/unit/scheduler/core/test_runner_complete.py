@@ -9,14 +9,14 @@ from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.output.terminal.notices import told_of_end
 from tunemq_shared.protocol import messages as m
 
 COLD = m.ExperimentResumed(2, 0.0)
 WARM = m.ExperimentResumed(2, 0.0, is_cold=False)
-DIED = m.HostDied("a", 1, 1, 9, None, 0.0)
-ENDED = c.RecordEnd("a", "TERMINATED", "it reached its end")
+DIED = m.TrialProcessDied("a", 1, 1, 9, None, 0.0)
+ENDED = c.NotifyTrialEnd("a", "TERMINATED", "it reached its end")
 
 #: How a trial may lose its host.
 FACTS = {
@@ -25,7 +25,7 @@ FACTS = {
     "forkserver died": m.TrialFailed("a", 1, m.FORKSERVER_LOST, "it died", "", 0.0),
     "out of GPU memory": m.TrialFailed("a", 1, "cuda_memory", "out of memory", "", 0.0),
     "time limit": m.TrialFailed("a", 1, "trial_limit", "too long", "", 0.0),
-    "freed without a word": m.HostFreed("a", 1),
+    "freed without a word": m.SlotFreed("a", 1),
     "paused": m.TrialPaused("a", 1),
     "node silent": m.NodeLost(NODE, "its lease ran out"),
     "node dead": m.NodeLost(NODE, "started again", is_dead=True),
@@ -46,7 +46,7 @@ def complete(*, saved: int = 2, **settings: int) -> Story:
 
 def is_over(story: Story, told: list[c.Command]) -> None:
     """Trial a ended as if its cleanup had worked."""
-    assert [one for one in told if isinstance(one, c.RecordCommand)] == [ENDED]
+    assert [one for one in told if isinstance(one, c.NotifyCommand)] == [ENDED]
     summary = story.runner.summary("a")
     assert (summary.status, summary.num_failures, summary.failure) == ("TERMINATED", 0, None)
     assert story.report("a", 3) == []
@@ -80,9 +80,9 @@ def test_runner_with_a_complete_trial_that_was_to_pause_ends_it(fact) -> None:
 
 def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
     told, end = complete(saved=1).tell(DIED)
-    assert told == c.TellOfEnd("a", DIED, "host", 2, 1)
+    assert told == c.WarnTrialEnd("a", DIED, "host", 2, 1)
     assert end == ENDED
-    assert isinstance(told, c.TellOfEnd)
+    assert isinstance(told, c.WarnTrialEnd)
     text = told_of_end(told, saves_at_end=False)
     assert "trial a had reported its last result (step 2)" in text
     assert "on host (" in text
@@ -92,14 +92,14 @@ def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
 
 @pytest.mark.parametrize("is_due", [True, False])
 def test_told_of_end_without_checkpoints_misses_one_only_where_it_was_due(is_due) -> None:
-    text = told_of_end(c.TellOfEnd("a", None, "host", 2, 0), saves_at_end=is_due)
+    text = told_of_end(c.WarnTrialEnd("a", None, "host", 2, 0), saves_at_end=is_due)
     assert ("a checkpoint of that step is missing, it has none" in text) is is_due
 
 
 @pytest.mark.parametrize("event", [COLD, WARM], ids=["cold", "warm"])
 def test_runner_resuming_an_interrupted_search_ends_its_complete_trials(event) -> None:
     story = complete()
-    story.tell(m.Interrupted("Ctrl-C"))
+    story.tell(m.RunInterrupted("Ctrl-C"))
     story.die("a")
     story.free("a")
     assert story.runner.live["a"].status == "PENDING"
@@ -120,10 +120,10 @@ def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_ther
     story.choose("a")
     # What it reports may be another result this time, which its criteria do not stop.
     late = result("a", step, epoch=2)
-    assert story.runner.review(late) is Review.REPEATED
+    assert story.runner.review(late) is ResultReview.REPEATED
     assert story.tell(late) == [c.StopTrial("a", 2, NODE)]
     assert story.report("a", step + 1, epoch=2) == []
-    assert kinds(story.free("a", epoch=2)) == ["ReleaseTrial", "RecordEnd"]
+    assert kinds(story.free("a", epoch=2)) == ["ReleaseTrial", "NotifyTrialEnd"]
     summary = story.runner.summary("a")
     assert summary.status == "TERMINATED"
     assert summary.last_result == result("a", 2, done=True)
@@ -152,7 +152,7 @@ def test_runner_with_criteria_that_let_a_complete_trial_go_on_records_more(is_ov
     (order,) = story.tell(m.TrialChosen("a"))
     assert isinstance(order, c.StartTrial)
     assert order.last_step == 2
-    assert kinds(story.report("a", 3, epoch=2))[0] == "RecordResult"
+    assert kinds(story.report("a", 3, epoch=2))[0] == "NotifyResult"
 
 
 def test_runner_with_a_trial_that_dies_while_a_stopper_ends_the_search_ends_it() -> None:
@@ -160,7 +160,7 @@ def test_runner_with_a_trial_that_dies_while_a_stopper_ends_the_search_ends_it()
     story.start("a", TO_THE_END)
     story.report("a", 1)
     story.tell(m.StopRequested(None, "a stopper stopped the experiment"))
-    assert kinds(story.die("a")) == ["RecordEnd"]
+    assert kinds(story.die("a")) == ["NotifyTrialEnd"]
     assert story.runner.summary("a").status == "TERMINATED"
 
 
@@ -185,8 +185,8 @@ def test_runner_reading_that_an_earlier_version_tried_a_complete_trial_again_lea
         m.TrialChosen("a"),
         m.TrialStarted("a", 2, 1, "host", "127.0.0.1", 0.0),
         result("a", 3, epoch=2, done=True),
-        m.HostDied("a", 2, 1, 9, None, 0.0),
-        m.HostFreed("a", 2),
+        m.TrialProcessDied("a", 2, 1, 9, None, 0.0),
+        m.SlotFreed("a", 2),
     ):
         assert story.tell(event) == []
     summary = story.runner.summary("a")

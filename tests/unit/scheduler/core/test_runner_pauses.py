@@ -7,11 +7,11 @@ import pytest
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
 
-PAUSE = m.Decided("a", 1, m.PAUSE, "others first")
+PAUSE = m.DecisionMade("a", 1, m.PAUSE, "others first")
 UP_TO_5 = (Condition("training_iteration", 5),)
 
 
@@ -31,7 +31,7 @@ def test_pausing_saves_then_frees_the_slot() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     assert story.report("a", 1, PAUSE) == [
-        c.RecordResult("a", result("a", 1), done=False),
+        c.NotifyResult("a", result("a", 1), done=False),
         c.PauseTrial("a", 1, NODE),
     ]
     assert status(story) == "RUNNING"
@@ -54,7 +54,7 @@ def test_a_paused_trial_goes_on_as_a_new_incarnation_up_to_its_next_horizon() ->
     assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 1)
     assert [ref.key for ref in order.restore] == ["a/1-1"]
     assert status(story) == "RUNNING"
-    assert kinds(story.report("a", 2, epoch=2)) == ["RecordResult"]
+    assert kinds(story.report("a", 2, epoch=2)) == ["NotifyResult"]
 
 
 def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() -> None:
@@ -74,8 +74,8 @@ def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decide
     None
 ):
     story = pausing()
-    assert story.runner.review(result("a", 7)) is Review.PASSING
-    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert story.runner.review(result("a", 7)) is ResultReview.PASSING
+    assert kinds(story.report("a", 2)) == ["NotifyResult"]
     story.paused("a")
     story.free("a")
     assert story.choose("a").last_step == 2
@@ -84,17 +84,17 @@ def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decide
 def test_one_that_reaches_its_end_instead_is_over() -> None:
     story = pausing()
     story.report("a", 2, done=True)
-    assert kinds(story.finish("a")) == ["RecordEnd"]
+    assert kinds(story.finish("a")) == ["NotifyTrialEnd"]
     other = pausing()
     other.report("a", 2, done=True)
     (end,) = other.paused("a")
-    assert end == c.RecordEnd("a", "TERMINATED", "it reached its end")
+    assert end == c.NotifyTrialEnd("a", "TERMINATED", "it reached its end")
 
 
 @pytest.mark.parity(130)
 def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_host() -> None:
     story = pausing(max_failures=1)
-    assert kinds(story.die("a")) == ["RecordFailure"]
+    assert kinds(story.die("a")) == ["NotifyFailure"]
     assert status(story) == "PAUSED"
     story.free("a")
     assert story.runner.placement.free == {"cpu": 1.0}
@@ -105,7 +105,7 @@ def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_
 @pytest.mark.parity(130)
 def test_a_failure_too_many_while_pausing_is_an_error_and_frees_the_slot() -> None:
     story = pausing(max_failures=0)
-    assert kinds(story.fail("a")) == ["RecordFailure", "RecordEnd"]
+    assert kinds(story.fail("a")) == ["NotifyFailure", "NotifyTrialEnd"]
     story.free("a")
     assert status(story) == "ERROR"
     assert story.runner.placement.free == {"cpu": 1.0}
@@ -129,15 +129,15 @@ def test_a_stop_request_ends_a_paused_trial_and_one_that_pauses() -> None:
     story = pausing()
     story.paused("a")
     (end,) = story.tell(m.StopRequested("a", "enough"))
-    assert end == c.RecordEnd("a", "TERMINATED", "enough", early=True, had_run=False)
+    assert end == c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True, had_run=False)
     other = pausing()
     assert kinds(other.tell(m.StopRequested(None, "enough"))) == ["StopTrial"]
-    assert other.paused("a") == [c.RecordEnd("a", "TERMINATED", "enough", early=True)]
+    assert other.paused("a") == [c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True)]
 
 
 def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
     story = pausing()
-    assert story.tell(m.Interrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
+    assert story.tell(m.RunInterrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
     assert status(story) == "PAUSED"
     assert story.paused("a") == []
     story.free("a")
@@ -148,14 +148,16 @@ def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
 def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused() -> None:
     story = Story(cpus=1.0)
     story.start("a")
-    story.tell(m.Interrupted("Ctrl-C"))
+    story.tell(m.RunInterrupted("Ctrl-C"))
     assert status(story) == "PENDING"
     # Its host is told to stop already, and what it said before it heard of that still counts.
-    assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["RecordResult"]
+    assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["NotifyResult"]
     assert status(story) == "PAUSED"
     assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
-    assert story.runner.review(result("a", 7)) is Review.PASSING, "nobody is asked about it again"
-    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert story.runner.review(result("a", 7)) is ResultReview.PASSING, (
+        "nobody is asked about it again"
+    )
+    assert kinds(story.report("a", 2)) == ["NotifyResult"]
     assert story.paused("a") == []
     story.free("a")
     assert story.runner.is_finished

@@ -31,7 +31,7 @@ class Farm(Story):
         order = self.choose("a")
         epoch = self.trial.epoch
         self.tell(m.TrialFailed("a", epoch, "storage", "no room", "", 0.0))
-        self.tell(m.HostFreed("a", epoch))
+        self.tell(m.SlotFreed("a", epoch))
         return order.incarnation
 
     def fail_often(self) -> None:

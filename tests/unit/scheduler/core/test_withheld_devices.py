@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.scheduler.core.test_offers import GPUS, SharedNode
 from tests.unit.scheduler.stories import Story
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
@@ -46,7 +46,7 @@ def test_what_it_has_in_all_and_free_is_without_what_is_withheld() -> None:
     placement.withhold("n", {"a": XID})
     assert placement.total == {"cpu": 8.0, "gpu": 2.25}, "what is held of a device is there"
     assert placement.free == {"cpu": 7.0, "gpu": 2.0}
-    assert placement.held("n") == Amounts({"cpu": 1.0, "gpu": 0.25}, {"a": 0.25})
+    assert placement.held("n") == ResourceAmounts({"cpu": 1.0, "gpu": 0.25}, {"a": 0.25})
     placement.withhold("n", {})
     assert placement.total == {"cpu": 8.0, "gpu": 3.0}
     assert placement.free == {"cpu": 7.0, "gpu": 2.75}
@@ -66,13 +66,13 @@ def test_what_is_freed_of_a_withheld_device_is_had_by_nobody_until_it_is_back() 
 
 def test_a_trial_on_a_withheld_device_keeps_others_from_nothing_of_an_offer() -> None:
     placement = a_node("a", "b")
-    placement.offer("n", Amounts({"cpu": 2.0, "gpu": 2.0}, {"a": 1.0, "b": 1.0}))
+    placement.offer("n", ResourceAmounts({"cpu": 2.0, "gpu": 2.0}, {"a": 1.0, "b": 1.0}))
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"a": 1.0}
     placement.withhold("n", {"a": XID})
     assert placement.fit({"cpu": 1.0, "gpu": 1.0}) == "n"
-    placement.offer("n", Amounts({"cpu": 2.0, "gpu": 1.0}, {"b": 1.0}))
+    placement.offer("n", ResourceAmounts({"cpu": 2.0, "gpu": 1.0}, {"b": 1.0}))
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"b": 1.0}
-    assert placement.excess("n") == Amounts({}, {"a": 1.0})
+    assert placement.excess("n") == ResourceAmounts({}, {"a": 1.0})
 
 
 def test_no_node_is_kept_for_a_request_that_needs_what_is_withheld() -> None:

@@ -17,12 +17,12 @@ from tests.unit.scheduler.loops import (
 )
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.trial import TrialSummary
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.stopping.stopper import Stopper
-from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, WireError
+from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, TransportError
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
@@ -32,7 +32,7 @@ from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
 def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
     loop = Loop()
     log = loop.turn(NODE)
-    assert [line[0] for line in log] == ["journal", "start", "RecordTrialAdded", "release"]
+    assert [line[0] for line in log] == ["journal", "start", "NotifyTrialAdded", "release"]
 
 
 def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
@@ -66,7 +66,7 @@ def test_a_gap_in_the_numbers_is_an_error() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
-    with pytest.raises(WireError, match="sent event 4, 3 is missing"):
+    with pytest.raises(TransportError, match="sent event 4, 3 is missing"):
         loop.batch(4, result(3))
 
 
@@ -81,10 +81,10 @@ def test_what_a_node_says_that_is_lost_is_not_heard() -> None:
 def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded() -> None:
     loop = Loop()
     loop.turn(NODE)
-    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
     log = loop.batch(1, started(), result(1), result(2), result(3, done=True), *last)
     assert recorded(log) == 3
-    assert ("RecordEnd", "t_00000") in log
+    assert ("NotifyTrialEnd", "t_00000") in log
     assert ("start", "t_00001", 1) in log
 
 
@@ -94,7 +94,7 @@ def test_the_search_ends_when_the_last_host_is_gone() -> None:
     loop.turn(NODE)
     loop.batch(1, started(), result(1, done=True), m.TrialFinished("t_00000", 1))
     assert not loop.runner.is_finished
-    loop.batch(4, m.HostFreed("t_00000", 1))
+    loop.batch(4, m.SlotFreed("t_00000", 1))
     loop.turn()
     assert loop.runner.is_finished
 
@@ -103,7 +103,7 @@ def test_the_search_ends_when_the_last_host_is_gone() -> None:
 def test_a_turn_after_the_end_does_nothing() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
-    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
     loop.batch(1, started(), result(1, done=True), *last)
     loop.turn()
     assert loop.runner.is_finished
@@ -177,7 +177,7 @@ def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
     loop.turn(NODE)
     loop.loop.request_stop("somebody said so", trial="t_00000")
     assert ("stop", "t_00000") in loop.turn()
-    assert ("start", "t_00001", 1) in loop.batch(1, m.HostFreed("t_00000", 1))
+    assert ("start", "t_00001", 1) in loop.batch(1, m.SlotFreed("t_00000", 1))
 
 
 def test_an_interrupted_search_ends_without_new_trials() -> None:
@@ -185,7 +185,7 @@ def test_an_interrupted_search_ends_without_new_trials() -> None:
     loop.turn(NODE)
     loop.loop.interrupt("SIGINT")
     assert ("stop", "t_00000") in loop.turn()
-    loop.batch(1, m.HostFreed("t_00000", 1))
+    loop.batch(1, m.SlotFreed("t_00000", 1))
     assert loop.runner.is_finished
     assert not any(line[:2] == ("start", "t_00001") for line in loop.log)
 
@@ -194,7 +194,7 @@ def test_an_interrupted_search_ends_without_new_trials() -> None:
 def test_a_limit_on_trials_ends_an_endless_search() -> None:
     loop = Loop(trials=-1, max_trials=1)
     loop.turn(NODE)
-    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
     loop.batch(1, started(), result(1, done=True), *last)
     assert loop.runner.is_finished
     assert len(loop.runner.finished) == 1
@@ -322,10 +322,10 @@ def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused(
     assert loop.loop.trials["t_00000"].status == "PENDING"
     log = loop.batch(2, result(1))
     assert ("pause", "t_00000") not in log
-    assert ("RecordResult", "t_00000") in log
+    assert ("NotifyResult", "t_00000") in log
     assert loop.loop.trials["t_00000"].status == "PAUSED"
     assert loop.runner.summary("t_00000").status == "PAUSED"
-    loop.batch(3, m.HostFreed("t_00000", 1))
+    loop.batch(3, m.SlotFreed("t_00000", 1))
     assert loop.runner.is_finished
     loop.loop.resume(m.ExperimentResumed(2, 0.0))
     assert loop.loop.trials["t_00000"].status == "PAUSED"
@@ -370,7 +370,7 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
             return self.CONTINUE
 
     search = SearchGenerator(BasicVariantGenerator(), {}, 1)
-    algorithms = Algorithms(
+    algorithms = AlgorithmDriver(
         search=search,
         scheduler=Looks(),
         metric="val/loss",
@@ -391,8 +391,8 @@ def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_sear
         while not loop.runner.counts["RUNNING"]:
             loop.now += 0.5
             loop.turn()
-        died = m.HostDied(trial, 1, 1, 11, None, 0.0)
-        log = loop.batch(first, started(trial), died, m.HostFreed(trial, 1))
+        died = m.TrialProcessDied(trial, 1, 1, 11, None, 0.0)
+        log = loop.batch(first, started(trial), died, m.SlotFreed(trial, 1))
         told += [line[1] for line in log if line[0] == "news"]
     loop.now += 2.0
     loop.turn()

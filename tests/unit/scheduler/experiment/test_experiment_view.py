@@ -11,7 +11,7 @@ import pytest
 from tests.support.searches.plans import PLAN
 from tests.unit.scheduler.stories import Story
 from tests.unit.scheduler.trials_for_logs import FakeTrial
-from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNews
+from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_shared.protocol import messages as m
 
 
@@ -46,7 +46,7 @@ class Search:
             prepared,  # type: ignore[arg-type]
             lambda: self.now,
         )
-        self.uploads = UploadNews(self.view, self.told.append)
+        self.uploads = UploadNotice(self.view, self.told.append)
 
 
 @pytest.fixture

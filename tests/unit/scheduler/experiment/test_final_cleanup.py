@@ -12,7 +12,7 @@ import pytest
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.experiment.final_cleanup import PATIENCE_S, SHORT_PATIENCE_S, settle_store
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 
 
 class End:
@@ -47,7 +47,7 @@ class End:
     def news(self) -> list[str]:
         return []
 
-    def collect(self, live: Any, is_busy: Any, cancel: Cancel) -> None:
+    def collect(self, live: Any, is_busy: Any, cancel: CancelToken) -> None:
         self.done.append(("collect", live))
         while self.has_much_to_do:
             self.is_enough = True

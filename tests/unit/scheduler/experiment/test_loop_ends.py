@@ -141,7 +141,7 @@ def test_search_algorithm_that_waits_for_the_result_of_a_trial_is_waited_for() -
     loop.now = 3600.0
     loop.turn()
     assert loop.loop.waits_for_search == ""
-    loop.batch(2, result(1), m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1))
+    loop.batch(2, result(1), m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1))
     loop.now += 30.0
     loop.turn()
     loop.now += 31.0
@@ -190,4 +190,4 @@ def test_trial_scheduler_that_resumes_no_paused_trial_ends_the_search_with_the_r
     loop.batch(1, started(), result(1))
     paused = m.TrialPaused("t_00000", 1)
     with pytest.raises(SearchFailed, match="PAUSED, and Pausing lets none of them go on"):
-        loop.batch(3, paused, m.HostFreed("t_00000", 1))
+        loop.batch(3, paused, m.SlotFreed("t_00000", 1))

@@ -13,9 +13,14 @@ from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core.events.resume_events import NOT_RESUMED
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.experiment.open_experiment import Opened, ResumeOptions, has_work, resumption
+from tunemq_scheduler.experiment.open_experiment import (
+    OpenExperiment,
+    ResumeOptions,
+    has_work,
+    resumption,
+)
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.base.errors import SearchFailed
@@ -52,7 +57,7 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     # A scheduler that goes on takes the rest of the batch, and nothing twice.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)
-    driver = EventDriver(runner, Algorithms(search=search, scheduler=RaisesAt(0)), PLAN)
+    driver = EventDriver(runner, AlgorithmDriver(search=search, scheduler=RaisesAt(0)), PLAN)
     driver.replay([loop.journal.entries])
     assert runner.accepted.get("n.1", 0) == step
     other = Loop(scheduler=RaisesAt(0), trials=1)
@@ -74,7 +79,7 @@ def test_a_batch_that_was_handled_stays_read_when_something_raises_behind_it() -
     loop.turn(NODE)
     ends = m.TrialFinished("t_00000", 1)
     with pytest.raises(SearchFailed):
-        loop.batch(1, started(), result(1), ends, m.HostFreed("t_00000", 1))
+        loop.batch(1, started(), result(1), ends, m.SlotFreed("t_00000", 1))
     assert loop.runner.accepted == {"n.1": 4}
     assert replay(loop.runner.settings, loop.journal.entries).accepted == {"n.1": 4}
 
@@ -88,7 +93,7 @@ def loop_with_an_error() -> Loop:
     loop.turn(NODE)
     saved = m.CheckpointCommitted("t_00000", 1, 1, 2, "t_00000/checkpoint_1-000001", "ab", 3)
     loop.batch(
-        1, started(), result(1), result(2), saved, result(3), failed(), m.HostFreed("t_00000", 1)
+        1, started(), result(1), result(2), saved, result(3), failed(), m.SlotFreed("t_00000", 1)
     )
     assert loop.runner.summary("t_00000").status == "ERROR"
     assert not loop.runner.live
@@ -129,7 +134,7 @@ def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
     begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
     first = m.ResultReported("t_00000", epoch, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
     read = m.BatchRead("n.2", 1, 2, "1-0")
-    assert ("RecordResult", "t_00000") in loop.turn(read, begun, first)
+    assert ("NotifyResult", "t_00000") in loop.turn(read, begun, first)
     assert replay(loop.runner.settings, loop.journal.entries).snapshot() == loop.runner.snapshot()
 
 
@@ -156,7 +161,7 @@ def test_what_was_stopped_interrupted_or_exhausted_goes_on() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
-    loop.turn(m.SearchExhausted(), m.Interrupted("Ctrl-C"))
+    loop.turn(m.SearchExhausted(), m.RunInterrupted("Ctrl-C"))
     assert not loop.runner.wants_config()
     loop.loop.resume(m.ExperimentResumed(2, 0.0))
     runner = loop.runner
@@ -168,8 +173,8 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
     loop = Loop(trials=1, scheduler=RaisesAt(0))
     loop.turn(NODE)
     loop.batch(1, started(), result(1), result(2, done=True))
-    loop.turn(m.Interrupted("Ctrl-C"))
-    opened = Opened(loop.journal, loop.loop.driver)
+    loop.turn(m.RunInterrupted("Ctrl-C"))
+    opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
     assert event.also == ("t_00000",), "with other criteria it may go further"
@@ -189,7 +194,7 @@ def test_a_trial_that_had_just_ended_by_the_old_criteria_goes_on_to_the_new_ones
     loop.turn(m.StopRequested("t_00000", "enough"))
     loop.batch(4, m.TrialFinished("t_00000", 1))
     assert "t_00000" in loop.runner.live
-    opened = Opened(loop.journal, loop.loop.driver)
+    opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
     assert event.also == ("t_00000",)
@@ -217,9 +222,9 @@ def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_
     def fail_on(node: str) -> None:
         (trial,) = [trial for trial, _epoch, where in loop.runner.slots if where == node]
         first = loop.runner.accepted.get(node, 0) + 1
-        died = m.HostDied(trial, 1, 1, 9, None, 0.0)
+        died = m.TrialProcessDied(trial, 1, 1, 9, None, 0.0)
         read = m.BatchRead(node, first, first + 1, f"{loop.now}-{first}")
-        loop.turn(read, died, m.HostFreed(trial, 1))
+        loop.turn(read, died, m.SlotFreed(trial, 1))
 
     for node in ("b.1", "a.1"):
         for _ in range(3):
@@ -245,12 +250,12 @@ def test_a_trial_that_is_over_is_work_until_its_host_is_gone_and_its_uploads_are
     prepared: Any = SimpleNamespace(tune=tune, trials=1)
 
     def is_work() -> bool:
-        opened = Opened(loop.journal, loop.loop.driver)
+        opened = OpenExperiment(loop.journal, loop.loop.driver)
         event = resumption(opened, ResumeOptions(), loop.runner.settings)
         return has_work(opened, event, prepared)
 
     assert is_work()
-    loop.batch(5, m.HostFreed("t_00000", 1))
+    loop.batch(5, m.SlotFreed("t_00000", 1))
     assert is_work()
     loop.batch(6, m.CheckpointCommitted("t_00000", 1, 1, 1, saved.key, "cd", 3))
     assert not is_work()

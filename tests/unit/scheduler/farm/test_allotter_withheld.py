@@ -6,7 +6,7 @@ import itertools
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tests.unit.scheduler.farm.allocation.test_allotter import ONE, an_allotter, wants
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 
 BAD = {"n-0": "XID 79"}
 WORDS = "GPU n-0 of node n is set aside: XID 79"
@@ -48,7 +48,7 @@ def test_what_was_offered_and_is_not_used_is_taken_back_and_given_elsewhere() ->
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1, preferred="n"))
     allotter.offers()
-    nothing_held = Usage({"n": 1}, {}, (Wanted(ONE, 1),))
+    nothing_held = OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),))
     allotter.usage("e", nothing_held)
     allotter.devices_withheld("n", BAD)
     offers = {offer.incarnation: offer.devices for _, offer in allotter.offers()}
@@ -62,7 +62,7 @@ def test_an_offer_on_its_way_is_taken_back_when_it_is_known_that_nothing_is_in_i
     allotter.offers()
     allotter.devices_withheld("n", BAD)
     assert allotter.offers() == [], "a trial may have begun in it"
-    allotter.usage("e", Usage({"n": 1}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allotter.offers()
     assert offer.devices == {}
 
@@ -72,20 +72,20 @@ def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_no
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1))
     allotter.offers()
-    held = {"n": Amounts({"cpu": 1.0, "gpu": 1.0}, {"n-0": 1.0})}
-    allotter.usage("e", Usage({"n": 1}, held, ()))
+    held = {"n": ResourceAmounts({"cpu": 1.0, "gpu": 1.0}, {"n-0": 1.0})}
+    allotter.usage("e", OfferUsage({"n": 1}, held, ()))
     allotter.devices_withheld("n", BAD)
     assert allotter.offers() == []
     [row] = allotter.snapshot()
     assert (row.free.devices, row.aside.devices, dict(row.withheld)) == ({}, {}, BAD)
 
-    allotter.usage("e", Usage({"n": 1}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allotter.offers()
     assert (offer.devices, offer.preempt_grace_s) == ({}, None)
-    allotter.usage("e", Usage({"n": 2}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"n": 2}, {}, (SlotDemand(ONE, 1),)))
     assert allotter.offers() == []
     [row] = allotter.snapshot()
-    assert (row.free.devices, row.aside) == ({}, Amounts({"gpu": 1.0}, {"n-0": 1.0}))
+    assert (row.free.devices, row.aside) == ({}, ResourceAmounts({"gpu": 1.0}, {"n-0": 1.0}))
     assert allotter.why("e", ONE)[1] == WORDS
 
 

@@ -19,7 +19,7 @@ from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.journal import (
     Journal,
-    Snapshot,
+    JournalSnapshot,
     read_entries,
     read_header,
     read_turns,
@@ -46,7 +46,7 @@ def written(folder: Path) -> Path:
 
 
 def snapshot(journal: Journal, state: bytes, *finished: tuple[str, bytes]) -> bool:
-    return journal.snapshot(Snapshot(state=state, algorithms={"search": b"{}"}), finished)
+    return journal.snapshot(JournalSnapshot(state=state, algorithms={"search": b"{}"}), finished)
 
 
 def test_what_was_written_is_read_back(written: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_snapshot_stands_for_the_turns_before_it(folder: Path) -> None:
         journal.append(TURNS[2])
         journal.append(TURNS[3])
     found = recover(folder)
-    assert found.snapshot == Snapshot(state=b"two", algorithms={"search": b"{}"})
+    assert found.snapshot == JournalSnapshot(state=b"two", algorithms={"search": b"{}"})
     assert list(found.finished.items()) == [("a", b"2"), ("b", b"1"), ("c", b"1")]
     assert list(found.turns) == TURNS[2:4]
     assert (found.turn, found.snapshot_turn) == (4, 2)
@@ -375,10 +375,10 @@ def test_what_only_a_newer_tunemq_knows_is_refused(folder: Path) -> None:
 
 
 def test_the_fields_of_recovered_are_all_described() -> None:
-    from tunemq_scheduler.journal import Recovered
+    from tunemq_scheduler.journal import RecoveredJournal
 
-    named = [field.name for field in dataclasses.fields(Recovered) if field.repr]
-    assert [name for name in named if f"{name}:" not in (Recovered.__doc__ or "")] == []
+    named = [field.name for field in dataclasses.fields(RecoveredJournal) if field.repr]
+    assert [name for name in named if f"{name}:" not in (RecoveredJournal.__doc__ or "")] == []
 
 
 def test_journal_that_somebody_removed_while_it_is_written_is_told_with_its_folder(written) -> None:

@@ -17,9 +17,9 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.cli.journal_command import told_lost
-from tunemq_scheduler.journal import Journal, Recovered, read_turns, recover
-from tunemq_scheduler.journal.damage_check import Replayed, believe, examine
-from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal import Journal, RecoveredJournal, read_turns, recover
+from tunemq_scheduler.journal.damage_check import ReplayExtent, believe, examine
+from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.salvage import salvage
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
@@ -120,12 +120,12 @@ def test_salvage_one_unusable_history_loses_nothing(
 
 def test_salvage_record_that_both_histories_lost_names_what_is_gone(folder: Path) -> None:
     states = begun(folder, TURNS, snapshot_before=(1, 2, 3))
-    record = list(Frames(folder / "history"))[1]
+    record = list(JournalFrames(folder / "history"))[1]
     for name in ("history", "history.copy"):
         flip(folder / name, record.offset + 30)
     with pytest.raises(JournalCorrupt, match="tunemq journal salvage"):
         recover(folder)
-    done = salvage(folder, lambda found: Replayed(found.turn, "", ("abc_00000",)))
+    done = salvage(folder, lambda found: ReplayExtent(found.turn, "", ("abc_00000",)))
     assert (done.turns, done.lost_records, done.missing) == (len(TURNS), 1, ("abc_00000",))
     turns, finished = state_of(recover(folder))
     assert turns == states[-1][0]
@@ -182,8 +182,8 @@ def test_salvage_snapshot_from_an_older_time_is_not_taken_for_the_newest(folder:
 def test_salvage_turns_that_do_not_replay_are_left_out(folder: Path) -> None:
     begun(folder, TURNS, snapshot_before=())
 
-    def replay(found: Recovered) -> Replayed:
-        return Replayed(min(found.turn, 4), "KeyError: 'a'" if found.turn > 4 else "")
+    def replay(found: RecoveredJournal) -> ReplayExtent:
+        return ReplayExtent(min(found.turn, 4), "KeyError: 'a'" if found.turn > 4 else "")
 
     assert "behind turn 4: KeyError" in examine(folder, replay).damage[0]
     done = salvage(folder, replay)
@@ -203,7 +203,7 @@ def test_journal_create_refuses_folder_that_lost_its_segments(folder: Path) -> N
 
 def test_turns_behind_a_missing_one_are_of_no_use_and_counted(folder: Path) -> None:
     begun(folder, TURNS, snapshot_before=())
-    frames = list(Frames(turns_file(folder, 1)))
+    frames = list(JournalFrames(turns_file(folder, 1)))
     flip(turns_file(folder, 1), frames[3].offset + 1)
     done = salvage(folder)
     assert (done.turns, done.unusable) == (2, len(TURNS) - 3)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import TrialSummary
-from tunemq_scheduler.output.callback_dispatcher import Records
+from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.loggers import LoggerCallback
 from tunemq_scheduler.output.terminal.display import Display
 from tunemq_scheduler.results.callback import Callback
@@ -19,15 +19,15 @@ from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
 
-def records(*callbacks: Callback) -> Records:
-    return Records(callbacks, Display(), None, None)
+def records(*callbacks: Callback) -> CallbackDispatcher:
+    return CallbackDispatcher(callbacks, Display(), None, None)
 
 
-def reported(told: Records) -> None:
+def reported(told: CallbackDispatcher) -> None:
     view = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
     view.started(m.TrialStarted("t", 1, 1, "host", "127.0.0.1", 0.0))
     result = m.ResultReported("t", 1, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
-    told.record(c.RecordResult("t", result, done=False), view)
+    told.record(c.NotifyResult("t", result, done=False), view)
 
 
 @pytest.mark.parity(57)

@@ -15,9 +15,9 @@ from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import Mending
+from tunemq_scheduler.output.log_repair import LogRepair
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
@@ -31,13 +31,13 @@ def mended(loop: Loop, folder: Path) -> Path:
     return Path(retold(loop, folder)[0].trial_folder("t_00000"))
 
 
-def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
+def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, LogRepair]:
     """Have a restart tell all that the journal holds; returns the plan and who made it good."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
-    algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+    algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    mending = Mending(runner)
+    mending = LogRepair(runner)
     driver = EventDriver(runner, algorithms, plan)
     entries = iter(loop.journal.entries)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
@@ -60,7 +60,7 @@ def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
 ) -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
-    loop.batch(1, started(), result(1), result(2), result(3), FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(1, started(), result(1), result(2), result(3), FAILED, m.SlotFreed("t_00000", 1))
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
     epoch = loop.runner.live["t_00000"].epoch
@@ -80,7 +80,7 @@ def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_onc
 ) -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
-    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
     told = (mended(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
     assert "Failure # 1 (" in told
 
@@ -88,7 +88,7 @@ def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_onc
 def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path: Path) -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
-    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
     folder = mended(loop, tmp_path)  # by a process that died before the disk had it, perhaps
     _, again = retold(loop, tmp_path)
     names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
@@ -102,7 +102,7 @@ def test_a_trial_that_failed_knows_its_error_file_after_a_restart(
     loop = Loop(trials=2)
     loop.runner.settings = msgspec.structs.replace(loop.runner.settings, max_failures=1 - is_over)
     loop.turn(NODE)
-    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
     plan = msgspec.structs.replace(PLAN, folder=str(tmp_path))
     again = TrialRunner.load(loop.runner.settings, dump(loop.runner), loop.runner.finished)
     assert again.summary("t_00000").status == ("ERROR" if is_over else "RUNNING")

@@ -18,10 +18,10 @@ from tests.unit.scheduler.output.test_unrecorded_rows import steps_in
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import Mending
-from tunemq_scheduler.output.result_rows import Steps, ends_with, read_rows
+from tunemq_scheduler.output.log_repair import LogRepair
+from tunemq_scheduler.output.result_rows import StepRanges, ends_with, read_rows
 from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
@@ -61,11 +61,11 @@ class Search:
     def restart(self) -> list[str]:
         """Have a restart bring the files to where the journal is; returns what it said."""
         search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
-        algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+        algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
         known, state = self.snapshot or (0, b"")
         before = self.loop.runner.settings
         runner = TrialRunner.load(before, state, {}) if state else TrialRunner(before)
-        mending = Mending(runner)
+        mending = LogRepair(runner)
         entries = iter(self.loop.journal.entries)
         lengths = [said[1] for said in self.loop.log if said[0] == "journal"]
         turns = [list(itertools.islice(entries, length)) for length in lengths]
@@ -101,7 +101,7 @@ def test_restart_with_any_bytes_in_a_file_of_a_trial_has_each_row_once(
 ) -> None:
     search = Search(tmp_path_factory.mktemp("search"))
     search.report(4, 3)
-    search.loop.batch(5, FAILED, m.HostFreed(TRIAL, 1))
+    search.loop.batch(5, FAILED, m.SlotFreed(TRIAL, 1))
     assert search.restart() == []
     path = search.folder / name
     before = path.read_bytes() if path.exists() else b""
@@ -208,7 +208,7 @@ def test_rows_of_a_sparse_file_are_not_all_read(tmp_path: Path) -> None:
 
 @given(st.sets(st.integers(1, 40)), st.integers(1, 40), st.integers(0, 40))
 def test_steps_know_what_is_missing(known: set[int], first: int, last: int) -> None:
-    steps = Steps()
+    steps = StepRanges()
     for step in sorted(known):
         steps.add(step)
     assert {step for step in range(45) if step in steps} == known

@@ -13,9 +13,9 @@ from tests.support.searches.plans import PLAN
 from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import Mending
+from tunemq_scheduler.output.log_repair import LogRepair
 from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.schedulers import FIFOScheduler
@@ -25,12 +25,12 @@ from tunemq_shared.protocol import messages as m
 FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
-def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, Mending]:
+def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, LogRepair]:
     """Replay the first turns of a journal, and have the files follow."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
-    algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+    algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    mending = Mending(runner)
+    mending = LogRepair(runner)
     entries = iter(loop.journal.entries)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     all_turns = [list(itertools.islice(entries, length)) for length in lengths]
@@ -115,7 +115,7 @@ def test_unrecorded_rows_of_unknown_trial_are_moved_aside(tmp_path: Path) -> Non
 
 def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) -> None:
     loop, _ = three_steps()
-    loop.batch(5, FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(5, FAILED, m.SlotFreed("t_00000", 1))
     turns = journalled(loop)
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
@@ -133,7 +133,7 @@ def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) 
 def test_unrecorded_failure_is_moved_aside(tmp_path: Path) -> None:
     loop, _ = three_steps()
     turns = journalled(loop)
-    loop.batch(5, FAILED, m.HostFreed("t_00000", 1))
+    loop.batch(5, FAILED, m.SlotFreed("t_00000", 1))
     unrecorded = after_loss(loop, tmp_path, turns)
     folder = tmp_path / "train_t_00000"
     assert (folder / "error.txt").read_text() == ""
@@ -145,7 +145,7 @@ def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
     tmp_path: Path,
 ) -> None:
     loop, _ = three_steps()
-    loop.batch(5, m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1))
+    loop.batch(5, m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1))
     plan = msgspec.structs.replace(PLAN, folder=str(tmp_path), experiment_id="t")
     runner, _ = replayed(loop, None, plan)
     assert not runner.live

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tunemq_scheduler.results.trial_failures import (
-    Failure,
     FailureLog,
+    TrialFailure,
     describe_death,
     failure_of,
     root_cause,
     write_failure,
 )
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.protocol.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.protocol.messages import NodeLost, TrialFailed, TrialProcessDied
 
 
 def raised(number: int = 3) -> str:
@@ -30,9 +30,9 @@ def raised(number: int = 3) -> str:
         return traceback.format_exc()
 
 
-def failure(trial: str = "train_1", **changes: object) -> Failure:
+def failure(trial: str = "train_1", **changes: object) -> TrialFailure:
     told = {"kind": "user", "error": "ValueError: bad data", "traceback": raised(), **changes}
-    return Failure(trial=trial, hostname="node-a", **told)
+    return TrialFailure(trial=trial, hostname="node-a", **told)
 
 
 @pytest.mark.parity(94)
@@ -130,13 +130,13 @@ def test_what_nodes_report_becomes_a_failure():
         5.0,
         False,
     )
-    died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0)
+    died = TrialProcessDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0)
     told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
     assert (told.kind, told.number, told.is_final) == ("died", 1, True)
 
 
 def test_a_process_that_the_machine_had_no_memory_for_and_a_lost_node_are_named_so():
-    died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0, cause="memory")
+    died = TrialProcessDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0, cause="memory")
     told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
     assert (told.kind, "no memory left" in told.error) == ("memory", True)
     lost = NodeLost("n.1", "its lease ran out")

@@ -11,8 +11,8 @@ import pytest
 from tunemq_scheduler.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
+    SchedulerDecision,
     TrialScheduler,
-    Verdict,
     create_scheduler,
     make_scheduler,
     read_verdict,
@@ -85,7 +85,7 @@ def test_a_verdict_is_the_bare_word_with_a_reason() -> None:
 )
 def test_bare_words_are_verdicts_too(answer: str, meaning: str) -> None:
     verdict = read_verdict(FIFOScheduler(), answer)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, SchedulerDecision)
     assert verdict == meaning
 
 

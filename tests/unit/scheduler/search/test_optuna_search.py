@@ -30,7 +30,7 @@ from tunemq_scheduler.search import (
     uniform,
 )
 from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
-from tunemq_scheduler.search.optuna.optuna_space import Unlike, parameters
+from tunemq_scheduler.search.optuna.optuna_space import ConfigMismatch, parameters
 from tunemq_shared.base.errors import ConfigError, SearchSpaceError
 
 SPACE = {
@@ -386,5 +386,5 @@ def test_bad_input_is_named(make: Any, error: type[Exception], words: str) -> No
 
 
 def test_a_configuration_that_lacks_a_part_is_unlike_the_space() -> None:
-    with pytest.raises(Unlike, match="net/width is missing"):
+    with pytest.raises(ConfigMismatch, match="net/width is missing"):
         parameters({"net": {"width": randint(1, 4)}}, {"net": {}})

@@ -17,7 +17,7 @@ from tunemq_scheduler.search.domains import (
     uniform,
 )
 from tunemq_scheduler.search.space import (
-    Grid,
+    GridCombinations,
     count_grid,
     format_tag,
     merge,
@@ -32,7 +32,7 @@ from tunemq_shared.base.errors import SearchSpaceError
 def configs(space: dict[str, Any], seed: object = 1) -> list[dict[str, Any]]:
     """All combinations of a space's grid, the rest drawn."""
     read = read_space(space)
-    grid = Grid(read)
+    grid = GridCombinations(read)
     return [resolve(read, grid.pick(n), generators(seed, n)) for n in range(grid.size)]
 
 
@@ -139,7 +139,7 @@ def test_a_grid_among_a_grids_values_is_flattened() -> None:
 
 def test_a_huge_grid_is_counted_and_picked_without_being_laid_out() -> None:
     space = read_space({str(axis): grid_search(range(1000)) for axis in range(6)})
-    grid = Grid(space)
+    grid = GridCombinations(space)
     assert grid.size == 10**18
     config = resolve(space, grid.pick(10**18 - 1), generators(0))
     assert set(config.values()) == {999}

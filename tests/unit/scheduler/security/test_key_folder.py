@@ -15,7 +15,7 @@ from tests.support.keys import key_folder
 from tunemq_scheduler.security.key_folder import KeyFolder
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.signing.key_files import SUBMITTER_NAME, KeyFile, read_key_file
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.message_signing import MessageSigner
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_between_two_steps_each_understands_each(folder):
     assert len(last.orders) == len(last.submitters["ben"]) == 1
 
 
-def understand(one: Seal, other: Seal) -> None:
+def understand(one: MessageSigner, other: MessageSigner) -> None:
     assert other.open(one.close(b"said", b"place"), b"place") == b"said"
 
 

@@ -9,13 +9,13 @@ from tunemq_scheduler.settings.restored_checkpoint import KEY as RESTORED
 from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.trainable.trainable import Trainable
 
 
 @pytest.fixture
 def store(tmp_path):
-    return LocalStore(tmp_path / "store")
+    return LocalCheckpointStore(tmp_path / "store")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_dict_comes_back_as_one(store):
 
 
 def test_the_checkpoint_of_another_search_brings_its_counts(store, folder, tmp_path):
-    other = LocalStore(tmp_path / "other")
+    other = LocalCheckpointStore(tmp_path / "other")
     state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
     committed = put(other, folder, step=7, state=state)
     ref = import_checkpoint(str(other.open_checkpoint(KEY, committed.sha256).path), store)

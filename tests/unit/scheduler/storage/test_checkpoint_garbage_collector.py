@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import DeleteCheckpoint, DeleteObjects
 from tunemq_scheduler.storage import checkpoint_garbage_collector as module
-from tunemq_scheduler.storage.checkpoint_garbage_collector import StoreKeeper
+from tunemq_scheduler.storage.checkpoint_garbage_collector import CheckpointGarbageCollector
 from tunemq_shared.base.errors import StoreError
 
 
@@ -48,7 +48,7 @@ def store() -> PatientStore:
 
 @pytest.fixture
 def keeper(store):
-    keeper = StoreKeeper(store, first_pause_s=0.01)
+    keeper = CheckpointGarbageCollector(store, first_pause_s=0.01)
     yield keeper
     store.may_go_on.set()
     keeper.finish(0.0)
@@ -102,7 +102,7 @@ def test_one_that_can_never_be_removed_keeps_no_other_waiting(keeper, store):
 
 
 def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store):
-    keeper = StoreKeeper(store, first_pause_s=60.0)
+    keeper = CheckpointGarbageCollector(store, first_pause_s=60.0)
     store.is_away = True
     keeper.discard(condemned(1))
     keeper.discard(DeleteObjects(("t0/checkpoint_1-000000/abc",)))
@@ -129,7 +129,7 @@ def test_the_end_waits_for_a_slow_store_as_long_as_that_gets_on(monkeypatch):
         return False
 
     store = SlowStore()
-    keeper = StoreKeeper(store)
+    keeper = CheckpointGarbageCollector(store)
     for n in range(12):
         keeper.discard(condemned(n))
     assert keeper.finish(60, is_enough, without_success=1.0) == []
@@ -146,7 +146,7 @@ def test_the_end_does_not_wait_for_a_store_that_removes_nothing(keeper, store):
 
 
 def test_the_end_tries_at_once_what_waited_for_its_next_try(store):
-    keeper = StoreKeeper(store, first_pause_s=60.0)
+    keeper = CheckpointGarbageCollector(store, first_pause_s=60.0)
     store.is_away = True
     keeper.discard(condemned(1))
     eventually(lambda: store.refused)
@@ -164,7 +164,7 @@ def test_whoever_has_no_patience_is_let_go(keeper, store):
 
 def test_a_search_that_keeps_everything_has_no_thread(store):
     before = set(threading.enumerate())  # of which some may just be ending
-    keeper = StoreKeeper(store)
+    keeper = CheckpointGarbageCollector(store)
     assert keeper.finish(1) == []
     assert keeper._thread is None
     assert set(threading.enumerate()) <= before

@@ -20,7 +20,7 @@ class FullJournal:
         self.tries = 0
         self.then = lambda: None
 
-    def append(self, entries: Sequence[m.Entry]) -> None:
+    def append(self, entries: Sequence[m.JournalRecord]) -> None:
         self.tries += 1
         self.then()
         if self.tries <= self._left:
@@ -61,7 +61,7 @@ def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
 def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_is() -> None:
     loop, journal = with_full_journal(3)
     log = loop.turn(NODE)
-    names = ["news", "journal", "news", "start", "RecordTrialAdded", "release"]
+    names = ["news", "journal", "news", "start", "NotifyTrialAdded", "release"]
     assert [line[0] for line in log] == names
     assert log[0][1].startswith("degraded: there is no room left for /j (7 bytes are free).")
     assert "there is room again after 6 s" in log[2][1]

@@ -15,12 +15,12 @@ from tests.support.searches.checkpoints import KEY, contents, fill, info, put
 from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "experiment")
+def store(tmp_path: Path) -> LocalCheckpointStore:
+    return LocalCheckpointStore(tmp_path / "experiment")
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def stored(store: LocalStore, source: Path) -> StoredCheckpoint:
+def stored(store: LocalCheckpointStore, source: Path) -> StoredCheckpoint:
     return StoredCheckpoint(str(store.root), KEY, put(store, source).sha256)
 
 
-def stored_dict(store: LocalStore, **data: object) -> StoredCheckpoint:
+def stored_dict(store: LocalCheckpointStore, **data: object) -> StoredCheckpoint:
     with Checkpoint.from_dict(data).as_directory() as folder:
         return stored(store, Path(folder))
 
@@ -55,7 +55,7 @@ def test_nothing_is_read_until_it_is_asked_for(temporary: Path) -> None:
 
 
 def test_the_folder_lives_as_long_as_the_checkpoint(
-    store: LocalStore, source: Path, temporary: Path
+    store: LocalCheckpointStore, source: Path, temporary: Path
 ) -> None:
     checkpoint = stored(store, source)
     path = checkpoint.path
@@ -69,7 +69,7 @@ def test_the_folder_lives_as_long_as_the_checkpoint(
 
 
 def test_as_directory_leaves_nothing_behind(
-    store: LocalStore, source: Path, temporary: Path
+    store: LocalCheckpointStore, source: Path, temporary: Path
 ) -> None:
     with stored(store, source).as_directory() as folder:
         assert contents(Path(folder)) == contents(source)
@@ -77,7 +77,7 @@ def test_as_directory_leaves_nothing_behind(
 
 
 def test_a_copy_goes_straight_to_its_folder(
-    store: LocalStore, source: Path, tmp_path: Path, temporary: Path
+    store: LocalCheckpointStore, source: Path, tmp_path: Path, temporary: Path
 ) -> None:
     target = tmp_path / "a" / "b"
     assert stored(store, source).to_directory(target) == str(target)
@@ -86,7 +86,7 @@ def test_a_copy_goes_straight_to_its_folder(
 
 
 def test_a_copy_joins_what_is_in_its_folder(
-    store: LocalStore, source: Path, tmp_path: Path
+    store: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine"
     (target / "deep").mkdir(parents=True)
@@ -96,13 +96,13 @@ def test_a_copy_joins_what_is_in_its_folder(
     assert contents(target) == {**contents(source), "deep/notes": b"notes"}
 
 
-def test_a_dict_comes_back(store: LocalStore) -> None:
+def test_a_dict_comes_back(store: LocalCheckpointStore) -> None:
     checkpoint = stored_dict(store, rates=(0.1, 0.2))
     assert checkpoint.is_dict
     assert checkpoint.to_dict() == {"rates": (0.1, 0.2)}
 
 
-def test_files_are_no_dict(store: LocalStore, source: Path, temporary: Path) -> None:
+def test_files_are_no_dict(store: LocalCheckpointStore, source: Path, temporary: Path) -> None:
     checkpoint = stored(store, source)
     assert not checkpoint.is_dict
     assert list(temporary.iterdir()) == []
@@ -110,7 +110,9 @@ def test_files_are_no_dict(store: LocalStore, source: Path, temporary: Path) -> 
         checkpoint.to_dict()
 
 
-def test_metadata_are_read_and_never_set(store: LocalStore, source: Path, temporary: Path) -> None:
+def test_metadata_are_read_and_never_set(
+    store: LocalCheckpointStore, source: Path, temporary: Path
+) -> None:
     assert stored(store, source).get_metadata() == {}
     assert list(temporary.iterdir()) == []
     Checkpoint(source).set_metadata({"framework": "numpy"})
@@ -122,7 +124,7 @@ def test_metadata_are_read_and_never_set(store: LocalStore, source: Path, tempor
             change({"a": 1})
 
 
-def test_it_travels_without_its_folder(store: LocalStore, source: Path) -> None:
+def test_it_travels_without_its_folder(store: LocalCheckpointStore, source: Path) -> None:
     checkpoint = stored(store, source)
     pickled = pickle.dumps((checkpoint.path, checkpoint))
     assert len(pickled) < 1000
@@ -133,7 +135,9 @@ def test_it_travels_without_its_folder(store: LocalStore, source: Path) -> None:
     assert contents(Path(again.path)) == contents(source)
 
 
-def test_checkpoints_are_equal_where_their_addresses_are(store: LocalStore, source: Path) -> None:
+def test_checkpoints_are_equal_where_their_addresses_are(
+    store: LocalCheckpointStore, source: Path
+) -> None:
     checkpoint = stored(store, source)
     other = "train_0/checkpoint_1-000002"
     sha256 = store.put_checkpoint(other, source, info(n=2)).sha256
@@ -143,7 +147,7 @@ def test_checkpoints_are_equal_where_their_addresses_are(store: LocalStore, sour
 
 
 def test_of_a_damaged_one_nothing_is_seen(
-    store: LocalStore, source: Path, tmp_path: Path, temporary: Path
+    store: LocalCheckpointStore, source: Path, tmp_path: Path, temporary: Path
 ) -> None:
     sha256 = put(store, source).sha256
     (store.root / KEY / "files" / "deep" / "er" / "state").write_bytes(b"stale")

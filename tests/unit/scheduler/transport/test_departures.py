@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from tunemq_scheduler.transport.departures import Departures
+from tunemq_scheduler.transport.departures import Deregistrations
 
 
 def test_who_ends_is_dead_when_all_streams_are_read_to_where_it_said_so():
-    departures = Departures()
+    departures = Deregistrations()
     departures.add("inc1", b"7-0", "it left")
     assert departures.due([b"6-3", b"9-0"]) == {}
     assert departures.due([b"7-3"]) == {}, "which of two was first in a millisecond is not known"
@@ -13,7 +13,7 @@ def test_who_ends_is_dead_when_all_streams_are_read_to_where_it_said_so():
 
 
 def test_where_all_streams_are_read_to_their_ends_it_is_dead_at_once():
-    departures = Departures()
+    departures = Deregistrations()
     departures.add("inc1", b"7-0", "it left")
     departures.add("inc2", b"9-0", "another took its place")
     assert departures.due([]) == {"inc1": "it left", "inc2": "another took its place"}

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from tunemq_scheduler.transport.desired_state import Mailbox, Orders
+from tunemq_scheduler.transport.desired_state import DesiredState, DesiredTrials
 from tunemq_shared.protocol.conditions import TO_THE_END, next_result
-from tunemq_shared.protocol.messages import Assignment, BlobRef, Environment, HostOrder, HostStart
+from tunemq_shared.protocol.messages import Assignment, BlobRef, Environment, TrialOrder, TrialSpec
 
-START = HostStart(
+START = TrialSpec(
     experiment="e",
     events_key="k",
     trial_name="t",
@@ -18,10 +18,10 @@ START = HostStart(
 )
 
 
-def mailbox_with_one_trial() -> tuple[Mailbox, Orders]:
-    mailbox = Mailbox("inc", term=3)
+def mailbox_with_one_trial() -> tuple[DesiredState, DesiredTrials]:
+    mailbox = DesiredState("inc", term=3)
     orders = mailbox.orders("k")
-    orders.put(HostOrder("t1", 1, next_result(0), start=START))
+    orders.put(TrialOrder("t1", 1, next_result(0), start=START))
     return mailbox, orders
 
 
@@ -32,7 +32,7 @@ def started(assignment: Assignment) -> list[str]:
 def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
     mailbox, orders = mailbox_with_one_trial()
     first = mailbox.next_assignment()
-    orders.put(HostOrder("t1", 1, next_result(1)))
+    orders.put(TrialOrder("t1", 1, next_result(1)))
     second = mailbox.next_assignment()
     mailbox.confirm(3, first.version)
     third = mailbox.next_assignment()
@@ -46,7 +46,7 @@ def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
 def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    orders.put(HostOrder("t2", 1, TO_THE_END, start=START))
+    orders.put(TrialOrder("t2", 1, TO_THE_END, start=START))
 
     assert started(mailbox.next_assignment()) == ["t2"]
 
@@ -61,7 +61,7 @@ def test_what_another_term_confirmed_does_not_count():
 
 
 def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_scheduler():
-    mailbox = Mailbox("inc", term=3, confirmed=41)
+    mailbox = DesiredState("inc", term=3, confirmed=41)
 
     assert mailbox.is_confirmed
     assert mailbox.next_assignment().version == 42
@@ -69,11 +69,11 @@ def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_schedule
 
 def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
     mailbox, orders = mailbox_with_one_trial()
-    orders.put(HostOrder("t1", 2, TO_THE_END, start=START))
+    orders.put(TrialOrder("t1", 2, TO_THE_END, start=START))
     mailbox.next_assignment()
-    orders.put(HostOrder("t1", 1, next_result(7), stop=True))
+    orders.put(TrialOrder("t1", 1, next_result(7), stop=True))
     orders.release("t1", 1)
-    orders.put(HostOrder("t2", 1, TO_THE_END, stop=True))
+    orders.put(TrialOrder("t2", 1, TO_THE_END, stop=True))
 
     assert not mailbox.is_changed
     assert not mailbox.is_outdated
@@ -113,9 +113,9 @@ def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
 def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    orders.put(HostOrder("t1", 2, next_result(0), pause=True))
+    orders.put(TrialOrder("t1", 2, next_result(0), pause=True))
     assert not mailbox.is_changed, "of another incarnation"
-    orders.put(HostOrder("t1", 1, next_result(0), pause=True))
+    orders.put(TrialOrder("t1", 1, next_result(0), pause=True))
 
     assert mailbox.is_changed
     (order,) = mailbox.next_assignment().orders
@@ -125,7 +125,7 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
 
 
 def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to_pause_at_once():
-    order = HostOrder("t1", 1, TO_THE_END).paused(at_checkpoint=True)
+    order = TrialOrder("t1", 1, TO_THE_END).paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, True)
     order = order.paused().paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, False)
@@ -135,7 +135,7 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
     mailbox.start_over()
-    orders.put(HostOrder("t1", 1, next_result(4), start=START, pause=True))
+    orders.put(TrialOrder("t1", 1, next_result(4), start=START, pause=True))
     orders.settle()
 
     assignment = mailbox.next_assignment()
@@ -151,8 +151,8 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
 
 def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
     mailbox, orders = mailbox_with_one_trial()
-    orders.put(HostOrder("t1", 1, TO_THE_END, start=START, kill=True))
-    orders.put(HostOrder("t1", 3, TO_THE_END, start=START))
+    orders.put(TrialOrder("t1", 1, TO_THE_END, start=START, kill=True))
+    orders.put(TrialOrder("t1", 3, TO_THE_END, start=START))
     listed = mailbox.next_assignment().orders
     assert [(order.epoch, order.kill) for order in listed] == [(3, False), (1, True)]
     assert not mailbox.is_empty
@@ -165,7 +165,7 @@ def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_
 def test_trials_of_two_experiments_are_two_whatever_their_names():
     mailbox, orders = mailbox_with_one_trial()
     another = mailbox.orders("another")
-    another.put(HostOrder("t1", 1, TO_THE_END, start=START))
+    another.put(TrialOrder("t1", 1, TO_THE_END, start=START))
     another.release("t1", 1)
 
     assert not orders.is_empty
@@ -173,7 +173,7 @@ def test_trials_of_two_experiments_are_two_whatever_their_names():
 
 
 def test_what_an_experiment_has_not_said_yet_is_left_as_it_is():
-    mailbox = Mailbox("inc", term=3, confirmed=1, absent=["k"])
+    mailbox = DesiredState("inc", term=3, confirmed=1, absent=["k"])
     assert mailbox.says_nothing
     assert mailbox.orders("another").is_empty
     assert not mailbox.says_nothing

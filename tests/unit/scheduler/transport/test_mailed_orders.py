@@ -17,10 +17,10 @@ from tunemq_scheduler.core.commands import (
     StopTrial,
 )
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.conditions import next_result
-from tunemq_shared.protocol.messages import HostOrder
+from tunemq_shared.protocol.messages import TrialOrder
 
 ORDER = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, (), 0, ())
 
@@ -29,11 +29,11 @@ class Sent(CeleryTrialExecutor):
     """Keeps the orders that would go to a node."""
 
     def __init__(self, plan: Any) -> None:
-        MailedOrders.__init__(self)
+        DesiredStateExecutor.__init__(self)
         self._plan = plan
         self.sent: list[Any] = []
 
-    def _put(self, incarnation: str, order: HostOrder) -> None:
+    def _put(self, incarnation: str, order: TrialOrder) -> None:
         self.sent.append(order)
 
     def _release(self, incarnation: str, trial: str, epoch: int) -> None:
@@ -60,7 +60,7 @@ def test_order_that_no_node_can_read_fails_its_search_and_is_not_sent(field, tol
 def test_order_that_a_node_can_read_is_sent_as_it_is():
     executor = Sent(PLAN)
     executor.start_trial(ORDER)
-    assert executor.sent == [HostOrder("t1", 1, (), start=PLAN.host_start(ORDER))]
+    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.host_start(ORDER))]
 
 
 def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_it():
@@ -69,7 +69,7 @@ def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_
     executor.continue_training(ContinueTrial("t1", 1, "n", next_result(3)))
     executor.pause_trial(PauseTrial("t1", 1, "n"))
     executor.stop_trial(StopTrial("t1", 1, "n"))
-    last = HostOrder("t1", 1, next_result(3), stop=True, pause=True)
+    last = TrialOrder("t1", 1, next_result(3), stop=True, pause=True)
     assert executor.sent[-1] == last
     executor.sent.clear()
     executor.stop_trial(StopTrial("t1", 2, "n"))
@@ -83,4 +83,4 @@ def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_
 def test_a_trial_that_is_not_wanted_where_it_is_found_is_killed():
     executor = Sent(PLAN)
     executor.reattach_trial(ReattachTrial(ORDER, is_wanted=False, pause=False, stop=False))
-    assert executor.sent == [HostOrder("t1", 1, (), start=PLAN.host_start(ORDER), kill=True)]
+    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.host_start(ORDER), kill=True)]

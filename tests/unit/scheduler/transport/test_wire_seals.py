@@ -7,12 +7,12 @@ import base64
 import pytest
 
 from tests.support.keys import key_folder, of_scheduler, of_worker
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import message_limits as limits
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.signing.message_signing import SealBroken
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_shared.signing.message_signing import InvalidSignature
+from tunemq_workers.broker.node_signing import NodeSigning
 
 KEY = redis_keys.events("one")
 
@@ -21,9 +21,9 @@ KEY = redis_keys.events("one")
 def both(request, tmp_path):
     """The seals of a scheduler and of a node of its farm."""
     if request.param == "unsigned":
-        return WireSeals(), NodeSeals("inc1")
+        return SchedulerSigning(), NodeSigning("inc1")
     folder = key_folder(tmp_path / "keys")
-    scheduler, node = WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    scheduler, node = SchedulerSigning(of_scheduler(folder)), NodeSigning("inc1", of_worker(folder))
     assert node.hear_challenge(posed(scheduler))
     return scheduler, node
 
@@ -31,7 +31,7 @@ def both(request, tmp_path):
 @pytest.fixture
 def signed(tmp_path):
     folder = key_folder(tmp_path / "keys")
-    scheduler, node = WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    scheduler, node = SchedulerSigning(of_scheduler(folder)), NodeSigning("inc1", of_worker(folder))
     assert node.hear_challenge(posed(scheduler))
     return scheduler, node
 
@@ -95,7 +95,7 @@ def test_s02_what_is_sealed_for_one_place_is_of_no_use_in_another(signed):
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "r", "retire")])
     assert node.replies({"f": told}) == {"f": b""}
     assert counted(node) == {("mail", "altered"): 1, ("reply", "altered"): 1}
-    with pytest.raises(SealBroken):  # a node cannot order, and a scheduler states no events
+    with pytest.raises(InvalidSignature):  # a node cannot order, and a scheduler states no events
         node.keys.events.open(base64.b64decode(scheduler.mail("inc1", b"orders")))
 
 
@@ -109,8 +109,8 @@ def test_s02_between_sides_that_do_not_share_keys_nothing_is_believed(
     def keys(has_some, name, of):
         return of(key_folder(tmp_path / name)) if has_some else LiveKeys.none()
 
-    scheduler = WireSeals(keys(mine, "mine", of_scheduler))
-    node = NodeSeals("inc1", keys(others, "others", of_worker))
+    scheduler = SchedulerSigning(keys(mine, "mine", of_scheduler))
+    node = NodeSigning("inc1", keys(others, "others", of_worker))
     assert scheduler.introduction({redis_keys.HELLO: node.hello(b"me")}) is None
     assert scheduler.batch(KEY, batch_of(node)) is None
     assert counted(scheduler) == {("hello", reason): 1, ("events", reason): 1}
@@ -161,7 +161,7 @@ def test_a_refused_lease_is_counted_once_while_it_stands_there(signed):
 
 def test_a_reply_is_looked_at_once_and_again_with_other_keys(tmp_path):
     folder = key_folder(tmp_path / "keys")
-    scheduler, node = WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    scheduler, node = SchedulerSigning(of_scheduler(folder)), NodeSigning("inc1", of_worker(folder))
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "v", "1:2")])
     for _ in range(5):
         assert node.replies({"v": b"forged", "f": b""}) == {"v": b"", "f": b""}
@@ -174,8 +174,8 @@ def test_a_reply_is_looked_at_once_and_again_with_other_keys(tmp_path):
 
 def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
     folder = key_folder(tmp_path / "keys")
-    stranger = NodeSeals("inc9", of_worker(key_folder(tmp_path / "others")))
-    scheduler = WireSeals(of_scheduler(folder))
+    stranger = NodeSigning("inc9", of_worker(key_folder(tmp_path / "others")))
+    scheduler = SchedulerSigning(of_scheduler(folder))
     assert scheduler.introduction({redis_keys.HELLO: stranger.hello(b"me")}) is None
     assert scheduler.are_changed() == (False, False)
     scheduler.keys.version += 1
@@ -189,8 +189,8 @@ def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
 
 def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
     folder = key_folder(tmp_path / "keys")
-    node = NodeSeals("inc1", of_worker(folder))
-    before, after = WireSeals(of_scheduler(folder)), WireSeals(of_scheduler(folder))
+    node = NodeSigning("inc1", of_worker(folder))
+    before, after = SchedulerSigning(of_scheduler(folder)), SchedulerSigning(of_scheduler(folder))
     assert before.leases({"inc1": node.lease("1:0:0")}) == [None]
     node.hear_challenge(posed(before))
     assert before.leases({"inc1": node.lease("2:0:0")}) == [b"2:0:0"]
@@ -220,7 +220,7 @@ def test_a_challenge_counts_until_the_next_one_is_replaced(signed):
 
 def test_s02_a_challenge_of_others_is_refused_once_and_changes_nothing(signed, tmp_path):
     scheduler, node = signed
-    others = posed(WireSeals(of_scheduler(key_folder(tmp_path / "others"))))
+    others = posed(SchedulerSigning(of_scheduler(key_folder(tmp_path / "others"))))
     for forged in (others, others, b"", b"x" * 300):
         assert not node.hear_challenge(forged)
     assert counted(node) == {("challenge", "unknown_key"): 1, ("challenge", "oversized"): 1}
@@ -228,7 +228,7 @@ def test_s02_a_challenge_of_others_is_refused_once_and_changes_nothing(signed, t
 
 
 def test_without_keys_nothing_is_asked_and_nothing_answered():
-    scheduler, node = WireSeals(), NodeSeals("inc1")
+    scheduler, node = SchedulerSigning(), NodeSigning("inc1")
     assert scheduler.challenge(0.0) == []
     assert not node.hear_challenge(b"\0anything")
     assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]

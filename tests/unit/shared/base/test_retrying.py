@@ -10,16 +10,16 @@ import pytest
 from tunemq_shared.base import retrying
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import (
-    Cancel,
-    Cancelled,
+    CancelToken,
     StoreUnavailable,
-    TimedOut,
+    TransferCancelled,
+    TransferTimedOut,
     in_parallel,
     retried,
 )
 
 
-class Pauses(Cancel):
+class Pauses(CancelToken):
     """Does not sleep, and remembers for how long it would have."""
 
     def __init__(self, timeout_s: float = 1000.0) -> None:
@@ -59,20 +59,20 @@ def test_what_would_be_the_same_next_time_is_not_tried_again():
     assert cancel.seconds == []
 
 
-def ends(cancel: Cancel) -> None:
+def ends(cancel: CancelToken) -> None:
     """Have its time be over."""
     cancel._deadline = 0.0
 
 
 def test_after_its_time_it_says_what_was_wrong_last():
-    cancel = Cancel(60)
-    with pytest.raises(TimedOut, match=r"away\. Gave up after 60 s"):
+    cancel = CancelToken(60)
+    with pytest.raises(TransferTimedOut, match=r"away\. Gave up after 60 s"):
         retried(failing(99, StoreUnavailable("away.")), cancel, lambda _trouble: ends(cancel))
 
 
 def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try(monkeypatch):
     monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 0.001)
-    cancel, tries = Cancel(60), 0
+    cancel, tries = CancelToken(60), 0
 
     def send() -> None:
         nonlocal tries
@@ -82,34 +82,34 @@ def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try
             cancel.check()  # as bodies do while they are sent
         raise StoreUnavailable("The disk is full.")
 
-    with pytest.raises(TimedOut, match=r"The disk is full\. Gave up after 60 s") as caught:
+    with pytest.raises(TransferTimedOut, match=r"The disk is full\. Gave up after 60 s") as caught:
         retried(send, cancel)
     assert isinstance(caught.value.__cause__, StoreUnavailable)
 
 
 def test_a_try_that_says_why_its_time_was_over_is_believed():
     def send() -> None:
-        raise TimedOut("The name server is slow.") from StoreUnavailable("no answer")
+        raise TransferTimedOut("The name server is slow.") from StoreUnavailable("no answer")
 
-    with pytest.raises(TimedOut, match=r"^The name server is slow\.$"):
-        retried(send, Cancel(60))
+    with pytest.raises(TransferTimedOut, match=r"^The name server is slow\.$"):
+        retried(send, CancelToken(60))
 
 
 def test_calling_off_ends_a_pause_at_once(monkeypatch):
     monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 200.0)
     monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 200.0)
-    cancel, begin = Cancel(), time.monotonic()
-    with pytest.raises(Cancelled):
+    cancel, begin = CancelToken(), time.monotonic()
+    with pytest.raises(TransferCancelled):
         retried(failing(99, StoreUnavailable("away")), cancel, lambda _trouble: cancel.cancel())
     assert time.monotonic() - begin < 60
 
 
 def test_a_child_may_have_less_time_than_its_parent_but_not_more():
-    parent = Cancel(60)
+    parent = CancelToken(60)
     with parent.child(30) as child:
         assert child.left <= 30
         ends(child)
-        with pytest.raises(TimedOut, match="within 30 s"):
+        with pytest.raises(TransferTimedOut, match="within 30 s"):
             child.check()
         parent.check()
     with parent.child(90) as child:
@@ -118,41 +118,41 @@ def test_a_child_may_have_less_time_than_its_parent_but_not_more():
 
 
 def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
-    parent = Cancel(60)
+    parent = CancelToken(60)
     with parent.child() as child:
         child.cancel()
-        with pytest.raises(Cancelled):
+        with pytest.raises(TransferCancelled):
             child.check()
         parent.check()
     with parent.child() as child:
         before, left, after = parent.left, child.left, parent.left
         assert before >= left >= after
         parent.cancel()
-        with pytest.raises(Cancelled):
+        with pytest.raises(TransferCancelled):
             child.check()
-    with parent.child() as child, pytest.raises(Cancelled):
+    with parent.child() as child, pytest.raises(TransferCancelled):
         child.check()
 
 
 def test_time_that_is_over_is_over():
-    with pytest.raises(TimedOut, match="within 0 s"):
-        Cancel(0).check()
+    with pytest.raises(TransferTimedOut, match="within 0 s"):
+        CancelToken(0).check()
 
 
 def test_things_done_in_parallel_keep_their_order():
     barrier = threading.Barrier(3)
 
-    def work(number: int, _cancel: Cancel) -> int:
+    def work(number: int, _cancel: CancelToken) -> int:
         barrier.wait(60)
         return number * 10
 
-    assert in_parallel(work, iter(range(3)), Cancel(), at_once=3) == [0, 10, 20]
+    assert in_parallel(work, iter(range(3)), CancelToken(), at_once=3) == [0, 10, 20]
 
 
 def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
     others_wait = threading.Barrier(3)
 
-    def work(number: int, cancel: Cancel) -> None:
+    def work(number: int, cancel: CancelToken) -> None:
         others_wait.wait(60)
         if number == 1:
             raise ValueError("the cause")
@@ -161,7 +161,7 @@ def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
 
     begin = time.monotonic()
     with pytest.raises(ValueError, match="the cause"):
-        in_parallel(work, range(3), Cancel(), at_once=3)
+        in_parallel(work, range(3), CancelToken(), at_once=3)
     assert time.monotonic() - begin < 60
 
 
@@ -170,9 +170,9 @@ def test_a_failure_among_the_items_stops_what_is_under_way():
         yield 1
         raise ValueError("the source")
 
-    def work(_number: int, cancel: Cancel) -> None:
+    def work(_number: int, cancel: CancelToken) -> None:
         cancel.pause(30)
         cancel.check()
 
     with pytest.raises(ValueError, match="the source"):
-        in_parallel(work, items(), Cancel(), at_once=2)
+        in_parallel(work, items(), CancelToken(), at_once=2)

@@ -7,7 +7,7 @@ import pytest
 from tunemq_shared.broker import redis_dangers
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION, dangers
-from tunemq_shared.broker.redis_release import REDIS, VALKEY, Release
+from tunemq_shared.broker.redis_release import REDIS, VALKEY, RedisRelease
 
 #: Nobody is there (RFC 5737).
 _AWAY = "192.0.2.1"
@@ -19,7 +19,7 @@ def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(url: str, version: str = "7.0.15") -> set[str]:
-    return {danger.check for danger in dangers(parse_address(url), Release(REDIS, version))}
+    return {danger.check for danger in dangers(parse_address(url), RedisRelease(REDIS, version))}
 
 
 def test_as_a_user_of_its_own_over_tls_there_is_no_danger():
@@ -67,7 +67,7 @@ def test_versions_are_compared_by_their_numbers(version: str, checks: set[str]):
 
 def test_each_danger_says_where_and_how_it_is_mended_and_no_password():
     url = f"redis://default:secret@{_AWAY}"
-    for release in (Release(REDIS, "7.4.0"), Release(VALKEY, "8.1.1")):
+    for release in (RedisRelease(REDIS, "7.4.0"), RedisRelease(VALKEY, "8.1.1")):
         found = list(dangers(parse_address(url), release))
         assert [danger.check for danger in found] == [DEFAULT_USER, TLS, CVE]
         for danger in found:

@@ -7,7 +7,7 @@ import pytest
 from tunemq_shared.broker.redis_release import (
     REDIS,
     VALKEY,
-    Release,
+    RedisRelease,
     release_in_hello,
     release_in_info,
 )
@@ -17,18 +17,18 @@ _VALKEY_INFO = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_versi
 
 
 def test_valkeys_own_version_counts():
-    assert release_in_info(_VALKEY_INFO) == Release(VALKEY, "8.0.1")
+    assert release_in_info(_VALKEY_INFO) == RedisRelease(VALKEY, "8.0.1")
     assert release_in_hello([b"server", b"valkey", b"version", b"8.0.1"]) == (VALKEY, "8.0.1")
 
 
 def test_redis_has_one_version():
-    assert release_in_info({"redis_version": "7.0.15"}) == Release(REDIS, "7.0.15")
+    assert release_in_info({"redis_version": "7.0.15"}) == RedisRelease(REDIS, "7.0.15")
     assert release_in_hello([b"server", b"redis", b"version", b"7.0.15"]) == (REDIS, "7.0.15")
 
 
 @pytest.mark.parametrize("answer", [None, Exception("NOAUTH"), [], [b"server"], [b"version", 7]])
 def test_what_is_not_said_is_not_known(answer: object):
-    assert release_in_hello(answer) == Release(REDIS, "")
+    assert release_in_hello(answer) == RedisRelease(REDIS, "")
     assert not release_in_hello(answer).number
 
 
@@ -59,7 +59,7 @@ def test_what_is_not_said_is_not_known(answer: object):
     ],
 )
 def test_release_with_lua_weaknesses_is_known_by_line(product: str, version: str, *, is_weak: bool):
-    assert Release(product, version).has_lua_cves is is_weak
+    assert RedisRelease(product, version).has_lua_cves is is_weak
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_release_with_lua_weaknesses_is_known_by_line(product: str, version: str
 def test_each_line_has_a_first_version_without_the_weakness(
     product: str, version: str, *, is_weak: bool
 ):
-    assert Release(product, version).has_cve is is_weak
+    assert RedisRelease(product, version).has_cve is is_weak

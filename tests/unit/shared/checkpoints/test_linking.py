@@ -13,14 +13,14 @@ from tests.support.searches.checkpoints import contents, info, put
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
 from tunemq_shared.checkpoints.hashed_copy import _CHUNK
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 
 FIRST, SECOND = "train_0/checkpoint_1-000001", "train_0/checkpoint_1-000002"
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache", durable=False, linking=True)
+def cache(tmp_path: Path) -> LocalCheckpointStore:
+    return LocalCheckpointStore(tmp_path / "cache", durable=False, linking=True)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def source(tmp_path: Path) -> Path:
     return source
 
 
-def put_second(cache: LocalStore, source: Path, base: str = FIRST) -> str:
+def put_second(cache: LocalCheckpointStore, source: Path, base: str = FIRST) -> str:
     return cache.put_checkpoint(SECOND, source, info(n=2), base=base).sha256
 
 
-def links(cache: LocalStore, key: str = SECOND) -> dict[str, int]:
+def links(cache: LocalCheckpointStore, key: str = SECOND) -> dict[str, int]:
     """How many names the file behind each name has."""
     files = cache.root / key / "files"
     return {
@@ -48,7 +48,7 @@ def links(cache: LocalStore, key: str = SECOND) -> dict[str, int]:
     }
 
 
-def test_what_has_not_changed_is_linked(cache: LocalStore, source: Path) -> None:
+def test_what_has_not_changed_is_linked(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     sha256 = put_second(cache, source)
     assert set(links(cache).values()) == {2}
@@ -57,7 +57,9 @@ def test_what_has_not_changed_is_linked(cache: LocalStore, source: Path) -> None
 
 
 @pytest.mark.parametrize("place", [0, _CHUNK - 1, _CHUNK, 2 * _CHUNK, 3 * _CHUNK + 16])
-def test_one_changed_byte_makes_a_copy(cache: LocalStore, source: Path, place: int) -> None:
+def test_one_changed_byte_makes_a_copy(
+    cache: LocalCheckpointStore, source: Path, place: int
+) -> None:
     put(cache, source, FIRST)
     with (source / "weights").open("r+b") as file:
         old = os.pread(file.fileno(), 1, place)
@@ -68,7 +70,7 @@ def test_one_changed_byte_makes_a_copy(cache: LocalStore, source: Path, place: i
 
 
 def test_what_was_removed_added_renamed_or_resized_is_no_link(
-    cache: LocalStore, source: Path
+    cache: LocalCheckpointStore, source: Path
 ) -> None:
     put(cache, source, FIRST)
     (source / "nothing").unlink()
@@ -80,14 +82,14 @@ def test_what_was_removed_added_renamed_or_resized_is_no_link(
     assert contents(cache.open_checkpoint(SECOND, sha256).path) == contents(source)
 
 
-def test_the_older_checkpoint_may_go_first(cache: LocalStore, source: Path) -> None:
+def test_the_older_checkpoint_may_go_first(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     sha256 = put_second(cache, source)
     cache.delete_checkpoint(FIRST)
     assert contents(cache.open_checkpoint(SECOND, sha256).path) == contents(source)
 
 
-def test_what_is_shared_is_read_only(cache: LocalStore, source: Path) -> None:
+def test_what_is_shared_is_read_only(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     put_second(cache, source)
     for key in (FIRST, SECOND):
@@ -96,7 +98,7 @@ def test_what_is_shared_is_read_only(cache: LocalStore, source: Path) -> None:
 
 
 def test_a_copy_of_what_is_shared_is_writable(
-    cache: LocalStore, source: Path, tmp_path: Path
+    cache: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     sha256 = put(cache, source, FIRST).sha256
     cache.get_checkpoint(FIRST, sha256, tmp_path / "got")
@@ -106,7 +108,9 @@ def test_a_copy_of_what_is_shared_is_writable(
         assert contents(folder) == contents(source)
 
 
-def test_a_base_whose_files_are_writable_is_made_read_only(cache: LocalStore, source: Path) -> None:
+def test_a_base_whose_files_are_writable_is_made_read_only(
+    cache: LocalCheckpointStore, source: Path
+) -> None:
     put(cache, source, FIRST)
     for path in (cache.root / FIRST / "files").rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -114,7 +118,7 @@ def test_a_base_whose_files_are_writable_is_made_read_only(cache: LocalStore, so
     assert (cache.root / SECOND / "files" / "weights").stat().st_mode & 0o777 == 0o444
 
 
-def test_sharing_shows_a_private_file_to_nobody(cache: LocalStore, source: Path) -> None:
+def test_sharing_shows_a_private_file_to_nobody(cache: LocalCheckpointStore, source: Path) -> None:
     old = os.umask(0o077)
     try:
         put(cache, source, FIRST)
@@ -125,7 +129,7 @@ def test_sharing_shows_a_private_file_to_nobody(cache: LocalStore, source: Path)
     assert (cache.root / SECOND / "files" / "weights").stat().st_mode & 0o777 == 0o400
 
 
-def test_metadata_are_never_shared(cache: LocalStore, source: Path) -> None:
+def test_metadata_are_never_shared(cache: LocalCheckpointStore, source: Path) -> None:
     Checkpoint(source).set_metadata({"note": "first"})
     first = put(cache, source, FIRST)
     # Somebody changes the older one's: its manifest does not have the new content's hash.
@@ -142,7 +146,7 @@ def test_metadata_are_never_shared(cache: LocalStore, source: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"{}", b""])
 def test_a_base_that_is_gone_or_spoilt_is_none(
-    cache: LocalStore, source: Path, content: bytes | None
+    cache: LocalCheckpointStore, source: Path, content: bytes | None
 ) -> None:
     put(cache, source, FIRST)
     if content is None:
@@ -154,7 +158,7 @@ def test_a_base_that_is_gone_or_spoilt_is_none(
     assert cache.open_checkpoint(SECOND, sha256)
 
 
-def test_a_downloaded_base_serves_as_well(cache: LocalStore, source: Path) -> None:
+def test_a_downloaded_base_serves_as_well(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     folder = cache.root / FIRST
     (folder / "manifest.json").rename(folder / "committed.json")
@@ -162,7 +166,9 @@ def test_a_downloaded_base_serves_as_well(cache: LocalStore, source: Path) -> No
     assert set(links(cache).values()) == {2}
 
 
-def test_a_damaged_file_of_the_base_is_not_linked(cache: LocalStore, source: Path) -> None:
+def test_a_damaged_file_of_the_base_is_not_linked(
+    cache: LocalCheckpointStore, source: Path
+) -> None:
     put(cache, source, FIRST)
     damaged = cache.root / FIRST / "files" / "weights"
     content = bytearray(damaged.read_bytes())
@@ -176,7 +182,7 @@ def test_a_damaged_file_of_the_base_is_not_linked(cache: LocalStore, source: Pat
 
 @pytest.mark.parametrize("number", [errno.EMLINK, errno.EXDEV, errno.ENOENT])
 def test_what_cannot_be_linked_is_copied(
-    cache: LocalStore, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
+    cache: LocalCheckpointStore, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -189,7 +195,7 @@ def test_what_cannot_be_linked_is_copied(
 
 
 def test_a_source_that_changes_while_it_is_compared_is_found(
-    cache: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+    cache: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link: Callable[..., None] = os.link
 
@@ -206,7 +212,7 @@ def test_a_source_that_changes_while_it_is_compared_is_found(
 
 
 def test_a_store_that_shares_nothing_links_nothing(tmp_path: Path, source: Path) -> None:
-    store = LocalStore(tmp_path / "experiment")
+    store = LocalCheckpointStore(tmp_path / "experiment")
     put(store, source, FIRST)
     put_second(store, source)
     assert set(links(store).values()) == {1}

@@ -1,4 +1,4 @@
-"""What `LocalStore` promises beside what every store does (``tests/contracts/test_store.py``)."""
+"""What `LocalCheckpointStore` promises beside the contract of all stores."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tunemq_shared.base import failpoints
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError, ConfigError, StoreError
 from tunemq_shared.checkpoints import folder_listing, hashed_copy
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import make_manifest
 from tunemq_shared.checkpoints.open_store import open_store
-from tunemq_shared.checkpoints.store import Collected
+from tunemq_shared.checkpoints.store import CollectedGarbage
 
 #: Puts a checkpoint and hangs in the middle of it, saying so.
 KILLED_WRITER = """
 import sys, time
 from pathlib import Path
 from tunemq_shared.checkpoints import hashed_copy as copying
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 
 write_all = copying.write_all
@@ -45,17 +45,17 @@ def write_one_piece(fd, data):
 
 copying.write_all = write_one_piece
 info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, metrics={}, state={})
-LocalStore(sys.argv[1]).put_checkpoint(sys.argv[2], Path(sys.argv[3]), info)
+LocalCheckpointStore(sys.argv[1]).put_checkpoint(sys.argv[2], Path(sys.argv[3]), info)
 """
 
 
-def collect(store: LocalStore) -> Collected:
+def collect(store: LocalCheckpointStore) -> CollectedGarbage:
     return store.collect({}, lambda _: False)
 
 
 @pytest.fixture(params=[True, False], ids=["durable", "quick"])
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalStore]:
-    store = LocalStore(tmp_path / "experiment", durable=request.param)
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCheckpointStore]:
+    store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
     yield store
     # Whatever a test did, nothing of it is left half done.
     staging = tmp_path / "experiment" / ".staging"
@@ -67,7 +67,7 @@ def source(tmp_path: Path) -> Path:
     return fill(tmp_path / "source")
 
 
-def test_the_layout_is_readable_without_us(store: LocalStore, source: Path) -> None:
+def test_the_layout_is_readable_without_us(store: LocalCheckpointStore, source: Path) -> None:
     put(store, source)
     folder = store.root / KEY
     assert sorted(os.listdir(folder)) == ["files", "manifest.json"]
@@ -81,13 +81,13 @@ def test_durable_checkpoint_is_synced_before_its_key_shows_it(
     # A large file is synced on the way, too, which says nothing of its end.
     monkeypatch.setattr(hashed_copy, "_SYNC_EVERY", 2**20)
     disk = SyncedFiles(monkeypatch)
-    put(LocalStore(tmp_path / "experiment"), source)
+    put(LocalCheckpointStore(tmp_path / "experiment"), source)
     names = [path.name for path in source.rglob("*") if path.is_file()]
     assert sorted(disk.renamed) == sorted([*names, "manifest.json"])
     assert disk.unsynced == []
 
 
-def test_a_missing_folder_is_found(store: LocalStore, source: Path) -> None:
+def test_a_missing_folder_is_found(store: LocalCheckpointStore, source: Path) -> None:
     committed = put(store, source)
     (store.root / KEY / "files" / "hollow").rmdir()
     with pytest.raises(CheckpointCorrupt, match="folder 'hollow' is missing"):
@@ -96,7 +96,7 @@ def test_a_missing_folder_is_found(store: LocalStore, source: Path) -> None:
 
 @pytest.mark.parametrize("place", ["nothing", "deep", "extra"])
 def test_links_put_into_a_checkpoint_are_refused(
-    store: LocalStore, source: Path, place: str
+    store: LocalCheckpointStore, source: Path, place: str
 ) -> None:
     committed = put(store, source)
     path = store.root / KEY / "files" / place
@@ -107,7 +107,7 @@ def test_links_put_into_a_checkpoint_are_refused(
         store.open_checkpoint(KEY, committed.sha256)
 
 
-def test_files_that_are_a_link_are_refused(store: LocalStore, source: Path) -> None:
+def test_files_that_are_a_link_are_refused(store: LocalCheckpointStore, source: Path) -> None:
     committed = put(store, source)
     files = store.root / KEY / "files"
     files.rename(store.root / "moved")
@@ -116,13 +116,13 @@ def test_files_that_are_a_link_are_refused(store: LocalStore, source: Path) -> N
         store.open_checkpoint(KEY, committed.sha256)
 
 
-def test_an_empty_folder_in_the_way_is_taken(store: LocalStore, source: Path) -> None:
+def test_an_empty_folder_in_the_way_is_taken(store: LocalCheckpointStore, source: Path) -> None:
     (store.root / KEY).parent.mkdir(parents=True)
     assert put(store, source)
 
 
 def test_of_two_writers_of_a_key_one_wins(
-    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def somebody_was_faster(self: Path, target: Path) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
@@ -140,7 +140,7 @@ def test_of_two_writers_of_a_key_one_wins(
     ],
 )
 def test_a_failing_disk_is_an_error_with_path_and_bytes(
-    store: LocalStore,
+    store: LocalCheckpointStore,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
@@ -158,14 +158,16 @@ def test_a_failing_disk_is_an_error_with_path_and_bytes(
 
 def test_a_root_that_is_a_file_is_an_error_with_its_path(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").touch()
-    store = LocalStore(tmp_path / "file")
+    store = LocalCheckpointStore(tmp_path / "file")
     with pytest.raises(StoreError, match=r"file/\.staging: Not a directory|file: File exists"):
         put(store, source)
     with pytest.raises(StoreError, match=r"cannot be listed: .*Not a directory"):
         store.list_checkpoints()
 
 
-def test_other_things_in_the_folder_are_no_checkpoints(store: LocalStore, source: Path) -> None:
+def test_other_things_in_the_folder_are_no_checkpoints(
+    store: LocalCheckpointStore, source: Path
+) -> None:
     put(store, source)
     (store.root / "result.json").touch()
     (store.root / "train_0" / "artifacts").mkdir()
@@ -175,7 +177,7 @@ def test_other_things_in_the_folder_are_no_checkpoints(store: LocalStore, source
 
 @pytest.mark.parity(114)
 def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
-    store: LocalStore, source: Path
+    store: LocalCheckpointStore, source: Path
 ) -> None:
     command = [sys.executable, "-c", KILLED_WRITER, store.root, KEY, source]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -198,7 +200,7 @@ def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
 
 
 def test_collecting_keeps_what_is_live_or_busy_and_what_is_not_ours(
-    store: LocalStore, source: Path
+    store: LocalCheckpointStore, source: Path
 ) -> None:
     keys = [f"train_0/checkpoint_1-00000{n}" for n in range(1, 4)]
     hashes = {key: put(store, source, key).sha256 for key in keys}
@@ -212,11 +214,11 @@ def test_collecting_keeps_what_is_live_or_busy_and_what_is_not_ours(
     assert store.open_checkpoint(keys[1], hashes[keys[1]])
 
 
-def test_collecting_from_an_empty_store_is_no_error(store: LocalStore) -> None:
+def test_collecting_from_an_empty_store_is_no_error(store: LocalCheckpointStore) -> None:
     assert collect(store) == (0, 0)
 
 
-def test_several_threads_write_at_once(store: LocalStore, source: Path) -> None:
+def test_several_threads_write_at_once(store: LocalCheckpointStore, source: Path) -> None:
     keys = [f"train_{n}/checkpoint_1-000001" for n in range(4)]
     threads = [threading.Thread(target=put, args=(store, source, key)) for key in keys]
     for thread in threads:
@@ -228,7 +230,7 @@ def test_several_threads_write_at_once(store: LocalStore, source: Path) -> None:
 
 
 def test_too_many_files_are_refused_before_any_is_copied(
-    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_listing, "MAX_FILES", 4)
     with pytest.raises(CheckpointError, match=r"source' has more than 4 files, .* archive"):
@@ -238,7 +240,7 @@ def test_too_many_files_are_refused_before_any_is_copied(
 
 @pytest.mark.parametrize("name", [name for name in FAILPOINTS if name.startswith("cache.")])
 def test_a_failpoint_fails_as_the_disk_would(
-    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, f"{name}=error")
     failpoints._disarm()
@@ -250,7 +252,7 @@ def test_a_failpoint_fails_as_the_disk_would(
 
 
 def test_a_file_that_fails_among_several_ends_the_others(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalCheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "large"
     source.mkdir()
@@ -269,7 +271,9 @@ def test_a_file_that_fails_among_several_ends_the_others(
     assert not [thread for thread in threading.enumerate() if "tunemq" in thread.name]
 
 
-def test_several_large_files_are_each_what_they_were(store: LocalStore, tmp_path: Path) -> None:
+def test_several_large_files_are_each_what_they_were(
+    store: LocalCheckpointStore, tmp_path: Path
+) -> None:
     source = tmp_path / "large"
     source.mkdir()
     for n in range(5):
@@ -283,7 +287,7 @@ def test_several_large_files_are_each_what_they_were(store: LocalStore, tmp_path
 # --- copies of what is in an object store ---------------------------------------------------------
 
 
-def committed_copy(store: LocalStore, source: Path, *, written: bool) -> tuple[str, str]:
+def committed_copy(store: LocalCheckpointStore, source: Path, *, written: bool) -> tuple[str, str]:
     """A checkpoint with ``committed.json``; the hashes of ``manifest.json`` and of that."""
     first = put(store, source).sha256
     manifest = store.read_manifest(KEY, first)
@@ -297,7 +301,7 @@ def committed_copy(store: LocalStore, source: Path, *, written: bool) -> tuple[s
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_copy_is_opened_by_the_hash_of_either_manifest(
-    store: LocalStore, source: Path, written: bool
+    store: LocalCheckpointStore, source: Path, written: bool
 ) -> None:
     first, second = committed_copy(store, source, written=written)
     assert store.open_checkpoint(KEY, second).manifest.objects
@@ -311,7 +315,9 @@ def test_a_copy_is_opened_by_the_hash_of_either_manifest(
             store.open_checkpoint(KEY, first)
 
 
-def test_of_what_fits_neither_manifest_both_are_named(store: LocalStore, source: Path) -> None:
+def test_of_what_fits_neither_manifest_both_are_named(
+    store: LocalCheckpointStore, source: Path
+) -> None:
     committed_copy(store, source, written=True)
     expected = "expected SHA-256 0+ or 1+, got"
     with pytest.raises(
@@ -321,7 +327,7 @@ def test_of_what_fits_neither_manifest_both_are_named(store: LocalStore, source:
 
 
 def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
-    store: LocalStore, source: Path
+    store: LocalCheckpointStore, source: Path
 ) -> None:
     with pytest.raises(StoreError, match=r"there is no folder .*experiment") as caught:
         store.open_checkpoint(KEY, "0" * 64)
@@ -334,7 +340,9 @@ def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
 # --- getting a copy -------------------------------------------------------------------------------
 
 
-def test_what_is_got_is_a_copy_of_ones_own(store: LocalStore, source: Path, tmp_path: Path) -> None:
+def test_what_is_got_is_a_copy_of_ones_own(
+    store: LocalCheckpointStore, source: Path, tmp_path: Path
+) -> None:
     committed = put(store, source)
     manifest = store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine")
     assert contents(tmp_path / "mine") == contents(source)
@@ -348,7 +356,7 @@ def test_what_is_got_is_a_copy_of_ones_own(store: LocalStore, source: Path, tmp_
     [(b"stale", "expected SHA-256"), (b"st", "expected 5 bytes, got 2"), (None, "is missing")],
 )
 def test_of_what_is_damaged_nothing_is_got(
-    store: LocalStore, source: Path, tmp_path: Path, content: bytes | None, message: str
+    store: LocalCheckpointStore, source: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     committed = put(store, source)
     file = store.root / KEY / "files" / "deep" / "er" / "state"
@@ -359,7 +367,9 @@ def test_of_what_is_damaged_nothing_is_got(
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_a_folder_in_the_way_is_left_alone(store: LocalStore, source: Path, tmp_path: Path) -> None:
+def test_a_folder_in_the_way_is_left_alone(
+    store: LocalCheckpointStore, source: Path, tmp_path: Path
+) -> None:
     committed = put(store, source)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("notes")
@@ -370,7 +380,7 @@ def test_a_folder_in_the_way_is_left_alone(store: LocalStore, source: Path, tmp_
 
 @pytest.mark.parametrize("change", ["changed", "removed"])
 def test_metadata_that_people_changed_are_got_as_they_are(
-    store: LocalStore, source: Path, tmp_path: Path, change: str
+    store: LocalCheckpointStore, source: Path, tmp_path: Path, change: str
 ) -> None:
     Checkpoint(source).set_metadata({"note": "first"})
     committed = put(store, source)
@@ -389,7 +399,7 @@ def test_metadata_that_people_changed_are_got_as_they_are(
 def test_an_address_means_a_store(tmp_path: Path) -> None:
     for address in (str(tmp_path), f"file://{tmp_path}", f"file://localhost{tmp_path}"):
         store = open_store(address)
-        assert isinstance(store, LocalStore)
+        assert isinstance(store, LocalCheckpointStore)
         assert store.root == tmp_path
     with pytest.raises(ConfigError, match=r"gs://bucket"):
         open_store("gs://bucket")

@@ -15,13 +15,13 @@ from tests.simulation.memory_objects import MemoryObjects
 from tests.support.searches.checkpoints import KEY, contents, fill, info, put
 from tunemq_shared.base import retrying
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel, Cancelled, StoreUnavailable
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferCancelled
 from tunemq_shared.checkpoints import object_checkpoints
-from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import FileEntry, make_manifest, parse_manifest
 from tunemq_shared.checkpoints.object_checkpoints import (
     PATIENCE_S,
-    Uploaded,
+    UploadedCheckpoint,
     collect,
     delete_checkpoint,
     delete_objects,
@@ -59,11 +59,11 @@ def objects() -> Recorded:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "cache", durable=False)
+def cache(tmp_path: Path) -> LocalCheckpointStore:
+    return LocalCheckpointStore(tmp_path / "cache", durable=False)
 
 
-def write(cache: LocalStore, key: str = KEY, **files: bytes) -> Path:
+def write(cache: LocalCheckpointStore, key: str = KEY, **files: bytes) -> Path:
     """A checkpoint in the cache, with these files."""
     source = cache.root.parent / f"source-{os.urandom(4).hex()}"
     source.mkdir(parents=True)
@@ -73,9 +73,9 @@ def write(cache: LocalStore, key: str = KEY, **files: bytes) -> Path:
     return cache.root / key
 
 
-def send(objects: MemoryObjects, folder: Path, base: Path | None = None) -> Uploaded:
+def send(objects: MemoryObjects, folder: Path, base: Path | None = None) -> UploadedCheckpoint:
     key = f"{folder.parent.name}/{folder.name}"
-    return upload(objects, key, folder, base and base / "committed.json", Cancel(60))
+    return upload(objects, key, folder, base and base / "committed.json", CancelToken(60))
 
 
 def name(data: bytes) -> str:
@@ -99,7 +99,7 @@ def test_files_of_one_checkpoint_with_the_same_content_are_one_object(objects, c
     sent = send(objects, write(cache, a=b"same", b=b"same", c=b"", d=b""))
     assert len(objects.written) == 3
     assert (sent.sent, sent.size) == (4, 8)
-    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, CancelToken(60))
     assert contents(tmp_path / "other" / KEY / "files") == {
         "a": b"same",
         "b": b"same",
@@ -157,10 +157,10 @@ def test_what_was_committed_by_somebody_who_was_killed_is_not_sent_again(objects
 
 
 def test_what_the_store_cannot_do_now_is_tried_again(objects, cache, monkeypatch):
-    monkeypatch.setattr(Cancel, "pause", lambda _self, _seconds: None)
+    monkeypatch.setattr(CancelToken, "pause", lambda _self, _seconds: None)
     told: list[str] = []
     objects.fail_at, objects.failures = "manifest.json", 3
-    upload(objects, KEY, write(cache, a=b"1"), None, Cancel(60), told.append)
+    upload(objects, KEY, write(cache, a=b"1"), None, CancelToken(60), told.append)
     assert told == [*[f"{KEY}/manifest.json cannot be written now."] * 3, ""]
     assert list_checkpoints(objects) == [KEY]
 
@@ -177,9 +177,9 @@ def test_a_file_that_changed_in_the_cache_is_not_committed(objects, cache):
 
 
 def test_an_upload_that_was_called_off_commits_nothing(objects, cache):
-    cancel = Cancel()
+    cancel = CancelToken()
     cancel.cancel()
-    with pytest.raises(Cancelled):
+    with pytest.raises(TransferCancelled):
         upload(objects, KEY, write(cache, a=b"1"), None, cancel)
     assert list_checkpoints(objects) == []
 
@@ -220,14 +220,14 @@ def test_manifest_larger_than_its_limit_is_not_read(objects, cache):
 
 def test_a_checkpoint_that_is_not_in_the_cache_is_an_error_that_names_it(objects, tmp_path):
     with pytest.raises(StoreError, match=f"{KEY} cannot be read from .*manifest.json: No such"):
-        upload(objects, KEY, tmp_path / KEY, None, Cancel(60))
+        upload(objects, KEY, tmp_path / KEY, None, CancelToken(60))
 
 
 def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
     put(cache, fill(tmp_path / "source"))
     sent = send(objects, cache.root / KEY)
-    other = LocalStore(tmp_path / "other")
-    manifest = download(objects, KEY, sent.sha256, other.root / KEY, Cancel(60))
+    other = LocalCheckpointStore(tmp_path / "other")
+    manifest = download(objects, KEY, sent.sha256, other.root / KEY, CancelToken(60))
     opened = other.open_checkpoint(KEY, sent.sha256)
     assert contents(opened.path) == contents(tmp_path / "source")
     assert opened.manifest == manifest == read_manifest(objects, KEY, sent.sha256)
@@ -237,11 +237,11 @@ def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
 def test_a_download_that_was_killed_after_its_end_is_good(objects, cache, tmp_path):
     sent = send(objects, write(cache, a=b"1"))
     folder = tmp_path / "other" / KEY
-    download(objects, KEY, sent.sha256, folder, Cancel(60))
-    download(objects, KEY, sent.sha256, folder, Cancel(60))
+    download(objects, KEY, sent.sha256, folder, CancelToken(60))
+    download(objects, KEY, sent.sha256, folder, CancelToken(60))
     (folder / "committed.json").write_bytes(b"another")
     with pytest.raises(StoreError, match=f"{KEY} cannot be put into"):
-        download(objects, KEY, sent.sha256, folder, Cancel(60))
+        download(objects, KEY, sent.sha256, folder, CancelToken(60))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_damage_in_the_store_leaves_nothing_in_the_cache(objects, cache, tmp_pat
     else:
         objects.objects[f"{KEY}/{name(b'1')}"] = damage
     with pytest.raises(CheckpointCorrupt, match=message):
-        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, CancelToken(60))
     assert contents(tmp_path / "other") == {".staging": b"<empty>"}
 
 
@@ -267,7 +267,7 @@ def test_swapped_objects_are_found(objects, cache, tmp_path):
     one, two = (f"{KEY}/{name(data)}" for data in (b"1", b"2"))
     objects.objects[one], objects.objects[two] = objects.objects[two], objects.objects[one]
     with pytest.raises(CheckpointCorrupt, match="is damaged: expected SHA-256"):
-        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, CancelToken(60))
 
 
 @pytest.mark.security
@@ -282,7 +282,7 @@ def test_a_manifest_cannot_name_any_object(objects, cache, tmp_path, at):
     forged = json.dumps(manifest).encode()
     objects.put_bytes(f"{KEY}/manifest.json", forged)
     with pytest.raises(CheckpointCorrupt, match="is not the key of an object"):
-        download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, Cancel(60))
+        download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, CancelToken(60))
 
 
 def test_a_manifest_that_was_never_uploaded_is_refused(objects, cache, tmp_path):
@@ -302,7 +302,7 @@ def test_deleting_keeps_what_others_refer_to(objects, cache, tmp_path):
     delete_checkpoint(objects, KEY, keep=[name(b"unchanged")])
     left = {key for key in objects.objects if key.startswith(f"{KEY}/")}
     assert left == {f"{KEY}/{name(b'unchanged')}", f"{KEY}/notes.txt"}
-    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, CancelToken(60))
     delete_checkpoint(objects, NEXT)
     delete_objects(objects, sent.shared)
     assert list(objects.objects) == [f"{KEY}/notes.txt"]
@@ -367,7 +367,7 @@ def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_pat
     del objects.objects[f"{KEY}/manifest.json"]
     collected = collect(objects, {NEXT: sent.sha256}, lambda _key: False)
     assert collected == (2, len(b"old") + len(b"x"))
-    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, CancelToken(60))
 
 
 def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
@@ -397,14 +397,14 @@ def test_a_checkpoint_without_files_has_no_objects(objects, tmp_path):
     (folder / "manifest.json").write_bytes(manifest)
     sent = send(objects, folder)
     assert objects.written == [f"{KEY}/manifest.json"]
-    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, CancelToken(60))
     assert contents(tmp_path / "other" / KEY / "files") == {"hollow": b"<empty>"}
 
 
 def test_the_name_of_a_checkpoint_is_checked_before_anything_is_done(objects, tmp_path):
     for use in (
-        lambda: object_checkpoints.upload(objects, "../a", tmp_path, None, Cancel(1)),
-        lambda: download(objects, "a/../b", "0" * 64, tmp_path / "a" / "b", Cancel(1)),
+        lambda: object_checkpoints.upload(objects, "../a", tmp_path, None, CancelToken(1)),
+        lambda: download(objects, "a/../b", "0" * 64, tmp_path / "a" / "b", CancelToken(1)),
         lambda: delete_checkpoint(objects, "/a/b"),
     ):
         with pytest.raises(StoreError, match="is not the key of a checkpoint"):

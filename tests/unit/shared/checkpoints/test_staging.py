@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from tunemq_shared.checkpoints import staging as module
-from tunemq_shared.checkpoints.staging import STAGING, Staging
+from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
 
 DAY_S = 24 * 3600
 
 
 @pytest.fixture
-def staging(tmp_path: Path) -> Staging:
-    return Staging(tmp_path)
+def staging(tmp_path: Path) -> StagingFolder:
+    return StagingFolder(tmp_path)
 
 
-def leave(staging: Staging, name: str = "", *, age_s: float = 0, lock: bool = True) -> Path:
+def leave(staging: StagingFolder, name: str = "", *, age_s: float = 0, lock: bool = True) -> Path:
     """What a writer leaves that was killed so long ago; by default one of this machine."""
     folder = staging.name()
     folder = folder.with_name(name or folder.name)
@@ -40,7 +40,7 @@ def everything(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / STAGING))
 
 
-def test_a_folder_is_there_while_it_is_used(staging: Staging, tmp_path: Path) -> None:
+def test_a_folder_is_there_while_it_is_used(staging: StagingFolder, tmp_path: Path) -> None:
     with staging.new() as folder:
         (folder / "part").touch()
         assert staging.remove_leftovers() == (0, 0)
@@ -48,7 +48,7 @@ def test_a_folder_is_there_while_it_is_used(staging: Staging, tmp_path: Path) ->
     assert everything(tmp_path) == []
 
 
-def test_a_folder_that_was_moved_away_stays(staging: Staging, tmp_path: Path) -> None:
+def test_a_folder_that_was_moved_away_stays(staging: StagingFolder, tmp_path: Path) -> None:
     with staging.new() as folder:
         (folder / "whole").touch()
         folder.rename(tmp_path / "final")
@@ -56,7 +56,7 @@ def test_a_folder_that_was_moved_away_stays(staging: Staging, tmp_path: Path) ->
     assert (tmp_path / "final" / "whole").exists()
 
 
-def test_after_an_error_nothing_is_left(staging: Staging, tmp_path: Path) -> None:
+def test_after_an_error_nothing_is_left(staging: StagingFolder, tmp_path: Path) -> None:
     def fail_within() -> None:
         with staging.new() as folder:
             (folder / "part").touch()
@@ -69,14 +69,14 @@ def test_after_an_error_nothing_is_left(staging: Staging, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("lock", [True, False])
 def test_what_a_killed_writer_of_this_machine_left_is_removed_at_once(
-    staging: Staging, tmp_path: Path, lock: bool
+    staging: StagingFolder, tmp_path: Path, lock: bool
 ) -> None:
     leave(staging, lock=lock)
     assert staging.remove_leftovers() == (1, 5)
     assert everything(tmp_path) == []
 
 
-def test_a_lock_without_a_folder_is_removed(staging: Staging, tmp_path: Path) -> None:
+def test_a_lock_without_a_folder_is_removed(staging: StagingFolder, tmp_path: Path) -> None:
     leave(staging).rename(tmp_path / "moved")
     assert staging.remove_leftovers() == (0, 0)
     assert everything(tmp_path) == []
@@ -84,7 +84,7 @@ def test_a_lock_without_a_folder_is_removed(staging: Staging, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("age_s", "removed"), [(0, 0), (DAY_S - 600, 0), (DAY_S + 600, 1)])
 def test_what_another_machine_left_is_removed_after_a_day(
-    staging: Staging, tmp_path: Path, age_s: float, removed: int
+    staging: StagingFolder, tmp_path: Path, age_s: float, removed: int
 ) -> None:
     leave(staging, "othermachine-1234", age_s=age_s)
     assert staging.remove_leftovers().files == removed
@@ -92,7 +92,7 @@ def test_what_another_machine_left_is_removed_after_a_day(
 
 
 def test_one_new_file_shows_that_another_machine_still_writes(
-    staging: Staging, tmp_path: Path
+    staging: StagingFolder, tmp_path: Path
 ) -> None:
     folder = leave(staging, "othermachine-1234", age_s=2 * DAY_S)
     os.utime(folder / "files" / "part")
@@ -101,7 +101,7 @@ def test_one_new_file_shows_that_another_machine_still_writes(
 
 
 def test_where_nothing_can_be_locked_age_alone_counts(
-    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -116,7 +116,7 @@ def test_where_nothing_can_be_locked_age_alone_counts(
 
 
 def test_a_writer_whose_lock_was_taken_for_a_leftover_takes_another(
-    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
     lost: list[Path] = []
@@ -145,5 +145,5 @@ def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -
     assert "-" not in name
 
 
-def test_without_a_folder_there_is_nothing_to_remove(staging: Staging) -> None:
+def test_without_a_folder_there_is_nothing_to_remove(staging: StagingFolder) -> None:
     assert staging.remove_leftovers() == (0, 0)

@@ -15,13 +15,13 @@ import pytest
 
 from tunemq_shared.base.errors import BlobCorrupt, ConfigError, StoreError
 from tunemq_shared.code import bundle_rules, bundles
-from tunemq_shared.code.blob_store import FolderBlobs
+from tunemq_shared.code.blob_store import FolderBlobStore
 from tunemq_shared.code.bundles import bundle, remove, unpack, unpacked
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> FolderBlobs:
-    return FolderBlobs(str(tmp_path / "store"))
+def blobs(tmp_path: Path) -> FolderBlobStore:
+    return FolderBlobStore(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def files_in(folder: Path) -> set[str]:
     }
 
 
-def take(project: Path, blobs: FolderBlobs, tmp_path: Path) -> set[str]:
+def take(project: Path, blobs: FolderBlobStore, tmp_path: Path) -> set[str]:
     return files_in(unpacked(bundle(project, blobs), tmp_path / "code"))
 
 

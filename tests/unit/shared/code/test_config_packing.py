@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunemq_shared.base.errors import ConfigError, TuneError, WireError
-from tunemq_shared.code.config_packing import Pickled, pack_config, peek_config, unpack_config
+from tunemq_shared.base.errors import ConfigError, TransportError, TuneError
+from tunemq_shared.code.config_packing import PickledValue, pack_config, peek_config, unpack_config
 
 plain = st.recursive(
     st.none()
@@ -116,7 +116,7 @@ def test_peeking_shows_the_plain_part_and_unpickles_nothing() -> None:
     shown = peek_config(pack_config({"lr": 0.1, "model": {"depth": 3, "net": Bomb()}}))
     assert shown["lr"] == 0.1
     assert shown["model"]["depth"] == 3
-    assert isinstance(shown["model"]["net"], Pickled)
+    assert isinstance(shown["model"]["net"], PickledValue)
     assert "pickled" in repr(shown["model"]["net"])
 
 
@@ -142,7 +142,7 @@ def test_a_configuration_must_be_a_dict_with_string_keys(config: Any) -> None:
 
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x01", msgspec.msgpack.encode([1])])
 def test_damaged_bytes_are_refused(packed: bytes) -> None:
-    with pytest.raises(WireError, match="packed configuration"):
+    with pytest.raises(TransportError, match="packed configuration"):
         unpack_config(packed)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health import health_command, service_health
-from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.system.process_control import keep_memory_private
 
 
@@ -44,7 +44,7 @@ def aged(path: Path, by_s: float) -> None:
 
 
 def test_one_that_starts_is_alive_and_not_ready(path, asked):
-    Health("worker", str(path))
+    ServiceHealth("worker", str(path))
     code, said = asked(path)
     assert code == 0
     assert said == f"worker (process {os.getpid()}) is alive (starting)\n"
@@ -52,14 +52,14 @@ def test_one_that_starts_is_alive_and_not_ready(path, asked):
 
 
 def test_one_that_goes_round_and_can_work_is_ready(path, asked):
-    Health("scheduler", str(path)).beat(is_ready=True, status="searches: 3 run")
+    ServiceHealth("scheduler", str(path)).beat(is_ready=True, status="searches: 3 run")
     wanted = (0, f"scheduler (process {os.getpid()}) is ready: searches: 3 run\n")
     assert asked("--ready", path) == wanted
     assert asked(path) == wanted
 
 
 def test_one_whose_redis_is_away_is_alive_and_not_ready(path, asked):
-    Health("worker", str(path)).beat(is_ready=False, status="Redis is away; trials: 2")
+    ServiceHealth("worker", str(path)).beat(is_ready=False, status="Redis is away; trials: 2")
     assert asked(path)[0] == 0
     code, said = asked("--ready", path)
     assert code == 1
@@ -67,7 +67,7 @@ def test_one_whose_redis_is_away_is_alive_and_not_ready(path, asked):
 
 
 def test_one_that_was_told_to_stop_is_alive_and_not_ready(path, asked):
-    one = Health("worker", str(path))
+    one = ServiceHealth("worker", str(path))
     one.beat(is_ready=True, status="trials: 2")
     one.stopping()
     assert asked("--ready", path)[0] == 1
@@ -77,7 +77,7 @@ def test_one_that_was_told_to_stop_is_alive_and_not_ready(path, asked):
 
 
 def test_one_that_has_ended_is_not_there(path, asked):
-    one = Health("worker", str(path))
+    one = ServiceHealth("worker", str(path))
     one.close()
     one.beat(is_ready=True, status="too late")
     code, said = asked(path)
@@ -86,7 +86,7 @@ def test_one_that_has_ended_is_not_there(path, asked):
 
 
 def test_one_whose_loop_does_not_go_round_is_not_alive(path, asked):
-    Health("worker", str(path)).beat(is_ready=True, status="")
+    ServiceHealth("worker", str(path)).beat(is_ready=True, status="")
     aged(path, 61)
     code, said = asked(path)
     assert code == 1
@@ -98,7 +98,7 @@ def test_one_whose_loop_does_not_go_round_is_not_alive(path, asked):
 
 
 def test_a_file_of_before_the_machine_was_started_is_not_believed(path, asked):
-    Health("worker", str(path))
+    ServiceHealth("worker", str(path))
     aged(path, -1000)
     code, said = asked(path)
     assert code == 1
@@ -106,7 +106,7 @@ def test_a_file_of_before_the_machine_was_started_is_not_believed(path, asked):
 
 
 def test_nor_is_one_of_before_whose_time_could_be_of_this_start_too(path, asked):
-    Health("worker", str(path)).beat(is_ready=True, status="trials: 2")
+    ServiceHealth("worker", str(path)).beat(is_ready=True, status="trials: 2")
     aged(path, 1)
     assert asked("--ready", path)[0] == 0
     now = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:16]
@@ -120,7 +120,7 @@ def test_where_the_kernel_does_not_say_which_start_it_is_time_alone_counts(
     path, asked, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(health_command, "_BOOT", str(tmp_path / "none"))
-    Health("worker", str(path)).beat(is_ready=True, status="trials: 2")
+    ServiceHealth("worker", str(path)).beat(is_ready=True, status="trials: 2")
     assert asked("--ready", path) == (0, f"worker (process {os.getpid()}) is ready: trials: 2\n")
     aged(path, -1000)
     assert asked(path)[0] == 1
@@ -130,7 +130,7 @@ def test_where_the_kernel_does_not_say_which_start_it_is_time_alone_counts(
 
 
 def test_the_file_is_private_and_of_one_size(path):
-    one = Health("worker", str(path))
+    one = ServiceHealth("worker", str(path))
     for status in ("short", "long " * 100, "two\nlines ☃"):
         one.beat(is_ready=True, status=status)
         assert path.stat().st_size == service_health.SIZE
@@ -148,7 +148,7 @@ def test_a_link_that_somebody_left_there_is_replaced_and_not_followed(path, tmp_
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.symlink_to(victim)
-    one = Health("worker", str(path))
+    one = ServiceHealth("worker", str(path))
     one.beat(is_ready=True, status="")
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
@@ -159,12 +159,12 @@ def test_a_link_where_a_temporary_file_was_to_be_is_not_followed(path, tmp_path)
     victim = tmp_path / "victim"
     victim.write_text("precious")
     Path(f"{path}.{os.getpid()}").symlink_to(victim)
-    Health("worker", str(path))
+    ServiceHealth("worker", str(path))
     assert victim.read_text() == "precious"
 
 
 def test_a_file_that_was_removed_or_replaced_is_made_again(path, asked):
-    one = Health("worker", str(path))
+    one = ServiceHealth("worker", str(path))
     path.unlink()
     one.beat(is_ready=True, status="")
     assert asked("--ready", path)[0] == 0
@@ -175,8 +175,8 @@ def test_a_file_that_was_removed_or_replaced_is_made_again(path, asked):
 
 
 def test_one_that_ends_leaves_the_file_of_its_successor(path, asked):
-    before = Health("worker", str(path))
-    after = Health("worker", str(path))
+    before = ServiceHealth("worker", str(path))
+    after = ServiceHealth("worker", str(path))
     after.beat(is_ready=True, status="")
     before.close()
     assert asked("--ready", path)[0] == 0
@@ -185,7 +185,7 @@ def test_one_that_ends_leaves_the_file_of_its_successor(path, asked):
 def test_a_folder_that_goes_ends_nobody(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    one = Health("worker", str(folder / "health"))
+    one = ServiceHealth("worker", str(folder / "health"))
     (folder / "health").unlink()
     folder.rmdir()
     one.beat(is_ready=True, status="")
@@ -196,15 +196,15 @@ def test_a_folder_that_goes_ends_nobody(tmp_path):
 
 def test_a_file_that_cannot_be_made_is_refused_with_words(tmp_path):
     with pytest.raises(ConfigError, match=r"TUNEMQ_HEALTH is .*/none/health, which cannot be"):
-        Health("worker", str(tmp_path / "none" / "health"))
+        ServiceHealth("worker", str(tmp_path / "none" / "health"))
     with pytest.raises(ConfigError, match="null"):
-        Health("worker", "a\0b")
+        ServiceHealth("worker", "a\0b")
 
 
 def test_a_file_that_is_a_folder_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "health").mkdir()
     with pytest.raises(ConfigError):
-        Health("worker", str(tmp_path / "health"))
+        ServiceHealth("worker", str(tmp_path / "health"))
     assert os.listdir(tmp_path) == ["health"]
 
 
@@ -212,7 +212,7 @@ def test_a_file_that_is_a_folder_is_refused_and_leaves_nothing(tmp_path):
 
 
 def test_neither_a_link_nor_a_pipe_nor_a_folder_is_read(tmp_path, asked):
-    Health("worker", str(tmp_path / "real"))
+    ServiceHealth("worker", str(tmp_path / "real"))
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe", "."):
@@ -221,7 +221,7 @@ def test_neither_a_link_nor_a_pipe_nor_a_folder_is_read(tmp_path, asked):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away, and look as others")
 def test_a_file_of_another_user_says_nothing(path, asked):
-    Health("worker", str(path)).beat(is_ready=True, status="")
+    ServiceHealth("worker", str(path)).beat(is_ready=True, status="")
     assert asked(path)[0] == 0
     os.chmod(path.parent, 0o755)
     os.chmod(path, 0o644)
@@ -267,7 +267,7 @@ def test_what_is_of_no_use_is_told_with_another_code(asked, arguments):
 
 
 def test_the_variable_says_which_file(path, asked, monkeypatch):
-    Health("worker", str(path))
+    ServiceHealth("worker", str(path))
     monkeypatch.setenv(service_health.VARIABLE, str(path))
     assert asked()[0] == 0
 
@@ -280,7 +280,7 @@ def test_help_says_what_one_needs_to_know(asked):
 
 
 def test_the_command_imports_nothing_that_takes_long(path):
-    Health("worker", str(path))
+    ServiceHealth("worker", str(path))
     code = (
         "import sys; from tunemq.__main__ import main; code = main(['health', sys.argv[1]]);"
         "print(*sys.modules); sys.exit(code)"
@@ -306,7 +306,7 @@ def test_what_the_environment_says_is_taken_out_of_it(path, monkeypatch):
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    one = Health.of_environment("worker")
+    one = ServiceHealth.of_environment("worker")
     assert not set(given) & set(os.environ)
     assert one.variables == given
     assert one.is_wanted
@@ -317,7 +317,7 @@ def test_what_the_environment_says_is_taken_out_of_it(path, monkeypatch):
 def test_where_nobody_listens_nothing_is_done(monkeypatch):
     for name in ("TUNEMQ_HEALTH", "NOTIFY_SOCKET"):
         monkeypatch.delenv(name, raising=False)
-    one = Health.of_environment("worker")
+    one = ServiceHealth.of_environment("worker")
     assert not one.is_wanted
     one.beat(is_ready=True, status="")
     one.stopping()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.service_manager import ServiceManager
-from tunemq_shared.health.service_health import Health
-from tunemq_shared.health.systemd_notify import Notifier, watchdog_s
+from tunemq_shared.health.service_health import ServiceHealth
+from tunemq_shared.health.systemd_notify import SystemdNotifier, watchdog_s
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -23,35 +23,35 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceM
 
 
 @pytest.fixture
-def notifier(manager: ServiceManager) -> Iterator[Notifier]:
-    one = Notifier(manager.address)
+def notifier(manager: ServiceManager) -> Iterator[SystemdNotifier]:
+    one = SystemdNotifier(manager.address)
     yield one
     one.close()
 
 
 def test_ready_is_said_once_and_the_status_when_it_changes(manager, notifier):
-    health = Health("worker", notifier=notifier)
+    health = ServiceHealth("worker", notifier=notifier)
     for is_ready, status in ((False, "a"), (True, "a"), (True, "a"), (False, "b"), (True, "b")):
         health.beat(is_ready=is_ready, status=status)
     assert manager.messages() == ["STATUS=a", "READY=1", "STATUS=b"]
 
 
 def test_stopping_is_said_once(manager, notifier):
-    health = Health("worker", notifier=notifier)
+    health = ServiceHealth("worker", notifier=notifier)
     health.stopping()
     health.stopping()
     assert manager.messages() == ["STOPPING=1"]
 
 
 def test_one_that_stops_before_it_was_ready_does_not_say_that_it_is(manager, notifier):
-    health = Health("worker", notifier=notifier)
+    health = ServiceHealth("worker", notifier=notifier)
     health.stopping()
     health.beat(is_ready=True, status="stopping")
     assert manager.messages() == ["STOPPING=1", "STATUS=stopping"]
 
 
 def test_a_status_is_one_line_whatever_is_in_it(manager, notifier):
-    health = Health("worker", notifier=notifier)
+    health = ServiceHealth("worker", notifier=notifier)
     health.beat(is_ready=False, status="a\nMAINPID=1\n b")
     assert manager.messages() == ["STATUS=a MAINPID=1 b"]
 
@@ -61,7 +61,7 @@ def test_the_watchdog_is_told_some_times_within_its_time_and_no_more_often(
 ):
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    health = Health("worker", notifier=notifier, watchdog_s=20.0)
+    health = ServiceHealth("worker", notifier=notifier, watchdog_s=20.0)
     told = []
     for _ in range(21):
         health.beat(is_ready=True, status="")
@@ -79,7 +79,7 @@ def test_a_manager_that_starts_anew_hears_on(manager, notifier):
 
 
 def test_what_nobody_took_is_said_again(manager, notifier):
-    health = Health("worker", notifier=notifier)
+    health = ServiceHealth("worker", notifier=notifier)
     manager.close()
     health.beat(is_ready=True, status="here")
     manager.listen()
@@ -100,7 +100,7 @@ def test_a_manager_that_does_not_listen_holds_nobody_up(manager, notifier):
     "address", ["", "@", "vsock:2:9999", "relative", "/nowhere/at/all", "/" + "x" * 300, "@a\0b"]
 )
 def test_an_address_of_no_use_harms_nobody(address):
-    notifier = Notifier(address)
+    notifier = SystemdNotifier(address)
     assert not notifier.tell("READY=1")
     notifier.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.checkpoints.open_store import open_objects, open_store
 from tunemq_shared.objects.s3_address import (
-    Keys,
+    S3Credentials,
     as_reached_from_here,
     find_ca_file,
     find_keys,
@@ -186,7 +186,7 @@ def test_keys_come_from_the_environment():
     root = {"MINIO_ROOT_USER": "d", "MINIO_ROOT_PASSWORD": "e"}
     assert find_keys(root | {"AWS_SESSION_TOKEN": "c"}) == ("d", "e", "")
     assert find_keys(environ | root).access_key == "a"
-    assert "b" not in repr(Keys("a", "b")).removeprefix("Keys")
+    assert "b" not in repr(S3Credentials("a", "b")).removeprefix("S3Credentials")
 
 
 def test_half_of_the_keys_is_an_error():

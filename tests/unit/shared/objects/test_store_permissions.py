@@ -13,13 +13,13 @@ from tunemq_scheduler.settings.storage_settings import storage_of
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.checkpoints import open_store
 from tunemq_shared.checkpoints.open_store import open_objects, use_only
-from tunemq_shared.objects.store_permissions import StoreRules, store_environ, why_not_allowed
+from tunemq_shared.objects.store_permissions import StorePermissions, store_environ, why_not_allowed
 from tunemq_shared.protocol.messages import BlobRef
 
 FARM = "s3://tunemq/farm?endpoint=https://minio:9000&region=us-east-1&path_style=true"
 EVIL = "s3://mine/x?endpoint=http://evil"
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-RULES = StoreRules((FARM,), KEYS)
+RULES = StorePermissions((FARM,), KEYS)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ MINE = "s3://mine/x?endpoint=https://other:9000"
 
 
 def test_store_rules_address_with_a_profile_is_below_those_of_the_same_profile_only():
-    rules = StoreRules((FARM, f"{MINE}&profile=ada"), KEYS)
+    rules = StorePermissions((FARM, f"{MINE}&profile=ada"), KEYS)
     rules.check(f"{MINE.replace('/x', '/x/first')}&profile=ada", "here")
     for address in (MINE, f"{MINE}&profile=ben"):
         with pytest.raises(ConfigError, match=r"may use: .*'s3://mine/x' at .* with profile=ada"):
@@ -151,7 +151,7 @@ def test_store_rules_variables_of_a_search_change_no_profile(
     file.write_text("[ada]\naws_access_key_id = adas\naws_secret_access_key = b\n")
     monkeypatch.setattr(open_store, "_rules", None)
     environ = {**KEYS, "AWS_SHARED_CREDENTIALS_FILE": str(file)}
-    use_only(StoreRules((f"{MINE}&profile=ada",), environ))
+    use_only(StorePermissions((f"{MINE}&profile=ada",), environ))
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "HOME", "AWS_PROFILE", "TUNEMQ_S3_REACHED_AT"):
         monkeypatch.setenv(name, "http://evil:9000")
     with open_objects(f"{MINE}&profile=ada") as objects:

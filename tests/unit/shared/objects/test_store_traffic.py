@@ -10,10 +10,10 @@ import pytest
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
-from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals, decode_vitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics, decode_vitals
 from tunemq_shared.objects import store_traffic
-from tunemq_shared.objects.object_client import Refused
-from tunemq_shared.objects.object_store import MissingObject
+from tunemq_shared.objects.object_client import StoreRequestDenied
+from tunemq_shared.objects.object_store import NoSuchObject
 from tunemq_shared.objects.store_traffic import CountedClient, StoreTraffic, TrafficCount
 from tunemq_shared.protocol.messages import encode
 
@@ -66,7 +66,12 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
 
     answers = Answers()
     client = CountedClient(lambda: answers, "s3://a/b")  # type: ignore[arg-type]
-    for error in (None, MissingObject("gone"), StoreUnavailable("away"), Refused("no", "NoKey")):
+    for error in (
+        None,
+        NoSuchObject("gone"),
+        StoreUnavailable("away"),
+        StoreRequestDenied("no", "NoKey"),
+    ):
         answers.error = error
         with contextlib.suppress(StoreError):
             client.remove("x", "it cannot be removed")
@@ -90,36 +95,36 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
 def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: StoreTraffic):
     assert not traffic.is_possible
     with pytest.raises(msgspec.ValidationError):
-        decode_vitals(encode(NodeVitals(store=traffic)))
+        decode_vitals(encode(NodeMetrics(store=traffic)))
 
 
 @pytest.mark.parametrize(
     "vitals",
     [
-        NodeVitals(load=math.nan),
-        NodeVitals(refused={f"request:{n}": 2**53 for n in range(1000)}),
-        NodeVitals(memory_free=-1.0),
-        NodeVitals(disk_free=math.inf),
-        NodeVitals(disk_size=1e300),
-        NodeVitals(hosts=-1),
-        NodeVitals(outbox=-(2**40)),
-        NodeVitals(cache=2**63),
-        NodeVitals(clock=math.nan),
-        NodeVitals(refused={"mail:altered": -5}),
-        NodeVitals(gpus=(GpuVitals("G", busy=math.nan),)),
-        NodeVitals(gpus=(GpuVitals("G", memory_used=-1.0),)),
-        NodeVitals(number=-1),
+        NodeMetrics(load=math.nan),
+        NodeMetrics(refused={f"request:{n}": 2**53 for n in range(1000)}),
+        NodeMetrics(memory_free=-1.0),
+        NodeMetrics(disk_free=math.inf),
+        NodeMetrics(disk_size=1e300),
+        NodeMetrics(hosts=-1),
+        NodeMetrics(outbox=-(2**40)),
+        NodeMetrics(cache=2**63),
+        NodeMetrics(clock=math.nan),
+        NodeMetrics(refused={"mail:altered": -5}),
+        NodeMetrics(gpus=(GpuMetrics("G", busy=math.nan),)),
+        NodeMetrics(gpus=(GpuMetrics("G", memory_used=-1.0),)),
+        NodeMetrics(number=-1),
     ],
 )
-def test_vitals_with_an_amount_that_no_machine_has_are_refused(vitals: NodeVitals):
+def test_vitals_with_an_amount_that_no_machine_has_are_refused(vitals: NodeMetrics):
     with pytest.raises(msgspec.ValidationError, match="negative, infinite or too large"):
         decode_vitals(encode(vitals))
 
 
 def test_vitals_of_a_node_without_store_traffic_are_read():
     """As a node of the version before sends them."""
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(NodeVitals("1", hosts=3)))[:-1])
-    assert decode_vitals(older) == NodeVitals("1", hosts=3)
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(NodeMetrics("1", hosts=3)))[:-1])
+    assert decode_vitals(older) == NodeMetrics("1", hosts=3)
 
 
 def test_traffic_of_a_long_problem_is_cut_between_words():

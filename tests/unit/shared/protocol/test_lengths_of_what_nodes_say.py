@@ -5,23 +5,28 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout, NodeVitals, decode_vitals
+from tunemq_shared.health.node_metrics import (
+    GpuMetrics,
+    NodeDescription,
+    NodeMetrics,
+    decode_vitals,
+)
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS, MOST_OF_NODE, NAME_CHARACTERS
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_shared.protocol.registration import NodeHello, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_hello
 
 NAME = "n" * NAME_CHARACTERS
 LINE = "l" * LINE_CHARACTERS
-HELLO = NodeHello(
+HELLO = NodeRegistration(
     1,
     *(NAME, NAME, NAME, NAME, 1),
     *({f"r{number}": 1.0 for number in range(MOST_OF_NODE)}, NAME, NAME),
     gpus=(Gpu(NAME, NAME),) * MOST_OF_NODE,
     withheld={NAME: LINE},
 )
-ABOUT = NodeAbout(NAME, NAME, NAME, {NAME: NAME}, (NAME,) * MOST_OF_NODE)
-VITALS = NodeVitals(
-    NAME, gpus=(GpuVitals(NAME, foreign=LINE),) * MOST_OF_NODE, about=ABOUT, refused={NAME: 1}
+ABOUT = NodeDescription(NAME, NAME, NAME, {NAME: NAME}, (NAME,) * MOST_OF_NODE)
+VITALS = NodeMetrics(
+    NAME, gpus=(GpuMetrics(NAME, foreign=LINE),) * MOST_OF_NODE, about=ABOUT, refused={NAME: 1}
 )
 
 
@@ -56,9 +61,9 @@ def test_introduction_beyond_a_bound_is_refused(changed):
     "changed",
     [
         {"version": NAME + "x"},
-        {"gpus": (*VITALS.gpus, GpuVitals("g"))},
-        {"gpus": (GpuVitals(NAME + "x"),)},
-        {"gpus": (GpuVitals("g", foreign=LINE + "x"),)},
+        {"gpus": (*VITALS.gpus, GpuMetrics("g"))},
+        {"gpus": (GpuMetrics(NAME + "x"),)},
+        {"gpus": (GpuMetrics("g", foreign=LINE + "x"),)},
         {"refused": {NAME + "x": 1}},
         {"refused": {str(number): 1 for number in range(MOST_OF_NODE + 1)}},
         {"about": msgspec.structs.replace(ABOUT, node=NAME + "x")},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunemq_shared.protocol.rejections import TOLD_EVERY_S, Refusals, Refused
+from tunemq_shared.protocol.rejections import TOLD_EVERY_S, RejectionCount, RejectionCounter
 
 
 class Clock:
@@ -14,22 +14,22 @@ class Clock:
 
 
 def test_each_kind_and_reason_is_counted_by_itself():
-    refusals = Refusals()
+    refusals = RejectionCounter()
     assert refusals.counts() == ()
     assert refusals.news() == []
     for kind, reason in [("mail", "altered"), ("hello", "unsigned"), ("mail", "altered")]:
         refusals.add(kind, reason, "It was refused.")
     refusals.add("events", "repeated")
     assert refusals.counts() == (
-        Refused("events", "repeated", 1),
-        Refused("hello", "unsigned", 1),
-        Refused("mail", "altered", 2),
+        RejectionCount("events", "repeated", 1),
+        RejectionCount("hello", "unsigned", 1),
+        RejectionCount("mail", "altered", 2),
     )
 
 
 def test_ten_thousand_refusals_of_one_kind_are_two_lines_in_a_minute():
     clock = Clock()
-    refusals, lines = Refusals(clock), []
+    refusals, lines = RejectionCounter(clock), []
     for _ in range(10_000):
         refusals.add("mail", "altered", "A mail was altered.")
         lines += refusals.news()
@@ -42,7 +42,7 @@ def test_ten_thousand_refusals_of_one_kind_are_two_lines_in_a_minute():
 
 def test_different_things_are_told_beside_each_other_but_not_without_end():
     clock = Clock()
-    refusals = Refusals(clock)
+    refusals = RejectionCounter(clock)
     for number in range(100):
         refusals.add("hello", "version", f"Node {number} is refused.")
     assert refusals.news() == [f"Node {number} is refused." for number in range(5)]
@@ -55,6 +55,6 @@ def test_different_things_are_told_beside_each_other_but_not_without_end():
 
 
 def test_what_is_only_counted_is_never_told():
-    refusals = Refusals()
+    refusals = RejectionCounter()
     refusals.add("mail", "repeated")
     assert refusals.news() == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.signing.key_files import KeyFile, check_private, read_key_file
-from tunemq_shared.signing.message_signing import SealBroken
+from tunemq_shared.signing.message_signing import InvalidSignature
 
 ONE, TWO, THREE, SIX = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3, 6))
 WHOLE = f"""
@@ -60,7 +60,7 @@ def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
 
 def test_nothing_is_in_the_name_of_somebody_without_keys(path):
     path.write_text(WHOLE)
-    with pytest.raises(SealBroken, match="'eve'") as found:
+    with pytest.raises(InvalidSignature, match="'eve'") as found:
         read_key_file(path).seal_of_submitter("eve")
     assert found.value.reason == "unknown_submitter"
     assert not KeyFile().seal_of_submitter("eve").is_signed

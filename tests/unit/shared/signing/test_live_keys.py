@@ -12,8 +12,8 @@ from tunemq_scheduler.security.key_folder import KeyFolder
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.signing import live_keys as module
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
-from tunemq_shared.signing.live_keys import LiveKeys, Role, find_keys
-from tunemq_shared.signing.message_signing import SealBroken
+from tunemq_shared.signing.live_keys import KeyRole, LiveKeys, find_keys
+from tunemq_shared.signing.message_signing import InvalidSignature
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def _looks_at_once(monkeypatch):
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
 
 
-def path_of(folder: KeyFolder, role: Role) -> str:
+def path_of(folder: KeyFolder, role: KeyRole) -> str:
     return str(folder.path / role.value)
 
 
@@ -37,7 +37,7 @@ def looked(keys: LiveKeys) -> str:
 
 def test_without_a_file_nothing_is_signed(monkeypatch):
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
-    for keys in (LiveKeys.none(), find_keys(None, Role.WORKER)):
+    for keys in (LiveKeys.none(), find_keys(None, KeyRole.WORKER)):
         assert not keys.is_signed
         assert not keys.orders.is_signed
         assert not keys.submitter("anybody").is_signed
@@ -46,27 +46,31 @@ def test_without_a_file_nothing_is_signed(monkeypatch):
 
 def test_the_option_comes_before_the_variable(folder, monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, of_submitter(folder, "ada"))
-    assert find_keys(None, Role.SUBMITTER).submitters == ("ada",)
-    assert find_keys(of_submitter(folder, "ben"), Role.SUBMITTER).submitters == ("ben",)
+    assert find_keys(None, KeyRole.SUBMITTER).submitters == ("ada",)
+    assert find_keys(of_submitter(folder, "ben"), KeyRole.SUBMITTER).submitters == ("ben",)
     with pytest.raises(ConfigError, match="--keys is empty"):
-        find_keys("", Role.SUBMITTER)
+        find_keys("", KeyRole.SUBMITTER)
     monkeypatch.setenv(KEYS_VARIABLE, "")
     with pytest.raises(ConfigError, match=f"{KEYS_VARIABLE} is empty: give the path .* unset it"):
-        find_keys(None, Role.SCHEDULER)
+        find_keys(None, KeyRole.SCHEDULER)
 
 
 def test_no_keys_of_embedded_mode_are_looked_for(folder, monkeypatch):
-    monkeypatch.setenv(KEYS_VARIABLE, path_of(folder, Role.SCHEDULER))
+    monkeypatch.setenv(KEYS_VARIABLE, path_of(folder, KeyRole.SCHEDULER))
     assert not LiveKeys.none().is_signed
 
 
 @pytest.mark.parametrize(
     ("role", "file", "said"),
     [
-        (Role.SCHEDULER, "ada.toml", r"no keys in \[orders\], which a scheduler needs"),
-        (Role.WORKER, "ada.toml", r"no keys in \[orders\].*is worker\.toml in the folder"),
-        (Role.WORKER, "scheduler.toml", r"keys of submitters.*give the worker the file worker\.t"),
-        (Role.SUBMITTER, "worker.toml", r"no keys in \[submitters\.NAME\]"),
+        (KeyRole.SCHEDULER, "ada.toml", r"no keys in \[orders\], which a scheduler needs"),
+        (KeyRole.WORKER, "ada.toml", r"no keys in \[orders\].*is worker\.toml in the folder"),
+        (
+            KeyRole.WORKER,
+            "scheduler.toml",
+            r"keys of submitters.*give the worker the file worker\.t",
+        ),
+        (KeyRole.SUBMITTER, "worker.toml", r"no keys in \[submitters\.NAME\]"),
     ],
 )
 def test_the_wrong_file_is_named_and_so_is_the_right_one(folder, role, file, said):
@@ -75,21 +79,21 @@ def test_the_wrong_file_is_named_and_so_is_the_right_one(folder, role, file, sai
 
 
 def test_what_a_process_needs_is_in_its_file(folder):
-    scheduler = LiveKeys(path_of(folder, Role.SCHEDULER), Role.SCHEDULER)
-    worker = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
-    ada = LiveKeys(of_submitter(folder, "ada"), Role.SUBMITTER)
+    scheduler = LiveKeys(path_of(folder, KeyRole.SCHEDULER), KeyRole.SCHEDULER)
+    worker = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
+    ada = LiveKeys(of_submitter(folder, "ada"), KeyRole.SUBMITTER)
 
     assert worker.orders.open(scheduler.orders.close(b"order")) == b"order"
     assert scheduler.events.open(worker.events.close(b"event")) == b"event"
     assert scheduler.submitter("ada").open(ada.submitter("ada").close(b"ask")) == b"ask"
-    with pytest.raises(SealBroken):
+    with pytest.raises(InvalidSignature):
         ada.submitter("ben")
-    with pytest.raises(SealBroken):
+    with pytest.raises(InvalidSignature):
         scheduler.submitter("ben").open(ada.submitter("ada").close(b"ask"))
 
 
 def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
-    keys = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
+    keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     seal, before = keys.orders, keys.orders.signer
     folder.rotate()
     assert keys.look() == ""  # it may be being written
@@ -109,8 +113,8 @@ def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
 
 
 def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
-    path = Path(path_of(folder, Role.SCHEDULER))
-    keys = LiveKeys(str(path), Role.SCHEDULER)
+    path = Path(path_of(folder, KeyRole.SCHEDULER))
+    keys = LiveKeys(str(path), KeyRole.SCHEDULER)
     folder.add(["eve"])
     whole = path.read_bytes()
     for size in range(100, len(whole), 50):
@@ -123,8 +127,8 @@ def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
 
 @pytest.mark.parametrize("damage", ["gone", "readable", "rubbish", "unsigned", "of another"])
 def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
-    path = Path(path_of(folder, Role.WORKER))
-    keys = LiveKeys(str(path), Role.WORKER)
+    path = Path(path_of(folder, KeyRole.WORKER))
+    keys = LiveKeys(str(path), KeyRole.WORKER)
     signer, text = keys.orders.signer, path.read_text()
     if damage == "gone":
         path.unlink()
@@ -153,7 +157,7 @@ def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
 
 def test_it_looks_once_a_second_at_most(folder, monkeypatch):
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 3600.0)
-    keys = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
+    keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     folder.rotate()
     monkeypatch.setattr(module, "_seen", lambda _path: 1 / 0)
     assert looked(keys) == ""

@@ -14,24 +14,27 @@ from tunemq_shared.signing.message_signing import (
     HEAD_BYTES,
     KEY_ID_BYTES,
     SECRET_BYTES,
-    Key,
-    Seal,
-    SealBroken,
+    InvalidSignature,
+    MessageSigner,
+    SigningKey,
 )
 
 KEYS = st.builds(
-    Key,
+    SigningKey,
     st.binary(min_size=KEY_ID_BYTES, max_size=KEY_ID_BYTES),
     st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
 )
 CONTEXTS = st.lists(st.binary(max_size=6), max_size=4).map(tuple)
 BODIES = st.binary(max_size=200)
-OLD, NEW = Key(b"old-key.", b"o" * SECRET_BYTES), Key(b"new-key.", b"n" * SECRET_BYTES)
+OLD, NEW = (
+    SigningKey(b"old-key.", b"o" * SECRET_BYTES),
+    SigningKey(b"new-key.", b"n" * SECRET_BYTES),
+)
 
 
-def reason(seal: Seal, sealed: bytes, *context: bytes) -> str:
+def reason(seal: MessageSigner, sealed: bytes, *context: bytes) -> str:
     """Why it does not open."""
-    with pytest.raises(SealBroken) as found:
+    with pytest.raises(InvalidSignature) as found:
         seal.open(sealed, *context)
     assert str(found.value)
     return found.value.reason
@@ -39,13 +42,13 @@ def reason(seal: Seal, sealed: bytes, *context: bytes) -> str:
 
 @given(st.lists(KEYS, max_size=3, unique_by=lambda key: key.id), BODIES, CONTEXTS)
 def test_what_was_closed_is_opened(keys, body, context):
-    seal = Seal("orders", keys)
+    seal = MessageSigner("orders", keys)
     assert seal.open(seal.close(body, *context), *context) == body
 
 
 @given(BODIES, CONTEXTS, st.data())
 def test_no_altered_byte_is_believed(body, context, data):
-    seal = Seal("orders", [OLD])
+    seal = MessageSigner("orders", [OLD])
     sealed = bytearray(seal.close(body, *context))
     place = data.draw(st.integers(0, len(sealed) - 1))
     sealed[place] ^= data.draw(st.integers(1, 255))
@@ -56,7 +59,7 @@ def test_no_altered_byte_is_believed(body, context, data):
 
 @given(BODIES, st.integers(0, 300), st.binary(max_size=3))
 def test_what_is_shortened_or_longer_is_not_believed(body, size, more):
-    seal = Seal("orders", [OLD])
+    seal = MessageSigner("orders", [OLD])
     sealed = seal.close(body, b"place")
     changed = sealed[:size] + more
     assume(changed != sealed)
@@ -65,51 +68,57 @@ def test_what_is_shortened_or_longer_is_not_believed(body, size, more):
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_not_believed(rubbish):
-    assert reason(Seal("orders", [OLD]), rubbish)
+    assert reason(MessageSigner("orders", [OLD]), rubbish)
 
 
 @given(BODIES, CONTEXTS, BODIES, CONTEXTS)
 def test_what_was_said_of_one_place_is_not_believed_of_another(body, context, other, elsewhere):
     assume((body, context) != (other, elsewhere))
-    seal = Seal("orders", [OLD])
+    seal = MessageSigner("orders", [OLD])
     mac = seal.close(body, *context)[:HEAD_BYTES]
     # Also where the same bytes are only divided in another way.
     assert reason(seal, mac + other, *elsewhere) == "altered"
 
 
 def test_parts_are_not_run_together():
-    seal = Seal("orders", [OLD])
+    seal = MessageSigner("orders", [OLD])
     assert reason(seal, seal.close(b"c", b"ab"), b"a", b"b") == "altered"
     assert reason(seal, seal.close(b"bc", b"a")[:HEAD_BYTES] + b"c", b"ab") == "altered"
     assert reason(seal, seal.close(b"", b"", b""), b"") == "altered"
 
 
 def test_purposes_are_apart_even_with_the_same_key():
-    assert reason(Seal("events", [OLD]), Seal("orders", [OLD]).close(b"x")) == "altered"
+    assert (
+        reason(MessageSigner("events", [OLD]), MessageSigner("orders", [OLD]).close(b"x"))
+        == "altered"
+    )
 
 
 def test_the_first_key_signs_and_each_is_believed():
-    both = Seal("orders", [NEW, OLD])
+    both = MessageSigner("orders", [NEW, OLD])
     assert both.signer == NEW.id
     assert both.close(b"x")[1 : 1 + KEY_ID_BYTES] == NEW.id
-    assert both.open(Seal("orders", [OLD]).close(b"x")) == b"x"
-    assert Seal("orders", [OLD, NEW]).open(both.close(b"x")) == b"x"
+    assert both.open(MessageSigner("orders", [OLD]).close(b"x")) == b"x"
+    assert MessageSigner("orders", [OLD, NEW]).open(both.close(b"x")) == b"x"
     assert (both.believes(OLD.id), both.believes(b"another.")) == (True, False)
 
 
 def test_a_key_that_is_not_known_is_named():
-    with pytest.raises(SealBroken, match=NEW.id.hex()) as found:
-        Seal("orders", [OLD]).open(Seal("orders", [NEW]).close(b"x"))
+    with pytest.raises(InvalidSignature, match=NEW.id.hex()) as found:
+        MessageSigner("orders", [OLD]).open(MessageSigner("orders", [NEW]).close(b"x"))
     assert found.value.reason == "unknown_key"
 
 
 def test_another_secret_of_the_same_name_is_not_believed():
-    twin = Key(OLD.id, NEW.secret)
-    assert reason(Seal("orders", [OLD]), Seal("orders", [twin]).close(b"x")) == "altered"
+    twin = SigningKey(OLD.id, NEW.secret)
+    assert (
+        reason(MessageSigner("orders", [OLD]), MessageSigner("orders", [twin]).close(b"x"))
+        == "altered"
+    )
 
 
 def test_there_is_no_way_between_signed_and_unsigned():
-    signed, unsigned = Seal("orders", [OLD]), Seal("orders")
+    signed, unsigned = MessageSigner("orders", [OLD]), MessageSigner("orders")
     assert (signed.is_signed, unsigned.is_signed, unsigned.signer) == (True, False, b"")
     assert reason(signed, unsigned.close(b"x")) == "unsigned"
     assert reason(unsigned, signed.close(b"x")) == "signed_without_keys"
@@ -119,9 +128,9 @@ def test_there_is_no_way_between_signed_and_unsigned():
 
 
 def test_keys_are_replaced_but_never_by_none():
-    seal = Seal("orders", [OLD])
+    seal = MessageSigner("orders", [OLD])
     seal.use([NEW])
-    assert reason(seal, Seal("orders", [OLD]).close(b"x")) == "unknown_key"
+    assert reason(seal, MessageSigner("orders", [OLD]).close(b"x")) == "unknown_key"
     with pytest.raises(ValueError, match="cannot lose its last key"):
         seal.use([])
     assert seal.signer == NEW.id
@@ -133,16 +142,16 @@ def test_the_bytes_are_those_that_the_page_describes():
     framed = len(parts).to_bytes(8, "big")
     framed += b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     mac = hmac.new(OLD.secret, framed, hashlib.sha256).digest()
-    sealed = Seal("orders", [OLD]).close(b"the body", b"mail", b"node-1")
+    sealed = MessageSigner("orders", [OLD]).close(b"the body", b"mail", b"node-1")
     assert sealed == b"\1" + OLD.id + mac + b"the body"
     assert len(sealed) == HEAD_BYTES + len(b"the body")
 
 
 def test_no_secret_is_shown():
-    key = Key(b"k" * KEY_ID_BYTES, b"S" * SECRET_BYTES)
-    assert "SSS" not in f"{key!r} {key} {Seal('orders', [key])!r} {[key]} { ({'k': key}) }"
+    key = SigningKey(b"k" * KEY_ID_BYTES, b"S" * SECRET_BYTES)
+    assert "SSS" not in f"{key!r} {key} {MessageSigner('orders', [key])!r} {[key]} { ({'k': key}) }"
 
 
 def test_an_error_can_be_sent_to_another_process():
-    error = pickle.loads(pickle.dumps(SealBroken("is not signed", "unsigned")))
+    error = pickle.loads(pickle.dumps(InvalidSignature("is not signed", "unsigned")))
     assert (str(error), error.reason) == ("is not signed", "unsigned")

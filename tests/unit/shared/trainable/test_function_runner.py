@@ -17,9 +17,9 @@ from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.trainable.function_runner import FunctionRunner, wrap_function
 from tunemq_shared.trainable.reporter_argument import StatusReporter, checkpoint_dir
 from tunemq_shared.trainable.run_trial import run_trial
-from tunemq_shared.trial.control_flow import StopTrial, TrialDone
+from tunemq_shared.trial.control_flow import TrialDoneExit, TrialStopExit
 from tunemq_shared.trial.session import active, get_checkpoint, report
-from tunemq_shared.trial.trial_session import Kept
+from tunemq_shared.trial.trial_session import SavedCheckpoint
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_stopped_generator_unwinds_its_finally_blocks(world):
         finally:
             ran.append("finally")
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         run(world, train, world.session(stop=(Condition("training_iteration", 3),)))
 
     assert len(reported(world)) == 3
@@ -155,7 +155,7 @@ def test_a_trial_that_was_stopped_early_never_calls_the_function(world):
     world.channel.news.append(world.order(stop=True))
     called = []
 
-    with pytest.raises(StopTrial):
+    with pytest.raises(TrialStopExit):
         run(world, called.append, session)
 
     assert not called
@@ -169,7 +169,7 @@ def test_a_function_that_swallows_its_end_has_ended_all_the_same(world):
             except BaseException:  # noqa: BLE001  what some training code does
                 break
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         run(world, train, world.session(stop=(Condition("training_iteration", 2),)))
 
     assert len(reported(world)) == 2
@@ -183,7 +183,7 @@ def test_an_error_while_the_end_unwinds_is_only_logged(world, caplog):
         finally:
             raise ValueError("the file is closed already")
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         run(world, train)
 
     assert "the file is closed already" in caplog.text
@@ -250,7 +250,7 @@ def test_the_reporter_reports_and_knows_the_trial(world):
         reporter(loss=0.5, done=True)
         reporter(loss=0.0)
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         run(world, train)
 
     assert reported(world) == [{"loss": 1.0}, {"loss": 0.5, "done": True}]
@@ -436,7 +436,7 @@ def test_a_null_checkpoint_in_the_store_means_a_fresh_start(world):
 
 def test_files_that_were_not_asked_for_are_a_bug():
     with pytest.raises(BugError):
-        Kept(None, {}, None).given_back()
+        SavedCheckpoint(None, {}, None).given_back()
 
 
 def test_a_report_waits_inside_the_function(world):
@@ -447,7 +447,7 @@ def test_a_report_waits_inside_the_function(world):
     session = world.session(run_until=up_to(2))
     world.channel.waited_for += [world.order(up_to(4)), world.order(stop=True)]
 
-    with pytest.raises(StopTrial):
+    with pytest.raises(TrialStopExit):
         run(world, train, session)
 
     assert len(reported(world)) == 4

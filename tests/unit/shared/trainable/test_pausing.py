@@ -9,9 +9,9 @@ from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.protocol.conditions import Condition
-from tunemq_shared.trainable.run_trial import TrialProgram, run_trial
+from tunemq_shared.trainable.run_trial import TrainableRunner, run_trial
 from tunemq_shared.trainable.trainable import Trainable
-from tunemq_shared.trial.control_flow import PauseTrial
+from tunemq_shared.trial.control_flow import TrialPauseExit
 from tunemq_shared.trial.session import get_checkpoint, report
 
 __all__ = ["log"]
@@ -145,7 +145,7 @@ def test_a_pause_for_another_epoch_means_nothing(world):
 
 
 def test_a_paused_object_runs_another_trial_and_then_goes_on(world, log):
-    program = TrialProgram()
+    program = TrainableRunner()
     program.run(Counter, paused_at(world, 2, reuse=True))
     newest = world.channel.checkpoints[-1]
     stop_at_one = (Condition("training_iteration", 1),)
@@ -218,7 +218,7 @@ def test_what_a_function_offers_while_it_is_paused_is_kept(world):
         try:
             for n in range(5):
                 reporter(n=n)
-        except PauseTrial:
+        except TrialPauseExit:
             reporter.set_checkpoint({"n": n})
             raise
 

@@ -14,7 +14,7 @@ from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import TrialFailed
 from tunemq_shared.trainable.function_runner import wrap_function
-from tunemq_shared.trainable.run_trial import TrialProgram, run_trial
+from tunemq_shared.trainable.run_trial import TrainableRunner, run_trial
 from tunemq_shared.trial.session import get_checkpoint, report
 
 __all__ = ["log"]
@@ -284,7 +284,7 @@ def test_log_result_sees_each_complete_result(world):
 
 
 def test_a_reusable_object_runs_the_next_trial(world, log):
-    program = TrialProgram()
+    program = TrainableRunner()
     program.run(Counter, world.session({"from": 0}, stop=THREE_STEPS, reuse=True))
     program.run(Counter, world.session({"from": 50}, stop=THREE_STEPS, reuse=True))
     program.close()
@@ -296,7 +296,7 @@ def test_a_reusable_object_runs_the_next_trial(world, log):
 
 
 def test_a_reused_object_can_be_restored(world):
-    program = TrialProgram()
+    program = TrainableRunner()
     session = world.session(stop=THREE_STEPS, reuse=True, checkpoint_at_end=True)
     program.run(Counter, session)
     program.run(Counter, world.restored(stop=(Condition("training_iteration", 4),), reuse=True))
@@ -306,7 +306,7 @@ def test_a_reused_object_can_be_restored(world):
 
 
 def test_an_object_that_refuses_to_be_reset_is_replaced(world, log):
-    program = TrialProgram()
+    program = TrainableRunner()
     program.run(Counter, world.session(stop=THREE_STEPS, reuse=True))
     program.run(Counter, world.session({"refuse": True}, stop=THREE_STEPS))
 
@@ -319,7 +319,7 @@ def test_an_object_of_another_class_or_of_a_failed_trial_is_not_reused(world, lo
         def step(self):
             raise ValueError
 
-    program = TrialProgram()
+    program = TrainableRunner()
     program.run(Counter, world.session(stop=THREE_STEPS, reuse=True))
     program.run(Failing, world.session(reuse=True))
     program.run(Counter, world.session(stop=THREE_STEPS))
@@ -332,7 +332,7 @@ def test_a_reset_that_raises_fails_the_trial_and_drops_the_object(world, log):
         def reset_config(self, new_config):
             raise ValueError("cannot")
 
-    program = TrialProgram()
+    program = TrainableRunner()
     program.run(Fragile, world.session(stop=THREE_STEPS, reuse=True))
     program.run(Fragile, world.session(stop=THREE_STEPS, reuse=True))
     program.run(Fragile, world.session(stop=THREE_STEPS))

@@ -8,8 +8,8 @@ import pytest
 
 from tunemq_shared.base.errors import MetricError
 from tunemq_shared.protocol.messages import ResultReported, TrialStarted
-from tunemq_shared.trial.progress import Progress
-from tunemq_shared.trial.results import ResultFrame, full_result, measured
+from tunemq_shared.trial.progress import TrialProgress
+from tunemq_shared.trial.results import ResultTemplate, full_result, measured
 
 STARTED = TrialStarted("t1", 1, 4321, "box", "10.0.0.7", 0.0)
 
@@ -31,7 +31,7 @@ def event(metrics: dict, **changes) -> ResultReported:
 
 @pytest.mark.parity(89, 115, 170, 183)
 def test_a_complete_result_has_every_automatic_key():
-    frame = ResultFrame(STARTED, {"lr": 0.1}, experiment_id="e1", experiment_tag="0_lr=0.1")
+    frame = ResultTemplate(STARTED, {"lr": 0.1}, experiment_id="e1", experiment_tag="0_lr=0.1")
 
     result = full_result(event({"mean_loss": 2.0}), frame)
 
@@ -61,7 +61,7 @@ def test_a_complete_result_has_every_automatic_key():
 
 
 def test_automatic_keys_stand_over_metrics_of_the_same_name():
-    frame = ResultFrame(STARTED, {})
+    frame = ResultTemplate(STARTED, {})
 
     result = full_result(event({"pid": "mine", "training_iteration": 77, "x": 1}), frame)
 
@@ -69,7 +69,7 @@ def test_automatic_keys_stand_over_metrics_of_the_same_name():
 
 
 def test_the_date_follows_the_second():
-    frame = ResultFrame(STARTED, {})
+    frame = ResultTemplate(STARTED, {})
     dates = [
         full_result(event({}, timestamp=second), frame)["date"]
         for second in (1000.1, 1000.9, 1001.0)
@@ -84,7 +84,7 @@ def test_a_reported_neg_mean_loss_stands():
 
 
 def test_timesteps_and_episodes_add_up():
-    progress = Progress()
+    progress = TrialProgress()
     progress.advance("t1", 1, {"timesteps_this_iter": 100, "episodes_this_iter": 2}, 0.1)
 
     second = progress.advance("t1", 1, {"timesteps_this_iter": 50.0, "episodes_this_iter": 1}, 0.1)
@@ -94,7 +94,7 @@ def test_timesteps_and_episodes_add_up():
 
 
 def test_reported_totals_stand():
-    progress = Progress()
+    progress = TrialProgress()
 
     said = progress.advance("t1", 1, {"timesteps_total": 1000, "episodes_total": 10}, 0.1)
 
@@ -104,14 +104,14 @@ def test_reported_totals_stand():
 
 @pytest.mark.parity(14)
 def test_a_reported_iteration_time_counts():
-    said = Progress().advance("t1", 1, {"time_this_iter_s": 9}, 0.1)
+    said = TrialProgress().advance("t1", 1, {"time_this_iter_s": 9}, 0.1)
 
     assert (said.time_this_iter_s, said.time_total_s, said.time_since_restore) == (9.0, 9.0, 9.0)
 
 
 def test_done_is_taken_from_the_metrics():
-    assert Progress().advance("t1", 1, {"done": True}, 0.1).done is True
-    assert Progress().advance("t1", 1, {"done": False}, 0.1).done is False
+    assert TrialProgress().advance("t1", 1, {"done": True}, 0.1).done is True
+    assert TrialProgress().advance("t1", 1, {"done": False}, 0.1).done is False
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ def test_done_is_taken_from_the_metrics():
     ],
 )
 def test_an_automatic_key_with_nonsense_is_refused_and_nothing_is_counted(metrics):
-    progress = Progress()
+    progress = TrialProgress()
 
     with pytest.raises(MetricError, match=r"at step 1, but this key is automatic"):
         progress.advance("t1", 1, {"timesteps_this_iter": 5} | metrics, 0.1)
 
-    assert progress.state() == Progress().state()
+    assert progress.state() == TrialProgress().state()
 
 
 def test_another_training_iteration_is_warned_of_once(caplog):
-    progress = Progress()
+    progress = TrialProgress()
     with caplog.at_level(logging.WARNING):
         steps = [
             progress.advance("t1", 1, {"training_iteration": n}, 0.1).step for n in (1, 70, 80)
@@ -148,9 +148,9 @@ def test_another_training_iteration_is_warned_of_once(caplog):
 
 @pytest.mark.parity(171)
 def test_a_restore_keeps_totals_and_counts_the_rest_from_zero():
-    before = Progress()
+    before = TrialProgress()
     before.advance("t1", 1, {"timesteps_this_iter": 10}, 2.0)
-    after = Progress()
+    after = TrialProgress()
     after.restore(before.state())
 
     said = after.advance("t1", 2, {"timesteps_this_iter": 10}, 1.0)

@@ -14,9 +14,9 @@ from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import BugError, CheckpointError, MetricError, StoreError, TuneError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.protocol.conditions import Condition
-from tunemq_shared.protocol.messages import HostOrder, ResultReported
+from tunemq_shared.protocol.messages import ResultReported, TrialOrder
 from tunemq_shared.trial import trial_session as trial_session_module
-from tunemq_shared.trial.control_flow import StopTrial, TrialDone
+from tunemq_shared.trial.control_flow import TrialDoneExit, TrialStopExit
 from tunemq_shared.trial.session import active, get_checkpoint, get_context, report
 from tunemq_shared.trial.trial_session import TrialSession
 
@@ -103,7 +103,7 @@ def test_a_horizon_may_be_a_metric(world):
 
 def test_an_order_for_another_epoch_is_ignored(world):
     session = world.session()
-    world.channel.news.append(HostOrder("t1", 77, (), stop=True))
+    world.channel.news.append(TrialOrder("t1", 77, (), stop=True))
 
     session.report({})
 
@@ -125,7 +125,7 @@ def test_a_stop_order_unwinds_and_runs_finally_blocks(world):
         finally:
             ran.append("finally")
 
-    with pytest.raises(StopTrial):
+    with pytest.raises(TrialStopExit):
         train()
 
     assert ran == ["finally"]
@@ -136,7 +136,7 @@ def test_a_stop_order_ends_a_wait(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for.append(world.order(stop=True))
 
-    with pytest.raises(StopTrial):
+    with pytest.raises(TrialStopExit):
         session.report({})
 
 
@@ -144,7 +144,7 @@ def test_a_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
     session = world.session()
     world.channel.news.append(world.order(stop=True))
     for _ in range(3):
-        with pytest.raises(StopTrial):
+        with pytest.raises(TrialStopExit):
             session.report({})
 
     assert world.channel.kinds == ["ResultReported"]
@@ -154,9 +154,9 @@ def test_a_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
 def test_a_stop_criterion_ends_the_trial_at_the_exact_step(world):
     session = world.session(stop=(Condition("acc", 0.9), Condition("training_iteration", 100)))
     session.report({"acc": 0.5})
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         session.report({"acc": 0.9})
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         session.report({"acc": 1.0})
 
     assert [result.done for result in world.channel.results] == [False, True]
@@ -176,13 +176,13 @@ def test_a_stop_criterion_ends_the_trial_at_the_exact_step(world):
 def test_automatic_and_nested_keys_can_be_stop_criteria(world, criterion, metrics):
     session = world.session(stop=(criterion,))
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         session.report(metrics)
 
 
 @pytest.mark.parity(17)
 def test_done_in_a_report_ends_the_trial(world):
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         world.session().report({"done": True})
 
     assert world.channel.results[0].done
@@ -206,7 +206,7 @@ def test_the_result_comes_before_the_checkpoint_that_contains_it(world, tmp_path
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "model").write_text("weights")
 
-    with pytest.raises(TrialDone):
+    with pytest.raises(TrialDoneExit):
         session.report({"loss": 1.0}, Checkpoint.from_directory(tmp_path / "made"))
 
     assert world.channel.kinds == ["ResultReported", "CheckpointCommitted"]
@@ -403,6 +403,6 @@ def test_thread_that_reports_after_its_trial_has_ended_is_ended_and_sends_nothin
     with active(session):
         report(loss=1.0)
         assert session.settled() is None
-        with pytest.raises(TrialDone):
+        with pytest.raises(TrialDoneExit):
             report(loss=0.5)
     assert len(world.channel.results) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.trial.trial_folder_upload import send_folder
 
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def send(folder: Path, *, epoch: int = 1, objects: Objects | None = None, **how: int) -> Objects:
     objects = objects or Objects()
-    send_folder(objects, folder, "train_a", epoch, Cancel(), **how)
+    send_folder(objects, folder, "train_a", epoch, CancelToken(), **how)
     return objects
 
 

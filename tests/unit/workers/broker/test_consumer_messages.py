@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
 from tunemq_shared.protocol import message_limits as limits
-from tunemq_workers.broker.consumer_messages import NoMail, check_task
+from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task
 
 
 def message_of(*arguments, options=None, canvas=None, **changes):
     """What a scheduler puts into a queue; with changes to its headers or to its top."""
-    publisher = Publisher("redis://127.0.0.1:1/0")
+    publisher = CeleryPublisher("redis://127.0.0.1:1/0")
     made = publisher._app.amqp.as_task_v2("id", "tunemq.run_steps", args=list(arguments))
     publisher.close()
     args, kwargs, embed = made.body
@@ -44,7 +44,7 @@ _HEADERS = frozenset({"task", "compression", "eta", "expires", "group", "timelim
 
 
 def refused(message):
-    with pytest.raises(NoMail) as told:
+    with pytest.raises(InvalidCeleryMessage) as told:
         check_task(message)
     return told.value.reason
 

@@ -18,20 +18,20 @@ from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointRef,
-    HostDied,
-    HostFreed,
     LogMatched,
     NodeWarned,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialProcessDied,
     TrialStarted,
     TrialWaits,
     encode,
 )
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.frame_connection import HostLink
+from tunemq_workers.runtime.frame_connection import FrameConnection
 
 STARTED = TrialStarted("t", 1, 100, "h", "10.0.0.1", 1e9, ("GPU-1",), (0, 0))
 KEY = "f/checkpoint_1-000001"
@@ -75,7 +75,7 @@ class Process:
         self.end(TrialFinished("t", 1))
         assert len(self.node.events) == before, "what comes after it counts for nothing"
         self.node.end("h1", signal=9)
-        assert self.node.events[before:] == [HostFreed("t", 1)]
+        assert self.node.events[before:] == [SlotFreed("t", 1)]
         return failed.error
 
 
@@ -177,9 +177,9 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (TrialFinished("t", 1), "'kind': Invalid value 'finished'"),
         (TrialPaused("t", 1), "'kind'"),
         (TrialWaits("t", 1, "save", ""), "'kind'"),
-        (HostDied("t", 1, 1, 9, None, 1.0), "'kind'"),
-        (HostFreed("t", 1), "'kind'"),
-        (HostFreed("other", 1), "'kind'"),
+        (TrialProcessDied("t", 1, 1, 9, None, 1.0), "'kind'"),
+        (SlotFreed("t", 1), "'kind'"),
+        (SlotFreed("other", 1), "'kind'"),
         (LogMatched("t", 1, "a", "b", 1.0), "'kind'"),
         (NodeWarned("hello"), "'kind'"),
         (["joined", "inc", "node", "h", "ip", {}], "'kind'"),
@@ -253,7 +253,7 @@ def test_a_result_before_the_start_of_its_trial_is_refused():
         (TrialFinished("other", 1), "names trial 'other'"),
         (TrialFinished("t", 2), "attempt 2"),
         (TrialPaused("t", 1), "was not told to pause"),
-        (HostFreed("t", 1), "'kind'"),
+        (SlotFreed("t", 1), "'kind'"),
         (result(), "'kind'"),
     ],
 )
@@ -276,7 +276,7 @@ def test_results_after_a_trial_s_end_are_dropped_with_their_process(process):
     assert process.node.done == [("kill", "h1")]
     process.say(result(3))
     process.node.end("h1", signal=9)
-    assert process.events == [result(1), TrialFinished("t", 1), HostFreed("t", 1)]
+    assert process.events == [result(1), TrialFinished("t", 1), SlotFreed("t", 1)]
 
 
 def test_a_process_may_say_that_what_it_is_restored_from_is_damaged():
@@ -316,7 +316,7 @@ def test_a_process_that_is_used_again_speaks_of_its_new_trial_only():
 def test_frames_before_one_that_is_none_are_taken_in_first(process):
     ours, theirs = socket.socketpair()
     said = []
-    link = HostLink(
+    link = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=lambda payload: said.append((frames.EVENT, payload)),
@@ -334,7 +334,7 @@ def test_frames_before_one_that_is_none_are_taken_in_first(process):
 def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
     ours, theirs = socket.socketpair()
     said = []
-    link = HostLink(
+    link = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=said.append,
@@ -397,7 +397,7 @@ def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
         if kind == frames.ROOM:
             link.send(frames.ROOM, b"granted" * 10)
 
-    link = HostLink(
+    link = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=lambda payload: None,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tunemq_shared.protocol.messages import HostFreed, decode_node_events, encode
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, Room
+from tunemq_shared.protocol.messages import SlotFreed, decode_node_events, encode
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox import Outbox
 from tunemq_workers.broker.outbox_spool import Spool
 
@@ -43,7 +43,7 @@ def spool():
 
 
 def event(n):
-    return encode(HostFreed(f"t{n}", n))
+    return encode(SlotFreed(f"t{n}", n))
 
 
 def numbers(batches):
@@ -62,12 +62,12 @@ def fill(outbox, count):
 
 
 def test_events_are_numbered_from_one(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     assert [outbox.add(event(n)) for n in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_what_was_handed_out_is_not_handed_out_again(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 3)
     assert numbers(outbox.take(9)) == [1, 2, 3]
     assert not outbox.has_unsent
@@ -77,34 +77,34 @@ def test_what_was_handed_out_is_not_handed_out_again(spool):
 
 
 def test_a_lone_event_travels_in_a_batch_of_its_own(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     for n in range(1, 6):
         fill(outbox, 1)
         assert numbers(outbox.take(1)) == [n]
 
 
 def test_batches_end_at_their_size(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     fill(outbox, BLOCK_EVENTS + 1)
     assert [batch.count for batch in outbox.take(9)] == [BLOCK_EVENTS, 1]
 
 
 def test_numbers_go_on_where_an_earlier_outbox_ended(spool):
-    outbox = Outbox(Room(spool), last=41)
+    outbox = Outbox(MemoryBudget(spool), last=41)
     fill(outbox, 2)
     outbox.rewind()
     assert numbers(outbox.take(9)) == [42, 43]
 
 
 def test_a_large_event_ends_its_batch(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     outbox.add(encode("x" * BLOCK_BYTES))
     outbox.add(encode("y"))
     assert [batch.count for batch in outbox.take(9)] == [1, 1]
 
 
 def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 3 * BLOCK_EVENTS)
     outbox.take(99)
     outbox.release(BLOCK_EVENTS)
@@ -113,7 +113,7 @@ def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
 
 
 def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
-    outbox = Outbox(Room(spool))
+    outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 2 * BLOCK_EVENTS)
     outbox.rewind(BLOCK_EVENTS + 5)
     assert outbox.take(1)[0].first == 1
@@ -123,7 +123,7 @@ def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
 
 
 def test_released_events_take_no_room(spool):
-    room = Room(spool)
+    room = MemoryBudget(spool)
     outbox = Outbox(room)
     fill(outbox, 5 * BLOCK_EVENTS)
     outbox.release(outbox.last)
@@ -135,7 +135,7 @@ def test_released_events_take_no_room(spool):
 
 
 def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
-    room = Room(spool, memory_bytes=100_000)
+    room = MemoryBudget(spool, memory_bytes=100_000)
     outbox = Outbox(room)
     fill(outbox, 20 * BLOCK_EVENTS)
     assert spool.pieces
@@ -146,7 +146,7 @@ def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
 
 
 def test_a_full_outbox_says_so_until_something_is_journalled(spool):
-    room = Room(spool, memory_bytes=10_000, limit_bytes=100_000)
+    room = MemoryBudget(spool, memory_bytes=10_000, limit_bytes=100_000)
     outbox = Outbox(room)
     while not room.is_full:
         assert room.size < 100_000
@@ -159,7 +159,7 @@ def test_a_full_outbox_says_so_until_something_is_journalled(spool):
 
 def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
     spool.is_full = True
-    room = Room(spool, memory_bytes=50_000)
+    room = MemoryBudget(spool, memory_bytes=50_000)
     outbox = Outbox(room)
     while not room.is_full:
         fill(outbox, 100)
@@ -172,7 +172,7 @@ def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
 
 
 def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
-    room = Room(spool, memory_bytes=100_000)
+    room = MemoryBudget(spool, memory_bytes=100_000)
     large, small = Outbox(room), Outbox(room)
     fill(large, 4 * BLOCK_EVENTS)
     on_disk = len(spool.pieces)
@@ -186,7 +186,7 @@ def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(s
 
 
 def test_an_outbox_that_is_closed_gives_its_share_back(spool):
-    room = Room(spool, memory_bytes=10_000)
+    room = MemoryBudget(spool, memory_bytes=10_000)
     one, other = Outbox(room), Outbox(room)
     fill(one, 3 * BLOCK_EVENTS)
     fill(other, 1)
@@ -202,7 +202,7 @@ class SentAndReleased(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.spool = MemorySpool()
-        self.room = Room(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.room = MemoryBudget(self.spool, memory_bytes=3_000, limit_bytes=10**9)
         self.outbox, self.other = Outbox(self.room), Outbox(self.room)
         self.journalled = 0
         self.next = 1  # what a receiver that has read all batches waits for

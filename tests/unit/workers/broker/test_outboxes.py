@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tunemq_shared.broker.redis_keys import EVERYTHING
-from tunemq_shared.protocol.messages import HostFreed, encode
-from tunemq_workers.broker.memory_budget import BLOCK_EVENTS, Room
+from tunemq_shared.protocol.messages import SlotFreed, encode
+from tunemq_workers.broker.memory_budget import BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import MISSING_S, Outboxes
-from tunemq_workers.broker.publisher_messages import Append, Forget
+from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream
 
 GENERATION = b"g"
 
@@ -22,7 +22,7 @@ class Wire:
         self.timers = []
         self.orders = []
         self.outboxes = Outboxes(
-            Room(Spool(str(folder))),
+            MemoryBudget(Spool(str(folder))),
             self,
             order=self.orders.append,
             header=lambda first: first,
@@ -43,7 +43,7 @@ class Wire:
 
     def add(self, key, count=1):
         for _ in range(count):
-            self.outboxes.add(key, encode(HostFreed("t", 1)))
+            self.outboxes.add(key, encode(SlotFreed("t", 1)))
 
     def sent(self):
         """What the pump was told since the last look: streams, and the first numbers of batches."""
@@ -52,13 +52,13 @@ class Wire:
         return [
             (order.key, [first for first, _ in order.batches])
             for order in orders
-            if isinstance(order, Append)
+            if isinstance(order, AppendBatches)
         ]
 
     def forgotten(self, *used):
         """The streams that are forgotten when only ``used`` are used."""
         self.outboxes.forget_all_but(used)
-        return [order.key for order in self.orders if isinstance(order, Forget)]
+        return [order.key for order in self.orders if isinstance(order, ForgetStream)]
 
 
 class Timer:

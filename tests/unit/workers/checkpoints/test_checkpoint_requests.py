@@ -15,7 +15,7 @@ from tests.unit.workers.checkpoint_world import (
     elsewhere,
     written_ref,
 )
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
@@ -23,7 +23,7 @@ from tunemq_shared.protocol.messages import (
     NodeWarned,
     encode,
 )
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, RoomAnswer
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnswer
 from tunemq_workers.runtime import frames
 
 
@@ -73,7 +73,7 @@ def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
         "2 of its checkpoints are not there yet: connection refused",
     )
     world.finish(first)
-    assert host.answers[-1] == RoomAnswer(root_of(world))
+    assert host.answers[-1] == SaveAnswer(root_of(world))
     assert world.waits[-1] == ("", "")
 
 
@@ -103,7 +103,7 @@ def test_a_host_that_is_to_end_waits_no_longer(world, how):
     host.save()
     assert not host.ask()
     host.told(**how)
-    assert host.answers[-1] == RoomAnswer(root_of(world))
+    assert host.answers[-1] == SaveAnswer(root_of(world))
     host.write()
     assert host.ask()  # nothing due is skipped
 
@@ -121,7 +121,7 @@ def test_room_that_a_dead_host_was_granted_is_free_again(world):
     assert old.ask()
     assert not new.ask()
     old.die()
-    assert new.answers[-1] == RoomAnswer(root_of(world))
+    assert new.answers[-1] == SaveAnswer(root_of(world))
 
 
 def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp_path):
@@ -256,7 +256,7 @@ def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
     host = world.host()
     host.ask()
     said = CheckpointWritten(trial, 1, 1, 1, key, "", 1)
-    with pytest.raises(WireError):
+    with pytest.raises(TransportError):
         world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
     assert world.events() == []
 
@@ -268,14 +268,14 @@ def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
 def test_what_a_host_says_that_cannot_be_read_is_its_own_end_only(world, kind, payload):
     host = world.host()
     host.ask()
-    with pytest.raises(WireError, match="cannot be"):
+    with pytest.raises(TransportError, match="cannot be"):
         world.checkpoints.said(host.host, kind, payload)
 
 
 def test_a_host_cannot_write_unasked(world):
     host = world.host()
     said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)
-    with pytest.raises(WireError):
+    with pytest.raises(TransportError):
         world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
 
 
@@ -418,7 +418,7 @@ def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
 
 
 def test_a_fetch_cannot_name_a_path_outside_the_cache(world):
-    with pytest.raises(WireError):
+    with pytest.raises(TransportError):
         world.host().fetch(CheckpointRef("../x", "a hash", 1))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.unit.workers.checkpoint_world import World, committed_ref, elsewhere
-from tunemq_shared.base.errors import StoreError, WireError
+from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.protocol.messages import (
@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
         host = self.host(trial)
         try:
             self.world.checkpoints.said(host.host, kind, payload)
-        except WireError:
+        except TransportError:
             self.ends(trial)
 
     @rule(trial=trials)
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         if answered and self.world.checkpoints._room.is_writing(host.host.name):
             try:
                 host.write()
-            except WireError:
+            except TransportError:
                 self.ends(trial)
 
     @rule(trial=trials)
@@ -127,7 +127,7 @@ def test_checkpoint_larger_than_the_disk_is_rejected_and_counts_nowhere(tmp_path
     host = world.host()
     host.ask()
     said = CheckpointWritten("t", 1, 1, 1, checkpoint_key("t", 1, 1), "0" * 64, 2**53)
-    with pytest.raises(WireError, match="more than the disk"):
+    with pytest.raises(TransportError, match="more than the disk"):
         world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
     assert world.checkpoints._uploads.size == 0
 
@@ -146,7 +146,7 @@ def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
     world = World(tmp_path)
     ref = CheckpointRef("\0" * 2**20, "0" * 64, 1)
     question = checkpoint_messages.encode(FetchCheckpoint(ref, False))
-    with pytest.raises(WireError, match="is not the key of a checkpoint") as rejected:
+    with pytest.raises(TransportError, match="is not the key of a checkpoint") as rejected:
         world.checkpoints.said(world.host().host, frames.FETCH, question)
     assert len(str(rejected.value)) < 2000
     with pytest.raises(StoreError, match="at most 512 characters"):
@@ -165,5 +165,5 @@ def test_second_question_before_the_answer_to_the_first_is_rejected(first, secon
         frames.FETCH: checkpoint_messages.encode(FetchCheckpoint(ref, False)),
     }
     world.checkpoints.said(host.host, first, payloads[first])
-    with pytest.raises(WireError, match="asked again before it was answered"):
+    with pytest.raises(TransportError, match="asked again before it was answered"):
         world.checkpoints.said(host.host, second, payloads[second])

@@ -14,7 +14,7 @@ import pytest
 from tests.support.waiting import without_collections
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.conditions import TO_THE_END
-from tunemq_shared.protocol.messages import BlobRef, Environment, HostOrder, HostStart
+from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.runtime.reactor import Reactor
 
@@ -60,8 +60,8 @@ def descriptors_left(number: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def order(folder: Path) -> HostOrder:
-    start = HostStart(
+def order(folder: Path) -> TrialOrder:
+    start = TrialSpec(
         experiment="e",
         events_key="events",
         trial_name="t",
@@ -73,7 +73,7 @@ def order(folder: Path) -> HostOrder:
         environment=ENVIRONMENT,
         store=str(folder),
     )
-    return HostOrder("t", 1, TO_THE_END, stop=False, start=start)
+    return TrialOrder("t", 1, TO_THE_END, stop=False, start=start)
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])

@@ -22,24 +22,24 @@ import pytest
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.conditions import TO_THE_END
-from tunemq_shared.protocol.messages import Environment, HostOrder, HostStart
+from tunemq_shared.protocol.messages import Environment, TrialOrder, TrialSpec
 from tunemq_shared.trainable.trainable_blobs import ship
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
-from tunemq_workers.forkservers.forkserver_reports import BadReport, ReportedHosts
+from tunemq_workers.forkservers.forkserver_reports import InvalidReport, ReportedProcesses
 from tunemq_workers.processes.forkserver_messages import (
     MAX_PACKET_BYTES,
     MAX_TEXT,
-    FamilyGone,
-    HostExited,
-    HostForked,
-    Preloading,
-    Ready,
-    Warned,
+    ForkserverReady,
+    ForkserverWarned,
+    PreloadBegan,
+    ProcessExited,
+    ProcessForked,
+    ProcessTreeGone,
     encode,
 )
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import Link
+from tunemq_workers.runtime.trial_process_interfaces import TrialConnection
 
 _PIDFD_GETFD = 438
 
@@ -91,7 +91,7 @@ class Node:
         self.pool = ForkserverPool(
             self.reactor, set(), folder=str(folder), hostname="host", node_ip="127.0.0.1"
         )
-        self.links: list[Link] = []
+        self.links: list[TrialConnection] = []
         self._code = ship(waits, BlobFolder(folder / "blobs"))
 
     def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
@@ -112,7 +112,7 @@ class Node:
         """Ask for a host; returns its forkserver."""
         path = {"PATH": os.environ.get("PATH", "")}
         environment = Environment(sys.executable, (), {**path, **variables}, tuple(sys.path))
-        start = HostStart(
+        start = TrialSpec(
             experiment="e",
             events_key="events",
             trial_name="t",
@@ -124,7 +124,7 @@ class Node:
             environment=environment,
             store=str(self.folder),
         )
-        order = HostOrder("t", 1, TO_THE_END, stop=False, start=start)
+        order = TrialOrder("t", 1, TO_THE_END, stop=False, start=start)
         self.links.append(self.pool.start(host, order, self.heard))
         return self.pool._hosted[host].server
 
@@ -189,32 +189,34 @@ LIES: dict[str, Callable[[int], bytes]] = {
     "no msgpack": lambda pid: b"\xc1garbage",
     "a text": lambda pid: msgspec.msgpack.encode("forked"),
     "an unknown tag": lambda pid: raw("boo", "h1"),
-    "half a report": lambda pid: encode(HostForked("h1", pid))[:-1],
-    "two reports in one": lambda pid: 2 * encode(Warned("hello")),
+    "half a report": lambda pid: encode(ProcessForked("h1", pid))[:-1],
+    "two reports in one": lambda pid: 2 * encode(ForkserverWarned("hello")),
     "a wrong type": lambda pid: raw("exited", "h1", "pid", None, None),
     "a text that is no UTF-8": lambda pid: b"\x92\xa7warning\xa2\xff\xfe",
     "deep nesting": lambda pid: b"\x92\xa7warning" + b"\x91" * 60_000,
-    "a packet that is too long": lambda pid: encode(Warned("w" * (MAX_PACKET_BYTES + 100))),
-    "a text that is too long": lambda pid: encode(Warned("w" * (MAX_TEXT + 1))),
-    "a host of which it was not asked": lambda pid: encode(HostForked("h7", pid)),
-    "the same host twice": lambda pid: encode(HostForked("h1", pid)),
-    "an end of an unknown host": lambda pid: encode(HostExited("h7", pid, 9, None)),
-    "an end of a host that runs": lambda pid: encode(HostExited("h1", pid, 9, None)),
-    "an end with another pid": lambda pid: encode(HostExited("h1", pid + 1, 9, None)),
-    "an end without a pid": lambda pid: encode(HostExited("h1", None, None, None)),
-    "a signal that there is not": lambda pid: encode(HostExited("h1", pid, -9, None)),
-    "an exit code that there is not": lambda pid: encode(HostExited("h1", pid, None, 2**60)),
-    "a family that is gone before its host": lambda pid: encode(FamilyGone("h1")),
-    "a family of an unknown host": lambda pid: encode(FamilyGone("h7")),
-    "a process twice": lambda pid: encode(HostForked("h2", pid)),
-    "init": lambda pid: encode(HostForked("h2", 1)),
-    "this process": lambda pid: encode(HostForked("h2", os.getpid())),
+    "a packet that is too long": lambda pid: encode(
+        ForkserverWarned("w" * (MAX_PACKET_BYTES + 100))
+    ),
+    "a text that is too long": lambda pid: encode(ForkserverWarned("w" * (MAX_TEXT + 1))),
+    "a host of which it was not asked": lambda pid: encode(ProcessForked("h7", pid)),
+    "the same host twice": lambda pid: encode(ProcessForked("h1", pid)),
+    "an end of an unknown host": lambda pid: encode(ProcessExited("h7", pid, 9, None)),
+    "an end of a host that runs": lambda pid: encode(ProcessExited("h1", pid, 9, None)),
+    "an end with another pid": lambda pid: encode(ProcessExited("h1", pid + 1, 9, None)),
+    "an end without a pid": lambda pid: encode(ProcessExited("h1", None, None, None)),
+    "a signal that there is not": lambda pid: encode(ProcessExited("h1", pid, -9, None)),
+    "an exit code that there is not": lambda pid: encode(ProcessExited("h1", pid, None, 2**60)),
+    "a family that is gone before its host": lambda pid: encode(ProcessTreeGone("h1")),
+    "a family of an unknown host": lambda pid: encode(ProcessTreeGone("h7")),
+    "a process twice": lambda pid: encode(ProcessForked("h2", pid)),
+    "init": lambda pid: encode(ProcessForked("h2", 1)),
+    "this process": lambda pid: encode(ProcessForked("h2", os.getpid())),
     "process 0": lambda pid: raw("forked", "h2", 0),
     "a negative pid": lambda pid: raw("forked", "h2", -pid),
     "the lowest pid": lambda pid: raw("forked", "h2", -(2**63)),
     "the highest pid": lambda pid: raw("forked", "h2", 2**64 - 1),
-    "preloading when ready": lambda pid: encode(Preloading("module")),
-    "ready again": lambda pid: encode(Ready(())),
+    "preloading when ready": lambda pid: encode(PreloadBegan("module")),
+    "ready again": lambda pid: encode(ForkserverReady(())),
 }
 
 
@@ -226,11 +228,11 @@ class Reported:
         control.setblocking(False)
         self.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
         self.control, self.pid = control, host.pid
-        self.hosts = ReportedHosts(control, os.getpid(), os.getuid())
+        self.hosts = ReportedProcesses(control, os.getpid(), os.getuid())
         self.hosts.ask("h1")
         self.hosts.ask("h2")
-        self.take(encode(Ready(())))
-        self.take(encode(HostForked("h1", host.pid)))
+        self.take(encode(ForkserverReady(())))
+        self.take(encode(ProcessForked("h1", host.pid)))
 
     def take(self, packet: bytes) -> object:
         self.end.send(packet)
@@ -248,7 +250,7 @@ def reported(victim: subprocess.Popen[bytes]) -> Iterator[Reported]:
 
 @pytest.mark.parametrize("lie", LIES)
 def test_report_that_cannot_be_true_is_not_believed(reported, lie):
-    with pytest.raises(BadReport):
+    with pytest.raises(InvalidReport):
         reported.take(LIES[lie](reported.pid))
 
 
@@ -256,19 +258,19 @@ def test_report_of_a_host_with_the_number_of_a_thread_is_not_believed(reported):
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    with pytest.raises(BadReport, match="is the number of no process"):
-        reported.take(encode(HostForked("h2", thread.native_id or 0)))
+    with pytest.raises(InvalidReport, match="is the number of no process"):
+        reported.take(encode(ProcessForked("h2", thread.native_id or 0)))
     over.set()
     thread.join()
 
 
 def test_report_of_a_host_that_runs_as_another_user_is_not_believed(victim):
     control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hosts = ReportedHosts(control, os.getpid(), os.getuid() + 1)
+    hosts = ReportedProcesses(control, os.getpid(), os.getuid() + 1)
     hosts.ask("h1")
     with control, end:
-        end.send(encode(HostForked("h1", victim.pid)))
-        with pytest.raises(BadReport, match="does not run as user"):
+        end.send(encode(ProcessForked("h1", victim.pid)))
+        with pytest.raises(InvalidReport, match="does not run as user"):
             hosts.receive()
 
 
@@ -276,9 +278,9 @@ def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reporte
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     for report in (
-        HostForked("h2", gone.pid),
-        HostExited("h2", gone.pid, None, 0),
-        FamilyGone("h2"),
+        ProcessForked("h2", gone.pid),
+        ProcessExited("h2", gone.pid, None, 0),
+        ProcessTreeGone("h2"),
     ):
         assert reported.take(encode(report)) == report
     assert reported.hosts.names() == reported.hosts.unended() == ["h1"]
@@ -289,17 +291,17 @@ def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(re
         subprocess.Popen(["sleep", "600"], process_group=0) as host,
         subprocess.Popen(["sleep", "600"], process_group=host.pid) as left,
     ):
-        reported.take(encode(HostForked("h2", host.pid)))
+        reported.take(encode(ProcessForked("h2", host.pid)))
         host.kill()
         host.wait()
-        reported.take(encode(HostExited("h2", host.pid, signal.SIGKILL, None)))
-        with pytest.raises(BadReport, match=f"process {left.pid} of that host runs"):
-            reported.take(encode(FamilyGone("h2")))
+        reported.take(encode(ProcessExited("h2", host.pid, signal.SIGKILL, None)))
+        with pytest.raises(InvalidReport, match=f"process {left.pid} of that host runs"):
+            reported.take(encode(ProcessTreeGone("h2")))
         left.kill()
 
 
 def test_reports_of_a_host_that_could_not_be_forked_are_believed(reported):
-    for report in (HostExited("h2", None, None, None), FamilyGone("h2")):
+    for report in (ProcessExited("h2", None, None, None), ProcessTreeGone("h2")):
         assert reported.take(encode(report)) == report
     assert reported.hosts.names() == ["h1"]
 
@@ -313,7 +315,7 @@ def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node
     # Stopped, it cannot fork before the forged report is there.
     os.kill(server.pid, signal.SIGSTOP)
     node.ask("h3")
-    forged = encode(HostForked("h3", victim.pid))
+    forged = encode(ProcessForked("h3", victim.pid))
     write(server, forged if lie == "a strange process" else LIES[lie](pid))
 
     node.until(lambda: node.heard.of("gone", "h1") and node.heard.of("gone", "h3"))
@@ -336,7 +338,7 @@ def test_process_that_is_no_child_of_a_dead_forkserver_is_not_killed(node, victi
     node.until(lambda: server.is_ready)
     os.kill(server.pid, signal.SIGSTOP)
     node.ask("h2", 1)
-    write(server, encode(HostForked("h2", victim.pid)))
+    write(server, encode(ProcessForked("h2", victim.pid)))
     os.kill(server.pid, signal.SIGKILL)
     node.until(lambda: node.heard.of("gone", "h2"))
     assert victim.poll() is None
@@ -348,7 +350,7 @@ def test_descriptors_that_come_with_a_report_are_not_kept(node):
     before = len(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()
     with end_of(server) as end:
-        socket.send_fds(end, [encode(Warned("hello"))], [reading] * 50)
+        socket.send_fds(end, [encode(ForkserverWarned("hello"))], [reading] * 50)
     os.close(reading)
     os.close(writing)
     warned: list[str] = []
@@ -369,7 +371,7 @@ def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
             rounds.append(len(rounds))
             try:
                 while True:
-                    end.send(encode(Warned(f"warning {len(rounds)}")))
+                    end.send(encode(ForkserverWarned(f"warning {len(rounds)}")))
             except BlockingIOError:
                 pass
 

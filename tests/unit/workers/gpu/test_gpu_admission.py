@@ -7,7 +7,7 @@ import pytest
 from tests.unit.workers.fakes import order, start
 from tests.unit.workers.gpu_world import GIB, NODE, Gpus
 from tests.unit.workers.trials.test_trial_supervisor import Node
-from tunemq_shared.protocol.messages import HostFreed, TrialPaused, TrialWaits
+from tunemq_shared.protocol.messages import SlotFreed, TrialPaused, TrialWaits
 from tunemq_workers.gpu.gpu_admission import GIVE_BACK_AFTER_S
 from tunemq_workers.gpu.gpu_availability import GIVEN_BACK_WITHIN_S
 from tunemq_workers.runtime import frames
@@ -70,7 +70,7 @@ def test_the_first_host_waits_until_somebody_has_looked():
 def test_a_host_comes_as_soon_as_the_memory_of_the_one_before_is_back(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
-    assert HostFreed("a", 1) in node.events  # the slot is given out again meanwhile
+    assert SlotFreed("a", 1) in node.events  # the slot is given out again meanwhile
     node.want(on("b", "A"), on("c", "B"))
     assert node.started == ["a", "c"]
     node.gpus.look()
@@ -102,7 +102,7 @@ def test_a_trial_whose_device_is_withheld_is_given_back_for_another_place(node):
     assert [list(one) for one in node.gpus.withheld] == [["A"]]
     assert TrialPaused("b", 1) not in node.events  # the scheduler is to hear of the device first
     node.pass_time(1.0)
-    assert node.events[3:] == [TrialPaused("b", 1), HostFreed("b", 1)]
+    assert node.events[3:] == [TrialPaused("b", 1), SlotFreed("b", 1)]
     node.free(10)
     node.pass_time(3)
     assert node.started == ["a"]
@@ -127,9 +127,9 @@ def test_a_trial_that_is_no_longer_wanted_waits_for_nothing(node):
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"), on("c", "A"))
     node.want(order("c", stop=True))
-    before = [event for event in node.events if event != HostFreed("c", 1)]
+    before = [event for event in node.events if event != SlotFreed("c", 1)]
     node.pass_time(GIVEN_BACK_WITHIN_S + GIVE_BACK_AFTER_S + 1)
-    assert [event for event in node.events if event != HostFreed("c", 1)] == before
+    assert [event for event in node.events if event != SlotFreed("c", 1)] == before
     assert node.started == ["a"]
 
 

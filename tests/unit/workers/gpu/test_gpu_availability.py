@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.unit.workers.gpu_world import GIB, MIB, STRANGER, Gpus
-from tunemq_workers.gpu.drivers import Holder
+from tunemq_workers.gpu.drivers import GpuProcess
 from tunemq_workers.gpu.gpu_availability import GIVEN_BACK_WITHIN_S, SILENT_FOR_S
 from tunemq_workers.gpu.gpu_snapshot import look_at
 
@@ -349,7 +349,7 @@ def test_a_look_tells_whom_a_process_descends_from():
             return 2.0
 
         def holders(self, uuid):
-            return [Holder(os.getpid(), 1024.0, "py\x1bthon"), Holder(2**22 + 1, None, "")]
+            return [GpuProcess(os.getpid(), 1024.0, "py\x1bthon"), GpuProcess(2**22 + 1, None, "")]
 
         def health(self):
             return {"A": "broken", "other": "broken"}

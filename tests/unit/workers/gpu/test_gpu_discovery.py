@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout, decode_vitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, decode_vitals
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import PhysicalGpu
 from tunemq_workers.gpu.gpu_discovery import offered_gpus
@@ -210,7 +210,7 @@ def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
 
 
 def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
-    gpus = (GpuVitals("GPU-a0", 0.5, 7.0),)
+    gpus = (GpuMetrics("GPU-a0", 0.5, 7.0),)
     watch = MachineWatch("1.2", str(tmp_path), lambda: gpus)
     assert decode_vitals(watch.said()).load is None
     watch.start()
@@ -230,7 +230,7 @@ def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
 
 
 def test_a_node_says_who_it_is_and_what_is_installed_there(tmp_path):
-    about = NodeAbout("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
+    about = NodeDescription("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
     watch = MachineWatch("1.2", str(tmp_path), about=about)
     assert decode_vitals(watch.said()).about == about
     watch.start()

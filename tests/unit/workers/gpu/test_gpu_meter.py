@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.workers.fakes import FakeLink, start
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.device_use import DeviceUse
-from tunemq_shared.protocol.messages import DevicesUsed, Gpu, HostOrder
+from tunemq_shared.protocol.messages import DevicesUsed, Gpu, TrialOrder
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Holding, Look
-from tunemq_workers.runtime.trial_process_interfaces import Host
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 GB = 1e9
 
@@ -25,18 +25,18 @@ class World:
         self.energy = 0.0
         self._names = 0
 
-    def host(self, pid: int, share: float = 1.0, *, uuid: str = "A") -> Host:
+    def host(self, pid: int, share: float = 1.0, *, uuid: str = "A") -> TrialProcess:
         self._names += 1
         begin = start(devices={uuid: share})
-        order = HostOrder(f"t{self._names}", 1, TO_THE_END)
-        host = Host(f"h{self._names}", order, begin, FakeLink())
+        order = TrialOrder(f"t{self._names}", 1, TO_THE_END)
+        host = TrialProcess(f"h{self._names}", order, begin, FakeLink())
         self.meter.began(host)
         host.pid = pid
         return host
 
     def look(
         self,
-        *holdings: Holding,
+        *holdings: GpuMemoryHolder,
         after_s: float = 2.0,
         busy: float | None = None,
         used: float | None = None,
@@ -44,10 +44,10 @@ class World:
     ) -> None:
         """So many seconds later."""
         self.now += after_s
-        device = DeviceLook(used, holdings, energy)
-        self.meter.seen(Look(self.now, {"A": device}), [GpuVitals("A", busy, used)])
+        device = DeviceSnapshot(used, holdings, energy)
+        self.meter.seen(GpuSnapshot(self.now, {"A": device}), [GpuMetrics("A", busy, used)])
 
-    def use(self, host: Host) -> DeviceUse:
+    def use(self, host: TrialProcess) -> DeviceUse:
         told = self.meter.left(host)
         assert told is not None
         assert (told.trial, told.epoch) == host.key
@@ -55,9 +55,9 @@ class World:
         return use
 
 
-def of(*line: int, memory: float | None = None) -> Holding:
+def of(*line: int, memory: float | None = None) -> GpuMemoryHolder:
     """What a process holds, by its pid, its parent's, and so on."""
-    return Holding(line[0], "python", memory, line)
+    return GpuMemoryHolder(line[0], "python", memory, line)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
 
 @pytest.mark.parametrize(
     "holdings",
-    [(), (Holding(4711, "", 30 * GB),), (of(10, 1), of(20, 1))],
+    [(), (GpuMemoryHolder(4711, "", 30 * GB),), (of(10, 1), of(20, 1))],
     ids=["nobody named", "pids of outside of the container", "without bytes"],
 )
 def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(world, holdings):
@@ -126,7 +126,7 @@ def test_a_host_that_gets_another_trial_is_counted_anew(world):
     host = world.host(10)
     world.look(of(10, 1, memory=9 * GB))
     assert world.use(host).memory_peak == 9 * GB
-    host.order = HostOrder("later", 3, TO_THE_END)
+    host.order = TrialOrder("later", 3, TO_THE_END)
     world.meter.began(host)
     world.look(of(10, 1, memory=2 * GB))
     told = world.meter.left(host)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.workers.gpu.test_gpu_admission import GpuNode, on
 from tests.unit.workers.gpu_world import GIB, Gpus
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.messages import Gpu, HostFreed, TrialPaused
+from tunemq_shared.protocol.messages import Gpu, SlotFreed, TrialPaused
 from tunemq_workers.gpu import gpu_locks
 from tunemq_workers.gpu.gpu_admission import GIVE_BACK_AFTER_S
 from tunemq_workers.gpu.gpu_availability import GIVE_BACK_IDLE_AFTER_S
@@ -268,7 +268,7 @@ def test_a_trial_on_a_device_that_another_node_has_taken_unseen_is_given_back(lo
     other.take("A")
     node.want(on("t1", "A"))
     node.pass_time(GIVE_BACK_AFTER_S + 0.2)
-    assert [type(event) for event in node.events][-2:] == [TrialPaused, HostFreed]
+    assert [type(event) for event in node.events][-2:] == [TrialPaused, SlotFreed]
     assert node.started == []
     other.give_back("A")
     node.pass_time(1.2)

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from tests.support.waiting import eventually
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import Holder
+from tunemq_workers.gpu.drivers import GpuProcess
 from tunemq_workers.gpu.gpu_watch import GpuWatch
 
 
@@ -32,7 +32,7 @@ class Driver:
         return 5.0
 
     def holders(self, uuid):
-        return [Holder(1)]
+        return [GpuProcess(1)]
 
     def energy(self, uuid):
         return None
@@ -48,7 +48,7 @@ class Driver:
             raise RuntimeError("nor this")
         if self.is_silent:
             raise OSError("the driver is not there")
-        return [GpuVitals("A", 0.5, 5.0), GpuVitals("B", 0.5, 5.0)]
+        return [GpuMetrics("A", 0.5, 5.0), GpuMetrics("B", 0.5, 5.0)]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_who_cannot_wait_while_the_driver_is_being_asked_has_it_asked_once_more(
 def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
     watch, driver, _ = watching(period_s=0.01)
     driver.gate.release(100_000)
-    eventually(lambda: watch.vitals == (GpuVitals("A", 0.5, 5.0),))
+    eventually(lambda: watch.vitals == (GpuMetrics("A", 0.5, 5.0),))
     driver.is_silent = True
     eventually(lambda: not watch.vitals)
     driver.is_silent = False

@@ -11,16 +11,16 @@ import pytest
 from tests.support.waiting import eventually
 from tests.unit.workers.fakes import start
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
     ResultReported,
+    SlotFreed,
     TrialFailed,
+    TrialProcessDied,
     TrialStarted,
     decode_node_event,
     encode,
 )
 from tunemq_workers.logs import failure_output
-from tunemq_workers.logs.failure_output import LastWords
+from tunemq_workers.logs.failure_output import FailureOutput
 from tunemq_workers.logs.last_output import as_text, read_last
 
 EVENTS = start().events_key
@@ -45,7 +45,7 @@ class World:
 
     def __init__(self, folder, **more):
         self.events = []
-        self.words = LastWords(lambda key, event: self.events.append((key, event)), **more)
+        self.words = FailureOutput(lambda key, event: self.events.append((key, event)), **more)
         self.words.hosted = lambda: [
             (("a", epoch), start(folder=str(folder))) for epoch in range(1, 4)
         ]
@@ -118,7 +118,7 @@ def test_a_failure_says_what_its_incarnation_printed_and_not_what_one_before_it_
         assert world.last.output == "The last lines of stdout:\nthe first\n"
         with (tmp_path / "stdout").open("a") as file:
             file.write("the second\n")
-        world.say(HostFreed("a", 1), started(2, (10, 0)), HostDied("a", 2, 7, 9, None, 0.0))
+        world.say(SlotFreed("a", 1), started(2, (10, 0)), TrialProcessDied("a", 2, 7, 9, None, 0.0))
         assert world.last.output == "The last lines of stdout:\nthe second\n"
         # A file that was shortened meanwhile is read from its beginning.
         world.say(started(3, (10_000, 0)), failed(3))

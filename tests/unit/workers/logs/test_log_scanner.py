@@ -13,18 +13,18 @@ import pytest
 from tests.support.waiting import without_collections
 from tunemq_workers.logs import output_files
 from tunemq_workers.logs.log_lines import LINE_BYTES, LOOK_BYTES, LogFile, end_of
-from tunemq_workers.logs.log_matching import SHOWN, PatternLeftOut, Patterns
+from tunemq_workers.logs.log_matching import SHOWN, LogPatterns, PatternDisabled
 from tunemq_workers.logs.log_messages import (
-    Answer,
-    Finish,
-    Finished,
-    Follow,
-    Leave,
-    LeftOut,
-    Matched,
-    Output,
+    AttemptOutput,
+    FinishOutput,
+    FollowOutput,
+    ForgetOutput,
+    LineMatched,
+    LogAnswer,
+    OutputFinished,
+    PatternDropped,
 )
-from tunemq_workers.logs.log_scanner import Scanner
+from tunemq_workers.logs.log_scanner import LogScanner
 
 #: Takes a time that doubles with each x where no y follows.
 CATASTROPHIC = r"(x+x+)+y"
@@ -127,7 +127,7 @@ def test_nothing_is_opened_that_is_no_file_of_the_trial(tmp_path: Path) -> None:
 
 
 def test_the_first_line_that_matches_is_shown_around_what_matches() -> None:
-    patterns = Patterns()
+    patterns = LogPatterns()
     assert patterns.search("b+", ["a", "xbby", "b"]) == "xbby"
     assert patterns.search("c", ["a"]) is None
     long = "a" * 2000 + "HERE" + "z" * 2000
@@ -139,20 +139,20 @@ def test_the_first_line_that_matches_is_shown_around_what_matches() -> None:
 
 
 def test_a_pattern_that_would_take_for_ever_is_left_out_soon_and_others_are_not() -> None:
-    patterns = Patterns(budget_s=0.05)
+    patterns = LogPatterns(budget_s=0.05)
     began = time.process_time()
-    with pytest.raises(PatternLeftOut, match=r"it took more than 0\.05 s"):
+    with pytest.raises(PatternDisabled, match=r"it took more than 0\.05 s"):
         patterns.search(CATASTROPHIC, [MANY_X])
     assert time.process_time() - began < 5
-    with pytest.raises(PatternLeftOut, match=r"it took more than 0\.05 s"):
+    with pytest.raises(PatternDisabled, match=r"it took more than 0\.05 s"):
         patterns.search(CATASTROPHIC, ["xxy"])
     assert patterns.search("x+y", ["xxy"]) == "xxy"
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
 
 
 def test_a_pattern_that_this_python_does_not_know_is_left_out() -> None:
-    with pytest.raises(PatternLeftOut, match="it cannot be used here"):
-        Patterns().search("(", ["x"])
+    with pytest.raises(PatternDisabled, match="it cannot be used here"):
+        LogPatterns().search("(", ["x"])
 
 
 # --- the process's part ---------------------------------------------------------------------------
@@ -162,14 +162,14 @@ class Told:
     """A scanner and its answers."""
 
     def __init__(self, folder: Path) -> None:
-        self.answers: list[Answer] = []
-        self.scanner = Scanner(self.answers.append)
+        self.answers: list[LogAnswer] = []
+        self.scanner = LogScanner(self.answers.append)
         self.folder = folder
 
-    def output(self, *patterns: str, printed: tuple[int, int] = (0, 0)) -> Output:
-        return Output(str(self.folder), printed, patterns)
+    def output(self, *patterns: str, printed: tuple[int, int] = (0, 0)) -> AttemptOutput:
+        return AttemptOutput(str(self.folder), printed, patterns)
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[LogAnswer]:
         answers = self.answers[:]
         self.answers.clear()
         return answers
@@ -181,30 +181,30 @@ def told(tmp_path: Path) -> Told:
 
 
 def test_each_pattern_is_told_once_whichever_file_it_comes_in(told: Told) -> None:
-    told.scanner.obey(Follow(1, told.output("ECC", "NCCL")))
+    told.scanner.obey(FollowOutput(1, told.output("ECC", "NCCL")))
     told.scanner.look()
     assert told.take() == []
     add(told.folder / "stdout", "an ECC error\nan ECC error\n")
     told.scanner.look()
-    assert told.take() == [Matched(1, "ECC", "an ECC error")]
+    assert told.take() == [LineMatched(1, "ECC", "an ECC error")]
     add(told.folder / "stderr", "NCCL and ECC, without an end")
     told.scanner.look()
     assert told.take() == []
-    told.scanner.obey(Finish(1, told.output("ECC", "NCCL"), asks_memory=False))
-    matched = Matched(1, "NCCL", "NCCL and ECC, without an end")
-    assert told.take() == [matched, Finished(1, is_cuda_memory=False)]
+    told.scanner.obey(FinishOutput(1, told.output("ECC", "NCCL"), asks_memory=False))
+    matched = LineMatched(1, "NCCL", "NCCL and ECC, without an end")
+    assert told.take() == [matched, OutputFinished(1, is_cuda_memory=False)]
 
 
 def test_a_process_that_was_started_again_reads_all_from_the_beginning(told: Told) -> None:
     add(told.folder / "stderr", "before\nECC\n")
-    told.scanner.obey(Finish(7, told.output("ECC", printed=(0, 7)), asks_memory=False))
-    assert told.take() == [Matched(7, "ECC", "ECC"), Finished(7, is_cuda_memory=False)]
+    told.scanner.obey(FinishOutput(7, told.output("ECC", printed=(0, 7)), asks_memory=False))
+    assert told.take() == [LineMatched(7, "ECC", "ECC"), OutputFinished(7, is_cuda_memory=False)]
 
 
 def test_who_is_left_is_not_read(told: Told) -> None:
-    told.scanner.obey(Follow(1, told.output("ECC")))
-    told.scanner.obey(Leave(1))
-    told.scanner.obey(Leave(2))
+    told.scanner.obey(FollowOutput(1, told.output("ECC")))
+    told.scanner.obey(ForgetOutput(1))
+    told.scanner.obey(ForgetOutput(2))
     add(told.folder / "stdout", "ECC\n")
     told.scanner.look()
     assert told.take() == []
@@ -212,27 +212,30 @@ def test_who_is_left_is_not_read(told: Told) -> None:
 
 def test_a_pattern_that_takes_too_long_is_told_of_and_the_others_are_found(told: Told) -> None:
     add(told.folder / "stdout", f"{MANY_X}\nECC\n")
-    told.scanner.obey(Finish(1, told.output(CATASTROPHIC, "ECC"), asks_memory=False))
+    told.scanner.obey(FinishOutput(1, told.output(CATASTROPHIC, "ECC"), asks_memory=False))
     left_out, matched, finished = told.take()
-    assert isinstance(left_out, LeftOut)
+    assert isinstance(left_out, PatternDropped)
     assert left_out.pattern == CATASTROPHIC
-    assert (matched, finished) == (Matched(1, "ECC", "ECC"), Finished(1, is_cuda_memory=False))
+    assert (matched, finished) == (
+        LineMatched(1, "ECC", "ECC"),
+        OutputFinished(1, is_cuda_memory=False),
+    )
 
 
 def test_memory_of_a_gpu_that_ran_out_is_found_at_the_end_where_it_is_asked_for(told: Told) -> None:
     add(told.folder / "stderr", "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n")
     add(told.folder / "stderr", "torchrun: a rank has failed\n" * 100)
     for asks_memory in (True, False):
-        told.scanner.obey(Finish(1, told.output(), asks_memory=asks_memory))
-        assert told.take() == [Finished(1, is_cuda_memory=asks_memory)]
+        told.scanner.obey(FinishOutput(1, told.output(), asks_memory=asks_memory))
+        assert told.take() == [OutputFinished(1, is_cuda_memory=asks_memory)]
 
 
 def test_memory_that_ran_out_long_ago_was_lived_through(told: Told, tmp_path: Path) -> None:
     before = "CUDA out of memory, in the incarnation before\n"
     add(told.folder / "stderr", before)
-    told.scanner.obey(Finish(1, told.output(printed=(0, len(before))), asks_memory=True))
-    assert told.take() == [Finished(1, is_cuda_memory=False)]
+    told.scanner.obey(FinishOutput(1, told.output(printed=(0, len(before))), asks_memory=True))
+    assert told.take() == [OutputFinished(1, is_cuda_memory=False)]
     add(told.folder / "stdout", "CUDA out of memory, with a smaller batch now\n")
     add(told.folder / "stdout", "step\n" * 10_000)
-    told.scanner.obey(Finish(1, told.output(printed=(0, len(before))), asks_memory=True))
-    assert told.take() == [Finished(1, is_cuda_memory=False)]
+    told.scanner.obey(FinishOutput(1, told.output(printed=(0, len(before))), asks_memory=True))
+    assert told.take() == [OutputFinished(1, is_cuda_memory=False)]

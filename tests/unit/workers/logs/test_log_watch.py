@@ -14,29 +14,29 @@ import pytest
 from tests.support.transfers import run_until
 from tests.unit.workers.fakes import Clock, start
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
-    HostStart,
     LogMatched,
     NodeEvent,
     ResultReported,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialProcessDied,
+    TrialSpec,
     TrialStarted,
     decode_node_event,
     encode,
 )
 from tunemq_workers.logs import log_watch, output_files
 from tunemq_workers.logs.log_messages import (
-    Answer,
-    Finish,
-    Finished,
-    Follow,
-    Leave,
-    LeftOut,
-    Matched,
-    Order,
+    FinishOutput,
+    FollowOutput,
+    ForgetOutput,
+    LineMatched,
+    LogAnswer,
+    LogOrder,
+    OutputFinished,
+    PatternDropped,
     decode_order,
 )
 from tunemq_workers.logs.log_messages import encode as encode_answer
@@ -45,7 +45,7 @@ from tunemq_workers.node.node_loop import _ENDING_S, NodeLoop
 from tunemq_workers.processes import child_supervisor
 from tunemq_workers.processes.child_process import start_child
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 EVENTS = "events:x"
 ECC = "uncorrectable ECC"
@@ -60,8 +60,8 @@ def failed(kind: str = "user", error: str = "ValueError: x") -> TrialFailed:
     return TrialFailed("a", 1, kind, error, "", 0.0)
 
 
-DIED = HostDied("a", 1, 7, None, 1, 0.0)
-FREED = HostFreed("a", 1)
+DIED = TrialProcessDied("a", 1, 7, None, 1, 0.0)
+FREED = SlotFreed("a", 1)
 
 
 class Keeper:
@@ -70,7 +70,7 @@ class Keeper:
     def __init__(self, *_: Any, on_up: Any, on_answer: Any, on_end: Any) -> None:
         self.on_up, self._on_answer, self.on_end = on_up, on_answer, on_end
         self.is_up = self.is_wanted = False
-        self.orders: list[Order] = []
+        self.orders: list[LogOrder] = []
         self.ends: list[str] = []
 
     def start_if_none(self) -> None:
@@ -85,7 +85,7 @@ class Keeper:
         assert self.is_up
         self.orders.append(decode_order(order))
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: LogAnswer) -> None:
         self._on_answer(encode_answer(answer))
 
     def end(self, why: str = "") -> None:
@@ -100,11 +100,11 @@ class World:
     """A watch, what it passes on, and hosts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(log_watch, "ChildKeeper", Keeper)
+        monkeypatch.setattr(log_watch, "ChildSupervisor", Keeper)
         self.clock = Clock()
         self.emitted: list[NodeEvent] = []
         self.warned: list[str] = []
-        self.hosts: dict[Key, HostStart] = {}
+        self.hosts: dict[AttemptId, TrialSpec] = {}
         reactor: Any = self.clock
         self.watch = LogWatch(
             reactor,
@@ -143,7 +143,7 @@ def follows(world: World) -> World:
     world.host(ECC)
     world.keeper.come_up()
     [followed] = world.keeper.orders
-    assert isinstance(followed, Follow)
+    assert isinstance(followed, FollowOutput)
     assert (followed.output.folder, followed.output.printed) == ("/t", (3, 5))
     assert followed.output.patterns == (ECC,)
     world.keeper.orders.clear()
@@ -169,9 +169,9 @@ def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
     assert follows.take() == [RESULT]
     assert follows.watch.is_holding
     [finish] = follows.keeper.orders
-    assert isinstance(finish, Finish)
-    follows.keeper.answer(Matched(finish.id, ECC, "an uncorrectable ECC error"))
-    follows.keeper.answer(Finished(finish.id, is_cuda_memory=False))
+    assert isinstance(finish, FinishOutput)
+    follows.keeper.answer(LineMatched(finish.id, ECC, "an uncorrectable ECC error"))
+    follows.keeper.answer(OutputFinished(finish.id, is_cuda_memory=False))
     matched, *rest = follows.take()
     assert isinstance(matched, LogMatched)
     assert (matched.trial, matched.epoch, matched.pattern) == ("a", 1, ECC)
@@ -182,11 +182,11 @@ def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
 
 def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) -> None:
     for _ in range(2):
-        follows.keeper.answer(Matched(1, ECC, "ECC"))
+        follows.keeper.answer(LineMatched(1, ECC, "ECC"))
     assert len(follows.take()) == 1
     follows.say(DIED)
-    follows.keeper.answer(Matched(1, ECC, "ECC again, by another process"))
-    follows.keeper.answer(Finished(1, is_cuda_memory=False))
+    follows.keeper.answer(LineMatched(1, ECC, "ECC again, by another process"))
+    follows.keeper.answer(OutputFinished(1, is_cuda_memory=False))
     assert follows.take() == [DIED]
 
 
@@ -194,14 +194,14 @@ def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) ->
 def test_who_ends_well_is_not_waited_for(follows: World, end: NodeEvent) -> None:
     follows.say(end)
     assert follows.take() == [end]
-    assert follows.keeper.orders == [Leave(1)]
-    follows.keeper.answer(Matched(1, ECC, "too late"))
+    assert follows.keeper.orders == [ForgetOutput(1)]
+    follows.keeper.answer(LineMatched(1, ECC, "too late"))
     assert follows.take() == []
 
 
 def test_others_are_not_held_up(follows: World) -> None:
     follows.host(trial="b")
-    other = HostDied("b", 1, 8, 9, None, 0.0)
+    other = TrialProcessDied("b", 1, 8, 9, None, 0.0)
     follows.take()
     follows.say(DIED, RESULT, other)
     assert follows.take() == [RESULT, other]
@@ -218,7 +218,7 @@ def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows
     follows.keeper.on_end("it did not answer")
     follows.keeper.orders.clear()
     follows.keeper.come_up()
-    assert [type(one) for one in follows.keeper.orders] == [Follow]
+    assert [type(one) for one in follows.keeper.orders] == [FollowOutput]
 
 
 def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then_on(
@@ -230,7 +230,7 @@ def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then
     follows.watch.hold_no_more()
     assert follows.take() == [DIED, FREED]
     assert not follows.watch.is_holding
-    other = [HostDied("b", 1, 8, 9, None, 0.0), HostFreed("b", 1)]
+    other = [TrialProcessDied("b", 1, 8, 9, None, 0.0), SlotFreed("b", 1)]
     follows.say(*other)
     assert follows.take() == other
     follows.clock.advance(PATIENCE_S)
@@ -258,15 +258,15 @@ def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
     follows.keeper.on_end("it was killed")
     follows.keeper.come_up()
     [finish] = follows.keeper.orders
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishOutput)
     assert finish.output.patterns == (ECC,)
-    follows.keeper.answer(Finished(finish.id, is_cuda_memory=False))
+    follows.keeper.answer(OutputFinished(finish.id, is_cuda_memory=False))
     assert follows.take() == [DIED]
 
 
 def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: World) -> None:
     for _ in range(2):
-        follows.keeper.answer(LeftOut(1, ECC, "it took more than 0.25 s"))
+        follows.keeper.answer(PatternDropped(1, ECC, "it took more than 0.25 s"))
     [warning] = follows.warned
     assert warning == (
         "The log policy 'uncorrectable ECC' is not applied on this node: it took more than 0.25 s."
@@ -303,7 +303,7 @@ def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of
     world.keeper.come_up()
     [finish] = world.keeper.orders
     assert finish.asks_memory
-    world.keeper.answer(Finished(finish.id, is_cuda_memory=True))
+    world.keeper.answer(OutputFinished(finish.id, is_cuda_memory=True))
     assert world.take() == [told, FREED]
 
 
@@ -369,5 +369,5 @@ def test_f23_the_last_line_before_a_death_is_told_before_it(real: Any, tmp_path:
         stderr.write(f"fatal: {ECC}")
     say(DIED, FREED)
     run_until(reactor, lambda: len(emitted) == 4)
-    assert [type(one) for one in emitted] == [TrialStarted, LogMatched, HostDied, HostFreed]
+    assert [type(one) for one in emitted] == [TrialStarted, LogMatched, TrialProcessDied, SlotFreed]
     assert emitted[1].line == f"fatal: {ECC}"

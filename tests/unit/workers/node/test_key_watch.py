@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.keys import key_folder, of_scheduler, of_worker
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.node.key_watch import KeyWatch
 from tunemq_workers.node.terminal_log import told_of
 
@@ -21,7 +21,7 @@ def watched(tmp_path, caplog):
     def watched(signs, *, has_keys=True, has_scheduler=True, seconds=20):
         keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()
         clock = SimpleNamespace(now=100.0)
-        watch = KeyWatch(NodeSeals("inc1", keys), lambda: clock.now)
+        watch = KeyWatch(NodeSigning("inc1", keys), lambda: clock.now)
         with caplog.at_level(logging.WARNING):
             for _ in range(seconds):
                 assert not watch.look(has_scheduler=has_scheduler, signs=signs(tmp_path))
@@ -78,7 +78,7 @@ def test_key_watch_agrees_only_with_scheduler_that_signs_with_a_known_key(
     tmp_path, has_keys, has_scheduler, signs, agrees
 ):
     keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()
-    watch = KeyWatch(NodeSeals("inc1", keys))
+    watch = KeyWatch(NodeSigning("inc1", keys))
     watch.look(has_scheduler=has_scheduler, signs=own(tmp_path) if signs is None else signs)
     assert watch.agrees is agrees
 

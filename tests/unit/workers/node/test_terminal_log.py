@@ -7,7 +7,7 @@ import logging
 import threading
 
 from tunemq_workers.node import terminal_log as terminal_module
-from tunemq_workers.node.terminal_log import OneLine, Terminal, told_of
+from tunemq_workers.node.terminal_log import OneLineFormatter, TerminalHandler, told_of
 
 
 def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRecord:
@@ -31,18 +31,20 @@ def test_an_event_whose_fields_have_changed_is_told_as_it_is():
 
 def test_names_in_warnings_break_no_line_and_steer_no_terminal():
     stream = io.StringIO()
-    terminal = Terminal(stream)
+    terminal = TerminalHandler(stream)
     terminal.emit(record("cache.not_opened folder=%s", "a\x1b[31m\nb", level=logging.WARNING))
     terminal.close()
     assert stream.getvalue().endswith(" cache.not_opened folder=a\\x1b[31m\\nb\n")
-    shown = OneLine("%(levelname)s %(message)s").format(record("cache.opened %s", "\x9b\n\r"))
+    shown = OneLineFormatter("%(levelname)s %(message)s").format(
+        record("cache.opened %s", "\x9b\n\r")
+    )
     assert shown == "INFO cache.opened \\x9b\\n\\r"
 
 
 def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):
     monkeypatch.setattr(terminal_module, "_FLUSH_S", 60.0)  # for a busy machine
     stream = io.StringIO()
-    terminal = Terminal(stream)
+    terminal = TerminalHandler(stream)
     terminal.emit(record("node.ended"))
     terminal.close()
     at, _, said = stream.getvalue().partition(" ")
@@ -58,7 +60,7 @@ def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
             self.let_go.wait(60)
             raise BrokenPipeError
 
-    terminal = Terminal(Stuck())
+    terminal = TerminalHandler(Stuck())
     for _ in range(2_000):  # more than are kept
         terminal.emit(record("node.ended"))
     terminal.close()

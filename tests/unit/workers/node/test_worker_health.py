@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.service_health import Health
-from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_shared.health.service_health import ServiceHealth
+from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.runtime.reactor import Reactor
 
 
@@ -39,7 +39,7 @@ def said(path: Path) -> str:
 
 def test_a_node_is_ready_as_long_as_its_lease_was_confirmed_lately(tmp_path, clock):
     path = tmp_path / "health"
-    node = NodeHealth(Health("worker", str(path)), Reactor())
+    node = WorkerHealth(ServiceHealth("worker", str(path)), Reactor())
     node.start(lambda: 2)
     assert said(path) == "waiting Redis has not confirmed the lease; trials: 2"
     node.confirmed(has_scheduler=False)  # a service manager waits for the first time
@@ -62,10 +62,10 @@ def test_a_loop_that_goes_round_says_so_and_one_that_nobody_listens_to_does_not_
     tmp_path, clock
 ):
     reactor = Reactor()
-    NodeHealth(Health("worker"), reactor).start(lambda: 0)
+    WorkerHealth(ServiceHealth("worker"), reactor).start(lambda: 0)
     assert reactor._until_due() is None
     path = tmp_path / "health"
-    NodeHealth(Health("worker", str(path)), reactor).start(lambda: 0)
+    WorkerHealth(ServiceHealth("worker", str(path)), reactor).start(lambda: 0)
     before = path.read_text()
     assert reactor._until_due() == 1.0
     clock.now += 1.0
@@ -76,15 +76,15 @@ def test_a_loop_that_goes_round_says_so_and_one_that_nobody_listens_to_does_not_
 
 _AS_ANOTHER = """
 import os, sys
-from tunemq_shared.health.service_health import Health
-from tunemq_workers.system.trial_user import Account, act_for, own_files
-from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_shared.health.service_health import ServiceHealth
+from tunemq_workers.system.trial_user import UserAccount, act_for, own_files
+from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.runtime.reactor import Reactor
 
 path = sys.argv[1]
-health = Health("worker", path)
-node = NodeHealth(health, Reactor())
-act_for(Account("trials", 1500, 1500, (1500,), "/"))
+health = ServiceHealth("worker", path)
+node = WorkerHealth(health, Reactor())
+act_for(UserAccount("trials", 1500, 1500, (1500,), "/"))
 try:
     os.unlink(path)
 except PermissionError:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tunemq_workers.processes.memory_groups import MemoryGroups
+from tunemq_workers.processes.memory_groups import MemoryCgroups
 
 
 def world(folder, line, files, *, at="service"):
@@ -18,7 +18,7 @@ def world(folder, line, files, *, at="service"):
     for name, text in files.items():
         (group / name).write_text(text)
     (folder / "about").write_text(line)
-    return MemoryGroups("ab", str(folder / "cgroup"), str(folder / "about"))
+    return MemoryCgroups("ab", str(folder / "cgroup"), str(folder / "about"))
 
 
 @pytest.mark.parametrize(

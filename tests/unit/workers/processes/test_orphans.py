@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from tests.unit.workers.fakes import Clock
 from tunemq_shared.system.processes import children_of
 from tunemq_workers.processes import orphans
-from tunemq_workers.processes.orphans import Orphans
+from tunemq_workers.processes.orphans import OrphanReaper
 
 SLEEPS = (sys.executable, "-c", "input()")
 
@@ -25,7 +25,7 @@ class World:
         self.clock = Clock()
         self.is_done = False
         reactor: Any = self.clock
-        Orphans(reactor, set(children_of(os.getpid()))).sweep(self._done)
+        OrphanReaper(reactor, set(children_of(os.getpid()))).sweep(self._done)
 
     def _done(self) -> None:
         self.is_done = True

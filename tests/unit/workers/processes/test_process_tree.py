@@ -15,8 +15,8 @@ from tests.support.waiting import eventually
 from tunemq_shared.system import process_control
 from tunemq_shared.system.processes import children_of
 from tunemq_workers.processes import process_tree
-from tunemq_workers.processes.forkserver_messages import FamilyGone, HostExited
-from tunemq_workers.processes.process_tree import Families
+from tunemq_workers.processes.forkserver_messages import ProcessExited, ProcessTreeGone
+from tunemq_workers.processes.process_tree import ProcessTrees
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def asleep() -> int:
 
 def test_a_child_that_is_nobodys_family_is_left_alone():
     own = asleep()
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     host = asleep()
     families.add("h", host)
     os.kill(host, signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_child_that_is_nobodys_family_is_left_alone():
 
     eventually(lambda: reports.extend(families.reap()) or len(reports) == 2)
 
-    assert reports == [HostExited("h", host, signal.SIGKILL, None), FamilyGone("h")]
+    assert reports == [ProcessExited("h", host, signal.SIGKILL, None), ProcessTreeGone("h")]
     assert not families
     os.kill(own, signal.SIGKILL)
     assert os.waitpid(own, 0)[1] == signal.SIGKILL
@@ -98,7 +98,7 @@ def has_ended() -> int:
 
 
 def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(monkeypatch):
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     older = asleep()
     ended = {has_ended() for _ in range(10)}
     younger = asleep()
@@ -130,7 +130,7 @@ def adopts_orphans() -> Iterator[None]:
 def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that_it_forked(
     monkeypatch,
 ):
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     families.add("h", host := has_ended())
     reading, writing = os.pipe()
     hops = os.fork()
@@ -152,14 +152,14 @@ def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that
     reports: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(process_tree, "children_of", look_before_it_hops)
-        eventually(lambda: reports.extend(families.reap()) or FamilyGone("h") in reports)
+        eventually(lambda: reports.extend(families.reap()) or ProcessTreeGone("h") in reports)
     (orphan,) = left
     is_there = orphan in children_of(os.getpid())
     if is_there:
         os.kill(orphan, signal.SIGKILL)
         os.waitpid(orphan, 0)
     assert not is_there, "it was killed and waited for before its host's slot was free"
-    assert reports == [HostExited("h", host, None, 0), FamilyGone("h")]
+    assert reports == [ProcessExited("h", host, None, 0), ProcessTreeGone("h")]
 
 
 def without_its_first_thread() -> int:
@@ -174,7 +174,7 @@ def without_its_first_thread() -> int:
 def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_hosts_end(
     monkeypatch,
 ):
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     families.add("h", host := without_its_first_thread())
     orphan, kill = asleep(), os.kill
     has_ended()
@@ -191,8 +191,8 @@ def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_h
         kill(host, signal.SIGKILL)
         eventually(lambda: reports.extend(families.reap()) or reports)
     kill(orphan, signal.SIGKILL)
-    assert reports == [HostExited("h", host, signal.SIGKILL, None)]
-    eventually(lambda: families.reap() == [FamilyGone("h")])
+    assert reports == [ProcessExited("h", host, signal.SIGKILL, None)]
+    eventually(lambda: families.reap() == [ProcessTreeGone("h")])
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies, monkeypatch):
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     families.add("h", host := asleep())
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", lambda *_: None)  # it waits for a disk that hangs
@@ -219,7 +219,7 @@ def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies
 
 
 def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(policies, monkeypatch):
-    families = Families(own=children_of(os.getpid()))
+    families = ProcessTrees(own=children_of(os.getpid()))
     orphan, kill = asleep(), os.kill
     families.add("h", host := asleep())
     kill(host, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(polic
 
 
 def test_commands_about_a_host_that_is_gone_are_ignored():
-    families = Families()
+    families = ProcessTrees()
 
     families.term("h")
     families.kill("h")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_workers.runtime.frames import EVENT, IDLE, MAX_FRAME_BYTES, FrameDecoder, frame
 
 KINDS = st.integers(0, 255)
@@ -29,5 +29,5 @@ def test_a_frame_is_its_length_its_kind_and_its_payload():
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 0x6C6F7373])
 def test_a_length_that_no_frame_has_is_refused(length):
-    with pytest.raises(WireError, match=f"says that it has {length} bytes"):
+    with pytest.raises(TransportError, match=f"says that it has {length} bytes"):
         FrameDecoder().feed(length.to_bytes(4, "big") + b"E")

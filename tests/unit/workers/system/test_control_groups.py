@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tunemq_workers.system import machine
-from tunemq_workers.system.control_groups import ControlGroup
+from tunemq_workers.system.control_groups import Cgroup
 
 _GIB = 2**30
 
 
-def group(folder: Path, about: str, files: dict[str, str]) -> ControlGroup:
+def group(folder: Path, about: str, files: dict[str, str]) -> Cgroup:
     """One where these files say what they say."""
     for name, text in files.items():
         path = folder / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     (folder / "about").write_text(about)
-    return ControlGroup(str(folder / "cgroup"), str(folder / "about"))
+    return Cgroup(str(folder / "cgroup"), str(folder / "about"))
 
 
 def test_a_container_has_what_its_root_says(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_workers.system import trial_user
-from tunemq_workers.system.trial_user import Account, find_account, own_files
+from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def ann(monkeypatch):
     monkeypatch.setattr(trial_user.pwd, "getpwnam", by_name)
     monkeypatch.setattr(trial_user.pwd, "getpwuid", by_number)
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 44])
-    return Account("ann", 1234, 2345, (2345, 44), "/home/ann")
+    return UserAccount("ann", 1234, 2345, (2345, 44), "/home/ann")
 
 
 @pytest.mark.parametrize("text", ["ann", "1234"])
@@ -46,7 +46,7 @@ def test_a_group_that_is_named_is_the_only_one(ann, text):
 
 
 def test_a_number_that_no_user_has_needs_a_group(ann):
-    assert find_account("5:6") == Account("5", 5, 6, (6,), "/")
+    assert find_account("5:6") == UserAccount("5", 5, 6, (6,), "/")
     with pytest.raises(ConfigError, match="give its group, too: 5:5"):
         find_account("5")
 

@@ -14,11 +14,15 @@ import pytest
 from tests.support.transfers import Waiting, run_until
 from tunemq_workers.processes import child_supervisor
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.transfer_messages import Download, Upload, Uploaded
+from tunemq_workers.runtime.transfer_messages import (
+    DownloadCheckpoint,
+    UploadCheckpoint,
+    UploadResult,
+)
 from tunemq_workers.transfers import transfer_client
-from tunemq_workers.transfers.transfer_client import Transfers
+from tunemq_workers.transfers.transfer_client import TransferClient
 
 #: Notes every order, and obeys those whose keys it knows.
 PROCESS = """
@@ -118,19 +122,21 @@ def time_ends(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 @pytest.fixture
-def transfers(reactor: Reactor, processes: Processes, children: set[int]) -> Iterator[Transfers]:
-    transfers = Transfers(reactor, start=processes.start, children=children)
+def transfers(
+    reactor: Reactor, processes: Processes, children: set[int]
+) -> Iterator[TransferClient]:
+    transfers = TransferClient(reactor, start=processes.start, children=children)
     yield transfers
     transfers.close()
     assert not children
 
 
-def upload(name: str, timeout_s: float = 300) -> Upload:
-    return Upload("s3://b/x", f"t/{name}", "/cache/t/c", "", timeout_s)
+def upload(name: str, timeout_s: float = 300) -> UploadCheckpoint:
+    return UploadCheckpoint("s3://b/x", f"t/{name}", "/cache/t/c", "", timeout_s)
 
 
-def download(name: str, timeout_s: float = 300) -> Download:
-    return Download("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
+def download(name: str, timeout_s: float = 300) -> DownloadCheckpoint:
+    return DownloadCheckpoint("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
 
 
 def test_no_process_is_there_before_the_first_transfer(transfers, processes, reactor):
@@ -143,7 +149,7 @@ def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
     transfers.start(upload("good"), *it.callbacks)
     assert len(transfers) == 1
     run_until(reactor, lambda: it.is_over)
-    assert it.done == [Uploaded("sha", 7, ("t/c/a",), 3)]
+    assert it.done == [UploadResult("sha", 7, ("t/c/a",), 3)]
     assert len(transfers) == 0
     assert children == {transfers.pid}
 
@@ -389,7 +395,7 @@ def test_whoever_is_told_may_order_and_cancel(transfers, processes, reactor):
 
 def test_nothing_is_left_after_the_end(processes, reactor):
     children: set[int] = set()
-    transfers = Transfers(reactor, start=processes.start, children=children)
+    transfers = TransferClient(reactor, start=processes.start, children=children)
     it = Waiting()
     transfers.start(upload("slow"), *it.callbacks)
     run_until(reactor, processes.told)
@@ -414,7 +420,7 @@ def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
     monkeypatch.setattr(reactor, "after", at_once)
     processes.refusals = 12
     ends: list[str] = []
-    held = ChildKeeper(
+    held = ChildSupervisor(
         reactor,
         "transfers",
         processes.start,

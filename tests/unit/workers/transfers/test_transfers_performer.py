@@ -10,19 +10,19 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.objects.object_store import MissingObject
+from tunemq_shared.objects.object_store import NoSuchObject
 from tunemq_workers.runtime.transfer_messages import (
-    Abandon,
-    Begin,
-    Done,
-    Download,
-    Failed,
-    Trouble,
-    Upload,
-    Uploaded,
+    AbandonTransfer,
+    BeginTransfer,
+    DownloadCheckpoint,
+    TransferDone,
+    TransferFailed,
+    TransferRetrying,
+    UploadCheckpoint,
+    UploadResult,
 )
 from tunemq_workers.transfers import transfer_performer as performer_module
-from tunemq_workers.transfers.transfer_performer import Performer
+from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 
 class Stores:
@@ -56,7 +56,7 @@ class Stores:
             case "damaged":
                 raise CheckpointCorrupt("the hash is wrong")
             case "missing":
-                raise MissingObject("there is no manifest")
+                raise NoSuchObject("there is no manifest")
             case "full":
                 raise StoreError("the disk is full")
             case "troubled":
@@ -77,32 +77,32 @@ class Performing:
     """A performer, orders for it, and its answers."""
 
     def __init__(self) -> None:
-        self.answers: list[Done | Failed | Trouble] = []
-        self.performer = Performer(self.answers.append)
+        self.answers: list[TransferDone | TransferFailed | TransferRetrying] = []
+        self.performer = TransferPerformer(self.answers.append)
         self.orders = 0
 
     def upload(self, key: str, store: str = "s3://b/x") -> int:
-        return self.begin(Upload(store, key, "/cache/t/c", "", 1))
+        return self.begin(UploadCheckpoint(store, key, "/cache/t/c", "", 1))
 
     def download(self, key: str, store: str = "s3://b/x") -> int:
-        return self.begin(Download(store, key, "sha", "/cache/t/c", 1))
+        return self.begin(DownloadCheckpoint(store, key, "sha", "/cache/t/c", 1))
 
-    def begin(self, transfer: Upload | Download) -> int:
+    def begin(self, transfer: UploadCheckpoint | DownloadCheckpoint) -> int:
         self.orders += 1
-        self.performer.obey(Begin(self.orders, transfer))
+        self.performer.obey(BeginTransfer(self.orders, transfer))
         return self.orders
 
-    def answer(self, number: int) -> Done | Failed:
+    def answer(self, number: int) -> TransferDone | TransferFailed:
         """The last answer for this order."""
         eventually(lambda: any(a.id == number for a in self.ends()), message=str(self.answers))
         [end] = [a for a in self.ends() if a.id == number]
         return end
 
     def troubles(self) -> list[str]:
-        return [answer.reason for answer in self.answers if isinstance(answer, Trouble)]
+        return [answer.reason for answer in self.answers if isinstance(answer, TransferRetrying)]
 
-    def ends(self) -> list[Done | Failed]:
-        return [answer for answer in self.answers if not isinstance(answer, Trouble)]
+    def ends(self) -> list[TransferDone | TransferFailed]:
+        return [answer for answer in self.answers if not isinstance(answer, TransferRetrying)]
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def performing(stores: Stores) -> Iterator[Performing]:
 
 def test_an_upload_is_answered_with_what_was_committed(performing):
     number = performing.upload("quick")
-    assert performing.answer(number) == Done(number, Uploaded("sha", 7, ("t/c/a",), 3))
+    assert performing.answer(number) == TransferDone(number, UploadResult("sha", 7, ("t/c/a",), 3))
 
 
 def test_a_download_is_answered(performing):
     number = performing.download("quick")
-    assert performing.answer(number) == Done(number)
+    assert performing.answer(number) == TransferDone(number)
 
 
 def test_a_download_is_never_behind_uploads(performing):
@@ -149,32 +149,34 @@ def test_few_transfers_go_on_at_the_same_time(performing, stores):
 def test_a_transfer_can_be_left_while_it_goes_on(performing, stores):
     number = performing.upload("slow")
     eventually(lambda: stores.going_on)
-    performing.performer.obey(Abandon(number))
-    assert isinstance(performing.answer(number), Failed)
+    performing.performer.obey(AbandonTransfer(number))
+    assert isinstance(performing.answer(number), TransferFailed)
 
 
 def test_a_transfer_can_be_left_before_it_begins(performing, stores):
     for _ in range(10):
         performing.upload("slow")
     number = performing.upload("never")
-    performing.performer.obey(Abandon(number))
-    assert isinstance(performing.answer(number), Failed)
+    performing.performer.obey(AbandonTransfer(number))
+    assert isinstance(performing.answer(number), TransferFailed)
     assert "never" not in stores.going_on
 
 
 def test_leaving_what_is_over_does_nothing(performing):
     number = performing.upload("quick")
     performing.answer(number)
-    performing.performer.obey(Abandon(number))
+    performing.performer.obey(AbandonTransfer(number))
     assert len(performing.answers) == 1
 
 
 def test_a_number_may_be_ordered_anew_after_it_failed(performing):
     number = performing.upload("full")
     performing.answer(number)
-    performing.performer.obey(Begin(number, Upload("s3://b/x", "quick", "/c", "", 1)))
+    performing.performer.obey(
+        BeginTransfer(number, UploadCheckpoint("s3://b/x", "quick", "/c", "", 1))
+    )
     eventually(lambda: len(performing.answers) == 2)
-    assert isinstance(performing.answers[1], Done)
+    assert isinstance(performing.answers[1], TransferDone)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +190,8 @@ def test_a_number_may_be_ordered_anew_after_it_failed(performing):
 )
 def test_a_failure_is_answered_and_the_next_transfer_goes_on(performing, key, reason, is_corrupt):
     number = performing.download(key)
-    assert performing.answer(number) == Failed(number, reason, is_corrupt)
-    assert isinstance(performing.answer(performing.download("quick")), Done)
+    assert performing.answer(number) == TransferFailed(number, reason, is_corrupt)
+    assert isinstance(performing.answer(performing.download("quick")), TransferDone)
 
 
 def test_trouble_is_told_once_and_its_end_too(performing):
@@ -226,4 +228,4 @@ def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatc
 
     monkeypatch.setattr(performer_module, "open_objects", refuse)
     number = performing.upload("quick")
-    assert performing.answer(number) == Failed(number, "s3://b/x has no keys")
+    assert performing.answer(number) == TransferFailed(number, "s3://b/x has no keys")

@@ -14,10 +14,10 @@ from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
 from tunemq_workers.runtime import frames
 from tunemq_workers.trial_process.cache_sink import CacheSink
-from tunemq_workers.trial_process.node_channel import HostChannel
+from tunemq_workers.trial_process.node_channel import NodeChannel
 
 
 class Node:
@@ -29,7 +29,7 @@ class Node:
     def __init__(self, line: socket.socket, cache: Path) -> None:
         self.cache = cache
         self.asked: list[int | FetchCheckpoint] = []
-        self.room = RoomAnswer(str(cache))
+        self.room = SaveAnswer(str(cache))
         self.fetched = FetchAnswer(str(cache))
         self.replaces = lambda: None
         self._line = line
@@ -74,7 +74,7 @@ def node(lines, tmp_path):
 
 @pytest.fixture
 def sink(lines, node):
-    return CacheSink(HostChannel(lines[0]), "train_0")
+    return CacheSink(NodeChannel(lines[0]), "train_0")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_is_written_comes_back_verified(sink, node, source):
 
 
 def test_room_is_asked_for_before_anything_is_written(sink, node, source):
-    node.room = RoomAnswer("", "no room within 1800 s: the store does not answer")
+    node.room = SaveAnswer("", "no room within 1800 s: the store does not answer")
 
     with pytest.raises(StoreError, match="no room within 1800 s"):
         save(sink, source)
@@ -141,7 +141,7 @@ def test_files_are_linked_to_the_checkpoint_that_the_trial_was_restored_from(
     sink, lines, node, source
 ):
     first = save(sink, source)
-    resumed = CacheSink(HostChannel(lines[0]), "train_1")
+    resumed = CacheSink(NodeChannel(lines[0]), "train_1")
     resumed.open(reference(first))
 
     second = save(resumed, source, epoch=2)

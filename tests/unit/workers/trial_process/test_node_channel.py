@@ -15,25 +15,25 @@ from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import (
     CheckpointRef,
     CheckpointWritten,
-    HostOrder,
     ResultReported,
     TrialFailed,
     TrialFinished,
+    TrialOrder,
     TrialPaused,
     decode_node_event,
     encode,
 )
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
 from tunemq_workers.runtime import frames
-from tunemq_workers.trial_process.node_channel import HostChannel
+from tunemq_workers.trial_process.node_channel import NodeChannel
 
 
 @pytest.fixture
 def pair():
     host, node = socket.socketpair()
     with host, node:
-        yield HostChannel(host), node
+        yield NodeChannel(host), node
 
 
 def result(**metrics):
@@ -41,7 +41,7 @@ def result(**metrics):
 
 
 def order(bound):
-    return HostOrder("t", 1, (Condition("training_iteration", bound),))
+    return TrialOrder("t", 1, (Condition("training_iteration", bound),))
 
 
 def received(node):
@@ -109,7 +109,7 @@ def test_waiting_lasts_until_an_order_is_whole(pair):
 def test_the_next_trial_comes_after_the_host_said_that_it_is_free(pair):
     channel, node = pair
     late = frames.frame(frames.ORDER, encode(order(9)))
-    following = HostOrder("next", 1, ())
+    following = TrialOrder("next", 1, ())
     node.send(late + frames.frame(frames.NEXT, encode(following)))
 
     assert channel.wait_for_next_trial() == following
@@ -173,7 +173,7 @@ def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhil
     channel, node = pair
     say(node, frames.ORDER, order(1))
     say(node, frames.ORDER, order(2))
-    say(node, frames.ROOM, RoomAnswer("/cache"))
+    say(node, frames.ROOM, SaveAnswer("/cache"))
     say(node, frames.ORDER, order(3))
 
     assert channel.ask_room() == Path("/cache")
@@ -183,7 +183,7 @@ def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhil
 
 def test_room_that_was_not_there_in_time_is_an_error(pair):
     channel, node = pair
-    say(node, frames.ROOM, RoomAnswer("", "no room within 1800 s"))
+    say(node, frames.ROOM, SaveAnswer("", "no room within 1800 s"))
 
     with pytest.raises(StoreError, match="no room within 1800 s"):
         channel.ask_room()
@@ -237,7 +237,7 @@ def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
     finally:
         breaking.join()
         signal.signal(signal.SIGALRM, before)
-    say(node, frames.ROOM, RoomAnswer("/late"))
+    say(node, frames.ROOM, SaveAnswer("/late"))
     assert asked == [(frames.ASK_ROOM, b"")]
 
     def answer():
@@ -288,9 +288,9 @@ def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
 @pytest.mark.parametrize(
     "use",
     [
-        HostChannel.poll,
-        HostChannel.wait,
-        HostChannel.ask_room,
+        NodeChannel.poll,
+        NodeChannel.wait,
+        NodeChannel.ask_room,
         lambda channel: channel.fetch(REF),
         lambda channel: channel.send(TrialFinished("t", 1)),
     ],
@@ -301,7 +301,7 @@ def test_the_process_ends_when_the_node_is_gone(use):
     pid = os.fork()
     if pid == 0:
         try:
-            use(HostChannel(host))
+            use(NodeChannel(host))
         finally:
             os._exit(99)
     host.close()

@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.workers.fakes import order, start
 from tunemq_shared.protocol.message_limits import MAIL_TEXT_BYTES
-from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, HostStart, encode
-from tunemq_shared.signing.message_signing import Seal
-from tunemq_workers.broker.node_signing import NodeSeals
-from tunemq_workers.trials.command_queue import Mailbox
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, TrialSpec, encode
+from tunemq_shared.signing.message_signing import MessageSigner
+from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.trials.command_queue import CommandQueue
 
-_SEAL = Seal("orders")
+_SEAL = MessageSigner("orders")
 
 
 def sealed(body):
@@ -41,12 +41,12 @@ def forged(place, value):
     return sealed(msgspec.msgpack.encode([PROTOCOL_VERSION, "me", 1, 1, [ok, bad]]))
 
 
-TRIAL_NUMBER = (4, HostStart.__struct_fields__.index("trial_number"))
+TRIAL_NUMBER = (4, TrialSpec.__struct_fields__.index("trial_number"))
 
 
 def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obeyed():
-    seals, told = NodeSeals("me"), []
-    box = Mailbox("me", seals, lambda *what: told.append(what))
+    seals, told = NodeSigning("me"), []
+    box = CommandQueue("me", seals, lambda *what: told.append(what))
     assignment = box.open(forged(TRIAL_NUMBER, "five"))
     assert assignment is not None
     assert [one.trial for one in assignment.orders] == ["fine"]
@@ -60,8 +60,8 @@ def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obey
 
 @pytest.mark.parametrize(("place", "value"), [((0,), 7), ((1,), "x"), ((4,), 9), ((4, 1), 5)])
 def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
-    seals, told = NodeSeals("me"), []
-    box = Mailbox("me", seals, lambda *what: told.append(what))
+    seals, told = NodeSigning("me"), []
+    box = CommandQueue("me", seals, lambda *what: told.append(what))
     assert box.open(forged(place, value)) is None
     assert not told
     assert box.taken == (0, 0)
@@ -69,8 +69,8 @@ def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
 
 
 def test_only_newer_assignments_are_let_through():
-    seals = NodeSeals("me")
-    box = Mailbox("me", seals)
+    seals = NodeSigning("me")
+    box = CommandQueue("me", seals)
     opened = [
         box.open(mail(*v)) is not None for v in [(1, 2), (1, 2), (1, 1), (1, 3), (2, 1), (1, 9)]
     ]
@@ -96,8 +96,8 @@ def test_only_newer_assignments_are_let_through():
     ],
 )
 def test_what_is_not_for_this_node_or_not_readable_is_refused_counted_and_told(letter, why):
-    seals = NodeSeals("me")
-    box = Mailbox("me", seals)
+    seals = NodeSigning("me")
+    box = CommandQueue("me", seals)
     assert box.open(letter) is None
     assert box.taken == (0, 0)
     assert counted(seals) == {("mail", why): 1}

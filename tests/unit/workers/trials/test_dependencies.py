@@ -12,12 +12,12 @@ from tests.unit.workers.trials.test_trial_supervisor import Node
 from tunemq_shared.protocol.messages import (
     BlobRef,
     Environment,
-    HostFreed,
+    SlotFreed,
     TrialFailed,
     TrialWaits,
 )
 from tunemq_workers.trials import dependencies
-from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.local_start_order import localised, trial_variables
 
 STORE = "s3://bucket/farm"
@@ -64,7 +64,7 @@ class World(Node):
     def __init__(self, folder):
         super().__init__()
         self.folder, self.disk, self.fetcher = str(folder), FakeDisk(), FakeFetcher()
-        self.luggage = Luggage(self.disk, self.fetcher, self.folder, {})
+        self.luggage = DependencyFetcher(self.disk, self.fetcher, self.folder, {})
         self.luggage.in_use = self.hosts._starts_in_use
         self.hosts._luggage = self.luggage
         self.luggage.start()
@@ -130,7 +130,7 @@ def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, 
         "The trial's process could not start: the trial's code cannot be fetched from "
         "s3://bucket/farm/blobs/c: it is not there."
     )
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
     assert world.fetcher.under_way == {}
     world.hosts.obey([order("a", begin(bundle=far("b")))])
     assert len(world.fetcher.asked) == 2, "it is over"
@@ -150,7 +150,7 @@ def test_who_is_no_longer_wanted_waits_no_more(world):
     world.hosts.obey([order("b", begin())])
     world.hosts.obey([order("b", stop=True)])
     assert world.fetcher.under_way == {}
-    assert world.events == [HostFreed("b", 1)]
+    assert world.events == [SlotFreed("b", 1)]
     assert world.started == []
 
 
@@ -191,7 +191,7 @@ def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".old").write_bytes(b"x")
     disk = FakeDisk()
-    taken = Luggage(disk, FakeFetcher(), str(tmp_path), {})
+    taken = DependencyFetcher(disk, FakeFetcher(), str(tmp_path), {})
     taken.start()
     for name in ("blobs", "code"):
         (tmp_path / name / ".new").write_bytes(b"x")

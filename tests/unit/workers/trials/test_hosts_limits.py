@@ -8,13 +8,13 @@ from tests.unit.workers.fakes import order, start
 from tests.unit.workers.trials.test_trial_supervisor import Node, node
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
+    TrialProcessDied,
     encode,
 )
-from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.runtime import frames
 from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S
 
@@ -22,7 +22,7 @@ __all__ = ["node"]
 
 
 def exceed_its_time(node, **how):
-    node.begin("a", limits=TrialLimits(step_s=1.0), **how)
+    node.begin("a", limits=TrialLimitSpec(step_s=1.0), **how)
     for _ in range(40):
         node.clock.advance(0.05)
 
@@ -35,19 +35,19 @@ def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node
     node.clock.advance(TERM_GRACE_S)
     assert node.done[2:] == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert node.events == [failed, HostFreed("a", 1)]
+    assert node.events == [failed, SlotFreed("a", 1)]
 
 
 def test_a_host_that_died_and_whose_family_lingers_does_not_fail_again(node):
-    node.begin("a", limits=TrialLimits(step_s=1.0))
+    node.begin("a", limits=TrialLimitSpec(step_s=1.0))
     node.hosts.exited("h1", 11, None)
     for _ in range(40):
         node.clock.advance(0.05)
-    assert [type(event) for event in node.events] == [HostDied]
+    assert [type(event) for event in node.events] == [TrialProcessDied]
 
 
 def test_a_host_that_could_not_be_forked_is_not_watched(node):
-    node.hosts.obey([order("a", start(limits=TrialLimits(step_s=1.0)))])
+    node.hosts.obey([order("a", start(limits=TrialLimitSpec(step_s=1.0)))])
     node.hosts.not_started("h1", "fork: no memory")
     node.hosts.gone("h1")
     assert not node.hosts._limits._clocks
@@ -62,11 +62,11 @@ def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
     node.clock.advance(TERM_GRACE_S)
     assert node.done[-1] == ("kill", "h1")
     node.end("h1", signal=9)
-    assert [type(event) for event in node.events] == [TrialFailed, HostFreed]
+    assert [type(event) for event in node.events] == [TrialFailed, SlotFreed]
 
 
 def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
-    node.begin("a", limits=TrialLimits(step_s=0.5), stop_grace_s=10.0)
+    node.begin("a", limits=TrialLimitSpec(step_s=0.5), stop_grace_s=10.0)
     node.hosts.obey([order("a", stop=True)])
     for _ in range(40):
         node.clock.advance(0.05)
@@ -75,7 +75,7 @@ def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
 
 
 def test_a_host_that_only_waits_for_an_order_is_not_at_fault_for_it(node):
-    node.begin("a", limits=TrialLimits(step_s=1.0))
+    node.begin("a", limits=TrialLimitSpec(step_s=1.0))
     node.hosts.said("h1", frames.AWAIT_ORDER, bytes(4))
     for _ in range(100):
         node.clock.advance(0.05)
@@ -121,7 +121,7 @@ MIB = 2**20
 def loses_a_process(node, **how):
     """Host a trial of which the kernel kills a process; nobody has looked yet."""
     look_at_no_process(node)
-    node.begin("a", limits=TrialLimits(memory=300 * MIB), **how)
+    node.begin("a", limits=TrialLimitSpec(memory=300 * MIB), **how)
     node.forkservers.held["h1"] = 300 * MIB
 
 
@@ -132,7 +132,7 @@ def look_at_no_process(node):
 
 def fails_for_memory(node):
     failed, freed = node.events
-    assert (failed.trial, failed.kind, freed) == ("a", "memory", HostFreed("a", 1))
+    assert (failed.trial, failed.kind, freed) == ("a", "memory", SlotFreed("a", 1))
     assert failed.error == (
         "the trial's processes needed more than 300 MiB of memory, and its limit is 300 MiB"
         " (TrialLimits(memory=...))."
@@ -157,16 +157,16 @@ def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
 
 def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
     look_at_no_process(node)
-    node.begin("a", limits=TrialLimits(memory=300 * MIB), reuse=True)
+    node.begin("a", limits=TrialLimitSpec(memory=300 * MIB), reuse=True)
     node.finish("h1", "a")
     node.forkservers.held["h1"] = 300 * MIB
     node.hosts.said("h1", frames.IDLE, b"")
     assert node.done[-1] == ("kill", "h1")
     node.end("h1", signal=9)
-    assert [type(event) for event in node.events] == [TrialFinished, HostFreed]
+    assert [type(event) for event in node.events] == [TrialFinished, SlotFreed]
 
 
 def test_a_host_without_a_memory_limit_dies_as_before(node):
     node.begin("a")
     node.end("h1", signal=9)
-    assert [type(event) for event in node.events] == [HostDied, HostFreed]
+    assert [type(event) for event in node.events] == [TrialProcessDied, SlotFreed]

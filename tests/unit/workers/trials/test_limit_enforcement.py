@@ -8,12 +8,12 @@ import pytest
 
 from tests.unit.workers.fakes import Clock, FakeLink, order, start
 from tunemq_shared.protocol.messages import ResultReported, encode
-from tunemq_shared.protocol.trial_limits import TrialLimits
-from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, RoomAnswer
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnswer
 from tunemq_workers.checkpoints.checkpoint_messages import encode as encode_answer
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.trial_process_interfaces import Host
-from tunemq_workers.trials.limit_enforcement import DUMP_S, HostLimits
+from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.trials.limit_enforcement import DUMP_S, LimitEnforcer
 
 #: Between a limit and its notice there are at most three readings, and then the dump.
 LATE_S = 3 * 0.05 + DUMP_S + 0.05
@@ -43,7 +43,7 @@ class World:
         self.clock, self.families = Clock(), FakeFamilies()
         self.dumped, self.exceeded, self.events = [], [], []
         self.silenced, self.is_ending = [], False
-        self.limits = HostLimits(
+        self.limits = LimitEnforcer(
             self.clock,
             self.families,
             dump=self.dumped.append,
@@ -57,8 +57,8 @@ class World:
         return not self.is_ending
 
     def host(self, name="h1", *, begins=True, spent_s=0.0, **limits):
-        begin = start(limits=TrialLimits(**limits), time_spent_s=spent_s)
-        host = Host(name, order("t"), begin, FakeLink(), pid=100)
+        begin = start(limits=TrialLimitSpec(**limits), time_spent_s=spent_s)
+        host = TrialProcess(name, order("t"), begin, FakeLink(), pid=100)
         self.limits.enter(host, self.events.append)
         if begins:
             self.limits.begin(host)
@@ -87,7 +87,7 @@ def report(host):
 
 def send(host, kind):
     payloads = {
-        frames.ROOM: encode_answer(RoomAnswer("/c")),
+        frames.ROOM: encode_answer(SaveAnswer("/c")),
         frames.FETCHED: encode_answer(FetchAnswer("/c")),
         frames.ORDER: encode(order("t")),
     }
@@ -296,7 +296,7 @@ def test_hosts_without_limits_are_left_alone(world):
 
 def test_a_family_that_holds_too_much_is_ended_at_once_and_once(world):
     world.host(memory=2 * 2**30)
-    assert world.families.watched == {"h1": (100, TrialLimits(memory=2 * 2**30))}
+    assert world.families.watched == {"h1": (100, TrialLimitSpec(memory=2 * 2**30))}
     world.families.on_exceeded("h1", "memory", "it held too much")
     world.families.on_exceeded("h1", "memory", "it held more")
     assert world.exceeded == [("h1", ("memory", "it held too much", True))]

@@ -7,21 +7,21 @@ import pytest
 from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
-    HostDied,
-    HostFreed,
+    SlotFreed,
     TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialProcessDied,
     TrialStarted,
     decode_node_event,
     encode,
 )
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.checkpoint_interfaces import TrialKey
-from tunemq_workers.trials.dependencies import Luggage
-from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, Hosts
+from tunemq_workers.trials.dependencies import DependencyFetcher
+from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, TrialSupervisor
 
 
 class FakeForkservers:
@@ -60,11 +60,11 @@ class Node:
         self.forkservers = FakeForkservers()
         self.said = []
         self.disk, self.transfers = disk, transfers = FakeDisk(), FakeTransfers()
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointRequests(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
-        self.luggage = Luggage(disk, transfers, "/node", {})
-        self.hosts = Hosts(
+        self.luggage = DependencyFetcher(disk, transfers, "/node", {})
+        self.hosts = TrialSupervisor(
             self.clock,
             self.forkservers,
             self.checkpoints,
@@ -132,7 +132,7 @@ def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
     node.hosts.obey([])
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert node.events == [HostFreed("a", 1)]
+    assert node.events == [SlotFreed("a", 1)]
 
 
 def test_what_orders_say_nothing_of_stays_as_it_is(node):
@@ -197,7 +197,7 @@ def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
     node.begin("a")
     node.hosts.obey([order("a", stop=True)])
     node.end("h1")
-    assert node.events == [HostFreed("a", 1)]
+    assert node.events == [SlotFreed("a", 1)]
     node.clock.advance(60)
     assert node.done == []
 
@@ -206,7 +206,7 @@ def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
     node.hosts.obey([order("a", start(), stop=True)])
     node.hosts.obey([order("a", start(), stop=True)])
     assert node.started == []
-    assert node.events == [HostFreed("a", 1)]
+    assert node.events == [SlotFreed("a", 1)]
 
 
 def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
@@ -215,7 +215,7 @@ def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node)
     node.hosts.exited("h1", 11, None)
     started, died = node.events
     assert isinstance(started, TrialStarted)
-    assert isinstance(died, HostDied)
+    assert isinstance(died, TrialProcessDied)
     assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == (
         "a",
         1,
@@ -225,14 +225,14 @@ def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node)
     )
     assert node.forkservers.links["h1"].is_closed
     node.hosts.gone("h1")
-    assert node.events[2:] == [HostFreed("a", 1)]
+    assert node.events[2:] == [SlotFreed("a", 1)]
 
 
 def test_a_host_that_said_its_trial_ended_is_only_freed(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
 def test_a_host_that_lingers_after_its_trial_is_ended(node):
@@ -259,7 +259,7 @@ def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
     node.clock.advance(1)
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert isinstance(node.events[0], HostDied)
+    assert isinstance(node.events[0], TrialProcessDied)
 
 
 def test_a_host_that_sends_nonsense_is_killed(node):
@@ -276,7 +276,7 @@ def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     failed, freed = node.events
     assert failed.kind == "start"
     assert "fork: no memory" in failed.error
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
@@ -290,7 +290,7 @@ def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node
     failed, freed = node.events
     said = (failed.trial, failed.kind, failed.error, failed.is_shared)
     assert said == ("a", "forkserver", "the forkserver 7 was killed", False)
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
     assert node.forkservers.links["h1"].is_closed
 
 
@@ -307,7 +307,7 @@ def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(n
     node.finish("h1", "a")
     node.hosts.lost("h1", "the forkserver 7 was killed")
     node.hosts.gone("h1")
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
 def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
@@ -316,7 +316,7 @@ def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
     node.hosts.obey([order("a", start())])
     failed, freed = node.events
     assert "/no/python" in failed.error
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
     assert len(node.hosts) == 0
 
 
@@ -328,7 +328,7 @@ def parked(node, **how):
 
 def test_a_parked_host_has_freed_its_slot(node):
     parked(node)
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
     node.clock.advance(60)
     assert node.done == []
 
@@ -343,7 +343,7 @@ def test_a_parked_host_gets_the_next_trial_that_fits(node):
     node.forkservers.links["h1"].on_event(encode(started))
     assert node.said[-1] == ("other", started)
     node.end("h1", signal=9)
-    assert node.events[-1] == HostFreed("b", 1)
+    assert node.events[-1] == SlotFreed("b", 1)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
     assert node.started == ["a"]  # not before the parked host's memory is free
     node.end("h1", signal=9)
     assert node.started == ["a", "b"]
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
 def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
@@ -364,7 +364,7 @@ def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
     node.hosts.obey([])
     assert node.sent("h1")[-1][0] == frames.LEAVE
     node.end("h1")
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
     assert node.done == []
 
 
@@ -391,7 +391,7 @@ def test_a_stopped_host_may_be_parked(node):
     node.hosts.said("h1", frames.IDLE, b"")
     node.clock.advance(60)
     assert node.done == []
-    assert node.events == [HostFreed("a", 1)]
+    assert node.events == [SlotFreed("a", 1)]
     node.hosts.obey([order("b", start(reuse=True))])
     assert node.sent("h1")[-1][0] == frames.NEXT
 
@@ -422,7 +422,7 @@ def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
     assert node.done == []
     node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
     node.end("h1")
-    assert node.events == [TrialPaused("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
 
 
 def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other_way(node):
@@ -459,7 +459,7 @@ def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node)
     failed, freed = node.events
     assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "storage")
     assert failed.error == "the store is away"
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
     assert node.done == [("kill", "h1")]
 
 
@@ -489,7 +489,7 @@ def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, pay
     failed, freed = node.events  # a trial whose slot is free must have come to an end
     assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "metric")
     assert said in failed.error
-    assert freed == HostFreed("a", 1)
+    assert freed == SlotFreed("a", 1)
 
 
 def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
@@ -497,4 +497,4 @@ def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
     node.hosts.said("h1", frames.IDLE, b"")
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]

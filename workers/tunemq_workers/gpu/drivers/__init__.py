@@ -11,13 +11,13 @@ import os
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_workers.gpu.drivers.driver import Driver, Holder, PhysicalGpu, Xid, devices
-from tunemq_workers.gpu.drivers.nvml import Nvml
+from tunemq_workers.gpu.drivers.driver import GpuDriver, GpuProcess, PhysicalGpu, Xid, devices
+from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 
 __all__ = [
-    "Driver",
-    "Holder",
-    "Nvml",
+    "GpuDriver",
+    "GpuProcess",
+    "NvmlDriver",
     "PhysicalGpu",
     "Xid",
     "devices",
@@ -30,14 +30,14 @@ _DRIVER: Final = "/dev/nvidiactl"
 _log = logging.getLogger(__name__)
 
 
-def open_driver() -> Driver | None:
+def open_driver() -> GpuDriver | None:
     """The driver; None where there is none that works.
 
     Raises:
         ConfigError: there is one, and what it is asked with is not installed.
     """
     try:
-        return Nvml()
+        return NvmlDriver()
     except ImportError as problem:
         if os.path.exists(_DRIVER):
             raise ConfigError(

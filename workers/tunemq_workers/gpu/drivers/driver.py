@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 
 
@@ -28,7 +28,7 @@ class PhysicalGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuProcess:
     """A process that has something on a device.
 
     Attributes:
@@ -50,7 +50,7 @@ class Xid:
     number: int
 
 
-class Driver(Protocol):
+class GpuDriver(Protocol):
     """Knows the GPUs of this machine; calls may take a while, and may come from any thread.
 
     A device is what can be used: a GPU, or of one in MIG mode each of its MIG devices. What the
@@ -68,7 +68,7 @@ class Driver(Protocol):
             OSError: it does not say.
         """
 
-    def vitals(self) -> list[GpuVitals]:
+    def vitals(self) -> list[GpuMetrics]:
         """What each device does now; a lost one is left out.
 
         Raises:
@@ -78,7 +78,7 @@ class Driver(Protocol):
     def memory_used(self, uuid: str) -> float | None:
         """Bytes in use, by whomever; as far as can be told without what the driver reserves."""
 
-    def holders(self, uuid: str) -> list[Holder]:
+    def holders(self, uuid: str) -> list[GpuProcess]:
         """The processes that have something on a device."""
 
     def energy(self, uuid: str) -> float | None:
@@ -98,7 +98,7 @@ class Driver(Protocol):
         """
 
 
-def devices(driver: Driver) -> list[Gpu]:
+def devices(driver: GpuDriver) -> list[Gpu]:
     """All that can be used.
 
     Raises:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import Holder, PhysicalGpu, Xid
+from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
 
 _EACH_KIND_OF_PROCESS: Final = (
     "nvmlDeviceGetComputeRunningProcesses",
@@ -59,7 +59,7 @@ class _Energy:
         return self.joules
 
 
-class Nvml:
+class NvmlDriver:
     """By NVIDIA's management library, in this process.
 
     Raises:
@@ -87,21 +87,21 @@ class Nvml:
         self._events: Any = None
 
     def physical(self) -> list[PhysicalGpu]:
-        """See `Driver`: those that there were when this was made."""
+        """See `GpuDriver`: those that there were when this was made."""
         return [card.physical for card in self._cards]
 
-    def vitals(self) -> list[GpuVitals]:
-        """See `Driver`."""
+    def vitals(self) -> list[GpuMetrics]:
+        """See `GpuDriver`."""
         self._call("nvmlDeviceGetCount")  # one lost device is not the driver's silence
         found = []
         for uuid, device in self._devices.items():
             used, busy = self.memory_used(uuid), self._busy(device)
             if used is not None or busy is not None:
-                found.append(GpuVitals(uuid, busy, used))
+                found.append(GpuMetrics(uuid, busy, used))
         return found
 
     def memory_used(self, uuid: str) -> float | None:
-        """See `Driver`."""
+        """See `GpuDriver`."""
         device = self._devices.get(uuid)
         if device is None:
             return None
@@ -112,8 +112,8 @@ class Nvml:
             info = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
         return None if info is None else float(info.used)
 
-    def holders(self, uuid: str) -> list[Holder]:
-        """See `Driver`."""
+    def holders(self, uuid: str) -> list[GpuProcess]:
+        """See `GpuDriver`."""
         device = self._devices.get(uuid)
         if device is None:
             return []
@@ -124,10 +124,10 @@ class Nvml:
                 used = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
                 # One that computes and draws is listed twice, with all that it has.
                 memory[one.pid] = used if known is None else max(known, used or 0.0)
-        return [Holder(pid, used, self._name(pid)) for pid, used in memory.items()]
+        return [GpuProcess(pid, used, self._name(pid)) for pid, used in memory.items()]
 
     def energy(self, uuid: str) -> float | None:
-        """See `Driver`."""
+        """See `GpuDriver`."""
         device = self._devices.get(uuid)
         if device is None:
             return None
@@ -136,7 +136,7 @@ class Nvml:
         return None if joules is None else joules * device.share
 
     def health(self) -> dict[str, str]:
-        """See `Driver`."""
+        """See `GpuDriver`."""
         found: dict[str, str] = {}
         for card in self._cards:
             trouble = self._trouble(card.handle)
@@ -148,7 +148,7 @@ class Nvml:
         return found
 
     def xids(self, timeout_s: float) -> list[Xid]:
-        """See `Driver`."""
+        """See `GpuDriver`."""
         if self._events is None:
             self._events = self._subscribed()
         if self._events is None:

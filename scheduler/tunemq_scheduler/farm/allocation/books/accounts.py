@@ -26,7 +26,7 @@ _FADES_S: Final = 6 * 3600.0
 _WEIGHS_S: Final = 600.0
 
 
-class Account:
+class ShareAccount:
     """An owner's, within one priority and one pool (`loads`).
 
     Attributes:
@@ -81,7 +81,7 @@ class Account:
             self.lag = min(self.lag, 0.0)
 
 
-def share_out(accounts: Iterable[Account]) -> None:
+def share_out(accounts: Iterable[ShareAccount]) -> None:
     """Say what each is entitled to of what they hold together."""
     open_ones = sorted(accounts, key=lambda one: one.demand / one.weight)
     left = sum(one.held for one in open_ones)

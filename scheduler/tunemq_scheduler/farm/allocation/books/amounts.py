@@ -1,40 +1,40 @@
-"""Arithmetic of `Amounts`: parts of a node, with the devices among them."""
+"""Arithmetic of `ResourceAmounts`: parts of a node, with the devices among them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_shared.trainable.resource_names import GPU
 
 #: Sums of fractions such as 0.1 ten times must still fit into 1.
 TOLERANCE: Final = 1e-9
 
-NOTHING: Final = Amounts()
+NOTHING: Final = ResourceAmounts()
 
 
-def plus(one: Amounts, other: Amounts) -> Amounts:
+def plus(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """Both together."""
     return _combined(one, other, _add)
 
 
-def minus(one: Amounts, other: Amounts) -> Amounts:
+def minus(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """What is left; nothing is less than nothing."""
     return _combined(one, other, _subtract)
 
 
-def most(one: Amounts, other: Amounts) -> Amounts:
+def most(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """Of each thing the larger amount."""
     return _combined(one, other, max)
 
 
-def least(one: Amounts, other: Amounts) -> Amounts:
+def least(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """Of each thing the smaller amount."""
     return _combined(one, other, min)
 
 
-def total(parts: Iterable[Amounts]) -> Amounts:
+def total(parts: Iterable[ResourceAmounts]) -> ResourceAmounts:
     """All of them together."""
     resources: dict[str, float] = {}
     devices: dict[str, float] = {}
@@ -43,21 +43,21 @@ def total(parts: Iterable[Amounts]) -> Amounts:
             resources[name] = resources.get(name, 0.0) + amount
         for uuid, share in part.devices.items():
             devices[uuid] = devices.get(uuid, 0.0) + share
-    return Amounts(_rounded(resources), _rounded(devices))
+    return ResourceAmounts(_rounded(resources), _rounded(devices))
 
 
-def of_devices(amounts: Amounts, devices: Iterable[str]) -> Amounts:
+def of_devices(amounts: ResourceAmounts, devices: Iterable[str]) -> ResourceAmounts:
     """What of it is of these devices."""
     shares = {uuid: amounts.devices[uuid] for uuid in devices if amounts.devices.get(uuid)}
-    return Amounts({GPU: round(sum(shares.values()), 9)}, shares) if shares else NOTHING
+    return ResourceAmounts({GPU: round(sum(shares.values()), 9)}, shares) if shares else NOTHING
 
 
-def covers(whole: Amounts, part: Amounts) -> bool:
+def covers(whole: ResourceAmounts, part: ResourceAmounts) -> bool:
     """Whether the part is within the whole."""
     return _covers(whole.resources, part.resources) and _covers(whole.devices, part.devices)
 
 
-def is_nothing(amounts: Amounts) -> bool:
+def is_nothing(amounts: ResourceAmounts) -> bool:
     """Whether there is nothing of anything."""
     return not any(amounts.resources.values()) and not any(amounts.devices.values())
 
@@ -74,8 +74,10 @@ def _subtract(one: float, other: float) -> float:
     return max(0.0, round(one - other, 9))
 
 
-def _combined(one: Amounts, other: Amounts, how: Callable[[float, float], float]) -> Amounts:
-    return Amounts(
+def _combined(
+    one: ResourceAmounts, other: ResourceAmounts, how: Callable[[float, float], float]
+) -> ResourceAmounts:
+    return ResourceAmounts(
         _merged(one.resources, other.resources, how), _merged(one.devices, other.devices, how)
     )
 

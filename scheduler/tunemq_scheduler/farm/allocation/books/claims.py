@@ -1,17 +1,17 @@
-"""`Claims`: slots that are being cleared for somebody, and kept free for nobody else."""
+"""`SlotClaims`: slots that are being cleared for somebody, and kept free for nobody else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.farm.allocation.books.amounts import total
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.node_parts import Part
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 
 #: Why a slot is cleared: for a higher priority, for an owner's share, so that its experiments have
 #: as much as each other, because it is larger than what ever comes free by itself.
@@ -21,7 +21,7 @@ TURN: Final = "turn"
 SIZE: Final = "size"
 
 
-class Claim:
+class SlotClaim:
     """A slot that is being cleared.
 
     Attributes:
@@ -34,10 +34,10 @@ class Claim:
 
     def __init__(
         self,
-        member: Member,
-        request: Request,
+        member: ShareMember,
+        request: SlotRequest,
         incarnation: str,
-        amounts: Amounts,
+        amounts: ResourceAmounts,
         kind: str,
         at: float,
     ) -> None:
@@ -47,30 +47,30 @@ class Claim:
         self.amounts = amounts
         self.kind = kind
         self.at = at
-        self.givers: dict[Part, None] = {}
+        self.givers: dict[NodePart, None] = {}
         self.looked_at = -1
 
 
-class Claims:
+class SlotClaims:
     """All that are open, the oldest first."""
 
-    def __init__(self, ledger: Ledger, members: Members) -> None:
+    def __init__(self, ledger: NodeLedger, members: ShareMembers) -> None:
         self._ledger = ledger
         self._members = members
-        self._claims: dict[Claim, None] = {}
-        self._on: dict[str, dict[Claim, None]] = {}
+        self._claims: dict[SlotClaim, None] = {}
+        self._on: dict[str, dict[SlotClaim, None]] = {}
 
-    def __iter__(self) -> Iterator[Claim]:
+    def __iter__(self) -> Iterator[SlotClaim]:
         return iter(list(self._claims))
 
     def __len__(self) -> int:
         return len(self._claims)
 
-    def on(self, incarnation: str) -> list[Claim]:
+    def on(self, incarnation: str) -> list[SlotClaim]:
         """Those on a node."""
         return list(self._on.get(incarnation, ()))
 
-    def add(self, claim: Claim, now: float) -> None:
+    def add(self, claim: SlotClaim, now: float) -> None:
         """A slot is to be cleared."""
         self._claims[claim] = None
         self._on.setdefault(claim.incarnation, {})[claim] = None
@@ -78,7 +78,7 @@ class Claims:
         self._promise(claim.incarnation)
         self._members.review(claim.member, now)
 
-    def drop(self, claim: Claim, now: float) -> None:
+    def drop(self, claim: SlotClaim, now: float) -> None:
         """It is not to be cleared any more, or it is."""
         del self._claims[claim], self._on[claim.incarnation][claim]
         if not self._on[claim.incarnation]:
@@ -90,7 +90,7 @@ class Claims:
         for part in [one for one in claim.givers if one not in needed]:  # in their order
             self._spare(part, now)
 
-    def move(self, incarnation: str, kept: Amounts, gone: Amounts) -> None:
+    def move(self, incarnation: str, kept: ResourceAmounts, gone: ResourceAmounts) -> None:
         """Of a node something else is let go of than was to be, and as much."""
         to = dict(zip(kept.devices, gone.devices, strict=True))
         for claim in self.on(incarnation):
@@ -98,12 +98,14 @@ class Claims:
             if to and to.keys() <= devices.keys():
                 self._members.claim(claim.member, claim.request, claim.amounts, -1)
                 moved = {to.get(uuid, uuid): share for uuid, share in devices.items()}
-                claim.amounts = Amounts(claim.amounts.resources, moved)
+                claim.amounts = ResourceAmounts(claim.amounts.resources, moved)
                 self._members.claim(claim.member, claim.request, claim.amounts, +1)
                 break
         self._promise(incarnation)
 
-    def claimed(self, incarnation: str, priority: int, besides: Claim | None = None) -> Amounts:
+    def claimed(
+        self, incarnation: str, priority: int, besides: SlotClaim | None = None
+    ) -> ResourceAmounts:
         """What of a node is claimed for this priority and higher ones."""
         return total(
             claim.amounts
@@ -111,7 +113,7 @@ class Claims:
             if claim.member.priority >= priority and claim is not besides
         )
 
-    def _spare(self, part: Part, now: float) -> None:
+    def _spare(self, part: NodePart, now: float) -> None:
         """Nobody waits any longer for what it was to let go of."""
         member = self._members.get(part.experiment)
         node = self._ledger.nodes.get(part.incarnation)

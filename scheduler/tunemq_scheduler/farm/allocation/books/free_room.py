@@ -1,25 +1,25 @@
-"""`Room`: which node a request fits best now, and with which of its GPUs."""
+"""`FreeCapacity`: which node a request fits best now, and with which of its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
-from tunemq_scheduler.core.placement.placement_node import Node
+from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     WITHHELD,
-    Device,
+    DeviceShare,
     ask_of,
     choose,
 )
 from tunemq_scheduler.farm.allocation.books.amounts import NOTHING
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
 from tunemq_shared.protocol.messages import NodeJoined
 
 
-class Room:
+class FreeCapacity:
     """What of each node may be given to somebody; `Placement` chooses, the ledger keeps the books.
 
     So nothing is ever taken of the placement: it is told what is left, each time.
@@ -27,18 +27,18 @@ class Room:
 
     def __init__(self) -> None:
         self._placement = Placement()
-        self._nodes: dict[str, Node] = {}
-        self._estimates: dict[Request, Amounts | None] = {}
+        self._nodes: dict[str, PlacementNode] = {}
+        self._estimates: dict[SlotRequest, ResourceAmounts | None] = {}
 
-    def add_node(self, joined: NodeJoined) -> Amounts:
+    def add_node(self, joined: NodeJoined) -> ResourceAmounts:
         """A node more, of which nothing may be given yet; returns all that it has."""
         self._placement.add_node(joined.incarnation, joined.resources, joined.gpus)
         self._placement.offer(joined.incarnation, NOTHING)
-        node = self._nodes[joined.incarnation] = Node(joined.resources, joined.gpus)
+        node = self._nodes[joined.incarnation] = PlacementNode(joined.resources, joined.gpus)
         self.withhold(joined.incarnation, joined.withheld)
         self._estimates.clear()
         whole = {name: amount for name, amount in node.total.items() if amount > 0}
-        return Amounts(whole, dict(node.shares))
+        return ResourceAmounts(whole, dict(node.shares))
 
     def remove_node(self, incarnation: str) -> None:
         """A node is gone."""
@@ -51,7 +51,7 @@ class Room:
         self._placement.withhold(incarnation, devices)
         self._nodes[incarnation].withhold(devices)
 
-    def set_free(self, incarnation: str, free: Amounts) -> None:
+    def set_free(self, incarnation: str, free: ResourceAmounts) -> None:
         """So much of a node may be given."""
         self._placement.offer(incarnation, free)
 
@@ -62,7 +62,7 @@ class Room:
         return self._placement.fit(request, preferred, avoid)
 
     def devices(
-        self, incarnation: str, request: Mapping[str, float], free: Amounts
+        self, incarnation: str, request: Mapping[str, float], free: ResourceAmounts
     ) -> dict[str, float] | None:
         """The GPUs that a request takes of a node of which so much is free; None: not enough is.
 
@@ -71,14 +71,14 @@ class Room:
         withheld = self._nodes[incarnation].withheld
         if withheld:
             shares = {**free.devices, **dict.fromkeys(withheld, WITHHELD)}
-            free = Amounts(free.resources, shares)
+            free = ResourceAmounts(free.resources, shares)
         return self._devices(incarnation, request, free)
 
     def could_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
         """Whether a node, were it empty, could hold it."""
         return self._nodes[incarnation].could_hold(ask_of(request))
 
-    def estimate(self, request: Request) -> Amounts | None:
+    def estimate(self, request: SlotRequest) -> ResourceAmounts | None:
         """What it takes of a node that could hold it; None where none ever could."""
         if request not in self._estimates:
             self._estimates[request] = self._estimated(request)
@@ -97,7 +97,7 @@ class Room:
         return self._placement.withheld_from(request)
 
     def _devices(
-        self, incarnation: str, request: Mapping[str, float], free: Amounts
+        self, incarnation: str, request: Mapping[str, float], free: ResourceAmounts
     ) -> dict[str, float] | None:
         ask = ask_of(request)
         for name, amount in ask.amounts.items():
@@ -110,13 +110,13 @@ class Room:
         chosen = choose([one for _, one in named], ask)
         return chosen if chosen is None else {named[at][0]: one for at, one in chosen.items()}
 
-    def _estimated(self, request: Request) -> Amounts | None:
+    def _estimated(self, request: SlotRequest) -> ResourceAmounts | None:
         asked = dict(request)
         for incarnation, node in self._nodes.items():
-            devices = self._devices(incarnation, asked, Amounts(node.total, node.shares))
+            devices = self._devices(incarnation, asked, ResourceAmounts(node.total, node.shares))
             if devices is not None:
                 return amounts_of(request, devices)
         return None
 
-    def _all(self, incarnation: str) -> list[Device]:
+    def _all(self, incarnation: str) -> list[DeviceShare]:
         return self._nodes[incarnation].all_devices()

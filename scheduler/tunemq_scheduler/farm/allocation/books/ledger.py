@@ -1,15 +1,15 @@
-"""`Ledger`: all nodes and who has which part of them; what is taken is never more than there is."""
+"""All nodes and who has which part of them; what is taken is never more than there is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.farm.allocation.books.amounts import NOTHING, covers, minus, of_devices, total
-from tunemq_scheduler.farm.allocation.books.free_room import Room
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant, Part
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+from tunemq_scheduler.farm.allocation.books.free_room import FreeCapacity
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart, SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
 from tunemq_shared.protocol.messages import NodeJoined
 
 #: A node's states: only of those that are ready anything is offered.
@@ -18,7 +18,7 @@ LOST: Final = "lost"
 DRAINING: Final = "draining"
 
 
-class Node:
+class LedgerNode:
     """A node incarnation.
 
     Attributes:
@@ -49,12 +49,12 @@ class Node:
         "withheld",
     )
 
-    def __init__(self, joined: NodeJoined, whole: Amounts) -> None:
+    def __init__(self, joined: NodeJoined, whole: ResourceAmounts) -> None:
         self.joined = joined
         self.total = whole
         self.free = self.room = self.promised = self.not_offered = self.aside = NOTHING
         self.withheld: Mapping[str, str] = joined.withheld
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, NodePart] = {}
         self.is_lost = False
         self.is_draining = False
         self.is_unknown = False
@@ -72,7 +72,7 @@ class Node:
         return self.state == READY and not self.alone_for
 
     @property
-    def whole(self) -> Amounts:
+    def whole(self) -> ResourceAmounts:
         """All that an experiment could have of it."""
         return (
             minus(self.total, of_devices(self.total, self.withheld))
@@ -80,7 +80,7 @@ class Node:
             else (self.total)
         )
 
-    def are_alike(self, one: Amounts, other: Amounts) -> bool:
+    def are_alike(self, one: ResourceAmounts, other: ResourceAmounts) -> bool:
         """Whether both are as much, and of the same kind."""
         kinds = {gpu.uuid: (gpu.model, gpu.memory) for gpu in self.joined.gpus}
         shares = [
@@ -90,7 +90,7 @@ class Node:
         return one.resources == other.resources and shares[0] == shares[1]
 
 
-class Ledger:
+class NodeLedger:
     """The nodes and their parts.
 
     Attributes:
@@ -98,12 +98,12 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, LedgerNode] = {}
         self.grown = 0
-        self.room = Room()
-        self._stale: dict[Part, None] = {}
+        self.room = FreeCapacity()
+        self._stale: dict[NodePart, None] = {}
         #: Of nodes that have not joined yet: experiments knew them before this supervisor did.
-        self._early: dict[str, dict[str, Part]] = {}
+        self._early: dict[str, dict[str, NodePart]] = {}
         #: By experiment and incarnation, of parts that are no more: the last offer's number.
         self._numbers: dict[str, dict[str, int]] = {}
 
@@ -112,7 +112,7 @@ class Ledger:
     def add_node(self, joined: NodeJoined) -> None:
         """There is a node more."""
         whole = self.room.add_node(joined)
-        node = self.nodes[joined.incarnation] = Node(joined, whole)
+        node = self.nodes[joined.incarnation] = LedgerNode(joined, whole)
         node.parts = self._early.pop(joined.incarnation, {})
         self.grown += 1
         self.refresh(joined.incarnation)
@@ -155,7 +155,7 @@ class Ledger:
             self.grown += 1
         self.room.set_free(incarnation, node.room)
 
-    def promise(self, incarnation: str, promised: Amounts) -> None:
+    def promise(self, incarnation: str, promised: ResourceAmounts) -> None:
         """So much of a node is kept free for somebody."""
         if incarnation in self.nodes:
             self.nodes[incarnation].promised = promised
@@ -163,13 +163,13 @@ class Ledger:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def part(self, experiment: str, incarnation: str) -> Part:
+    def part(self, experiment: str, incarnation: str) -> NodePart:
         """An experiment's part of a node."""
         node = self.nodes.get(incarnation)
         parts = node.parts if node else self._early.setdefault(incarnation, {})
         if experiment not in parts:
             n = self._numbers.get(experiment, {}).get(incarnation, 0)
-            parts[experiment] = Part(experiment, incarnation, n)
+            parts[experiment] = NodePart(experiment, incarnation, n)
         return parts[experiment]
 
     def last_offer(self, experiment: str, incarnation: str) -> int:
@@ -178,13 +178,15 @@ class Ledger:
         known = self._numbers.get(experiment, {}).get(incarnation, 0)
         return part.n if part is not None else known
 
-    def grant(self, part: Part, request: Request, devices: dict[str, float], at: float) -> Grant:
+    def grant(
+        self, part: NodePart, request: SlotRequest, devices: dict[str, float], at: float
+    ) -> SlotGrant:
         """Offer room for one trial."""
         grant = part.add(request, amounts_of(request, devices), at)
         self.changed(part)
         return grant
 
-    def grant_whole(self, part: Part, request: Request, at: float) -> Grant:
+    def grant_whole(self, part: NodePart, request: SlotRequest, at: float) -> SlotGrant:
         """Offer all of a node."""
         grant = part.add(request, self.nodes[part.incarnation].whole, at)
         self.changed(part)
@@ -195,17 +197,17 @@ class Ledger:
         self.nodes[incarnation].alone_for = experiment
         self.refresh(incarnation)
 
-    def remove(self, grant: Grant, grace_s: float | None = None) -> None:
+    def remove(self, grant: SlotGrant, grace_s: float | None = None) -> None:
         """Offer it no longer; with a grace, whoever is in it has to give way."""
         grant.part.remove(grant, grace_s)
         self.changed(grant.part)
 
-    def hurry(self, part: Part, grace_s: float) -> None:
+    def hurry(self, part: NodePart, grace_s: float) -> None:
         """Whoever is to leave has to give way."""
         part.hurry(grace_s)
         self.changed(part)
 
-    def changed(self, part: Part) -> None:
+    def changed(self, part: NodePart) -> None:
         """Something about a part changed."""
         if part.is_stale:
             self._stale[part] = None
@@ -213,7 +215,7 @@ class Ledger:
             self._drop(part)
         self.refresh(part.incarnation)
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: NodePart) -> None:
         """The experiment is gone, and holds nothing of the node."""
         self._drop(part)
         self.refresh(part.incarnation)
@@ -222,7 +224,7 @@ class Ledger:
         """The experiment is gone."""
         self._numbers.pop(experiment, None)
 
-    def take_stale(self) -> list[Part]:
+    def take_stale(self) -> list[NodePart]:
         """Those of which an offer is to be sent, lowered ones first."""
         sendable = [part for part in self._stale if self._is_heard(part)]
         for part in sendable:
@@ -240,11 +242,11 @@ class Ledger:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _is_heard(self, part: Part) -> bool:
+    def _is_heard(self, part: NodePart) -> bool:
         node = self.nodes.get(part.incarnation)
         return node is not None and not node.is_lost
 
-    def _drop(self, part: Part) -> None:
+    def _drop(self, part: NodePart) -> None:
         self._stale.pop(part, None)
         node = self.nodes.get(part.incarnation)
         parts = node.parts if node else self._early.get(part.incarnation, {})

@@ -1,11 +1,11 @@
-"""`Load`: what slots cost, in GPUs where they have any, else in the farm's dominant resource."""
+"""What slots cost, in GPUs where they have any, else in the farm's dominant resource."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_shared.trainable.resource_names import GPU
 
 #: Slots with GPUs are paid for in this pool, all others in the other one.
@@ -14,7 +14,7 @@ OTHERS: Final = "others"
 POOLS: Final = (GPUS, OTHERS)
 
 
-class Load:
+class ResourceLoad:
     """A sum of slots: GPUs of those that have any, and the resources of all others."""
 
     __slots__ = ("gpus", "others")
@@ -26,7 +26,7 @@ class Load:
     def __bool__(self) -> bool:
         return self.gpus > 0 or any(amount > 0 for amount in self.others.values())
 
-    def add(self, amounts: Amounts, times: float = 1.0) -> None:
+    def add(self, amounts: ResourceAmounts, times: float = 1.0) -> None:
         """So many such slots more."""
         gpus = amounts.resources.get(GPU, 0.0)
         if gpus:
@@ -34,7 +34,7 @@ class Load:
         else:
             _add(self.others, amounts.resources, times)
 
-    def merge(self, other: Load, sign: int) -> None:
+    def merge(self, other: ResourceLoad, sign: int) -> None:
         """Another load more, or less."""
         self.gpus = round(self.gpus + sign * other.gpus, 6)
         _add(self.others, other.others, sign)
@@ -47,14 +47,14 @@ class Load:
         return max(shares, default=0.0)
 
 
-def load_of(amounts: Amounts) -> Load:
+def load_of(amounts: ResourceAmounts) -> ResourceLoad:
     """That of one slot."""
-    load = Load()
+    load = ResourceLoad()
     load.add(amounts)
     return load
 
 
-def pool_of(amounts: Amounts) -> str:
+def pool_of(amounts: ResourceAmounts) -> str:
     """The pool in which a slot is paid for."""
     return GPUS if amounts.resources.get(GPU) else OTHERS
 

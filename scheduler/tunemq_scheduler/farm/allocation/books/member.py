@@ -1,16 +1,16 @@
-"""`Member`: one experiment, what it wants and what it has."""
+"""`ShareMember`: one experiment, what it wants and what it has."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from tunemq_scheduler.core.allotments import Usage, Wanted
-from tunemq_scheduler.farm.allocation.books.loads import Load
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant, Part
-from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE, Request, request_of
+from tunemq_scheduler.core.allotments import OfferUsage, SlotDemand
+from tunemq_scheduler.farm.allocation.books.loads import ResourceLoad
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart, SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE, SlotRequest, request_of
 
 
-class Member:
+class ShareMember:
     """An experiment.
 
     Attributes:
@@ -38,27 +38,27 @@ class Member:
         self.owner = owner
         self.priority = priority
         self.order = order
-        self.wants: dict[Request, int] = {}
-        self.preferred: dict[Request, str] = {}
-        self.excluded: dict[Request, frozenset[str]] = {}
-        self.shunned: dict[Request, list[frozenset[str]]] = {}
-        self.suspect: Wanted | None = None
+        self.wants: dict[SlotRequest, int] = {}
+        self.preferred: dict[SlotRequest, str] = {}
+        self.excluded: dict[SlotRequest, frozenset[str]] = {}
+        self.shunned: dict[SlotRequest, list[frozenset[str]]] = {}
+        self.suspect: SlotDemand | None = None
         self.alone: frozenset[str] = frozenset()
-        self.slots: Counter[Request] = Counter()
-        self.idle: Counter[Request] = Counter()
-        self.claims: Counter[Request] = Counter()
-        self.since: dict[Request, float] = {}
-        self.parts: dict[str, Part] = {}
+        self.slots: Counter[SlotRequest] = Counter()
+        self.idle: Counter[SlotRequest] = Counter()
+        self.claims: Counter[SlotRequest] = Counter()
+        self.since: dict[SlotRequest, float] = {}
+        self.parts: dict[str, NodePart] = {}
         self.avoided: dict[str, float] = {}
         self.unused: Counter[str] = Counter()
-        self.behind: dict[Request, float] = {}
-        self.held = Load()
-        self.leaving = Load()
-        self.claimed = Load()
+        self.behind: dict[SlotRequest, float] = {}
+        self.held = ResourceLoad()
+        self.leaving = ResourceLoad()
+        self.claimed = ResourceLoad()
         self.is_expected = False
         self.is_paused = False
 
-    def hear(self, usage: Usage) -> None:
+    def hear(self, usage: OfferUsage) -> None:
         """What it said that it wants."""
         self.wants.clear()
         self.preferred.clear()
@@ -78,19 +78,19 @@ class Member:
             others = self.excluded.get(request, frozenset(wanted.excluded))
             self.excluded[request] = others.intersection(wanted.excluded)
 
-    def missing(self, request: Request) -> int:
+    def missing(self, request: SlotRequest) -> int:
         """How many slots it still has to get for this request."""
         if self.is_paused:
             return 0
         given = self.idle[request] + self.claims[request]
         return max(0, self.wants.get(request, 0) - given)
 
-    def comes_behind(self, request: Request) -> bool:
+    def comes_behind(self, request: SlotRequest) -> bool:
         """Whether another of its requests is to be served before this one."""
         others = self.wants.keys() - self.behind.keys() - {ALONE}
         return request in self.behind and any(map(self.missing, others))
 
-    def idle_grants(self) -> list[Grant]:
+    def idle_grants(self) -> list[SlotGrant]:
         """Those in which it has nothing."""
         parts = self.parts.values()
         return [grant for part in parts for grant in part.grants if not grant.is_held]

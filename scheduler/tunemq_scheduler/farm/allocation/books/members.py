@@ -1,4 +1,4 @@
-"""`Members`: all experiments, and the books of their owners.
+"""`ShareMembers`: all experiments, and the books of their owners.
 
 A report changes a few parts of one experiment. What it means for sums over thousands of slots is
 kept up by differences: each part is booked as it is, and its former booking taken back.
@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
-from tunemq_scheduler.farm.allocation.books.accounts import Account, share_out
+from tunemq_scheduler.core.allotments import ResourceAmounts
+from tunemq_scheduler.farm.allocation.books.accounts import ShareAccount, share_out
 from tunemq_scheduler.farm.allocation.books.amounts import plus, total
-from tunemq_scheduler.farm.allocation.books.loads import GPUS, POOLS, Load
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.node_parts import Part
-from tunemq_scheduler.farm.allocation.books.quotas import Quotas
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.books.loads import GPUS, POOLS, ResourceLoad
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.books.quotas import OwnerQuotas
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.trainable.resource_names import GPU
 
 #: Nobody's demand counts for more slots than this.
@@ -30,10 +30,10 @@ class _Booking:
 
     __slots__ = ("held", "idle", "leaving", "leaving_resources", "resources", "slots")
 
-    def __init__(self, part: Part) -> None:
-        self.held = Load()
-        self.leaving = Load()
-        self.idle: Counter[Request] = Counter()
+    def __init__(self, part: NodePart) -> None:
+        self.held = ResourceLoad()
+        self.leaving = ResourceLoad()
+        self.idle: Counter[SlotRequest] = Counter()
         for grant in (*part.grants, *part.leaving):
             self.held.add(grant.amounts)
         leaving = total(grant.amounts for grant in part.leaving)
@@ -47,7 +47,7 @@ class _Booking:
                 self.idle[grant.request] += 1
 
 
-class Book:
+class OwnerBook:
     """An owner's, for one priority: sums over its experiments, and an account for each pool.
 
     Attributes:
@@ -56,14 +56,14 @@ class Book:
 
     def __init__(self, owner: str, weight: float) -> None:
         self.owner = owner
-        self.held = Load()
-        self.leaving = Load()
-        self.claimed = Load()
-        self.open = Load()
-        self.accounts = {pool: Account(weight) for pool in POOLS}
+        self.held = ResourceLoad()
+        self.leaving = ResourceLoad()
+        self.claimed = ResourceLoad()
+        self.open = ResourceLoad()
+        self.accounts = {pool: ShareAccount(weight) for pool in POOLS}
 
 
-class Members:
+class ShareMembers:
     """All experiments.
 
     Args:
@@ -75,16 +75,16 @@ class Members:
     """
 
     def __init__(
-        self, settings: AllotterSettings, estimate: Callable[[Request], Amounts | None]
+        self, settings: FairShareSettings, estimate: Callable[[SlotRequest], ResourceAmounts | None]
     ) -> None:
         self._settings = settings
         self._estimate = estimate
-        self._members: dict[str, Member] = {}
-        self._bookings: dict[Part, _Booking] = {}
-        self._open: dict[str, dict[Request, Load]] = {}
-        self.books: dict[tuple[int, str], Book] = {}
-        self.quotas = Quotas(settings.quotas)
-        self.waiting: dict[Request, dict[str, None]] = {}
+        self._members: dict[str, ShareMember] = {}
+        self._bookings: dict[NodePart, _Booking] = {}
+        self._open: dict[str, dict[SlotRequest, ResourceLoad]] = {}
+        self.books: dict[tuple[int, str], OwnerBook] = {}
+        self.quotas = OwnerQuotas(settings.quotas)
+        self.waiting: dict[SlotRequest, dict[str, None]] = {}
         self.expected: dict[str, None] = {}
         #: What the farm has.
         self.totals: Mapping[str, float] = {}
@@ -92,24 +92,24 @@ class Members:
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    def __getitem__(self, name: str) -> Member:
+    def __getitem__(self, name: str) -> ShareMember:
         return self._members[name]
 
-    def get(self, name: str) -> Member | None:
+    def get(self, name: str) -> ShareMember | None:
         """The experiment; None where it is gone."""
         return self._members.get(name)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ShareMember]:
         return iter(self._members.values())
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ShareMember) -> None:
         """An experiment more."""
         self._members[member.name] = member
         key = (member.priority, member.owner)
         if key not in self.books:
-            self.books[key] = Book(member.owner, self._settings.shares.get(member.owner, 1.0))
+            self.books[key] = OwnerBook(member.owner, self._settings.shares.get(member.owner, 1.0))
 
-    def remove(self, name: str) -> Member:
+    def remove(self, name: str) -> ShareMember:
         """An experiment is over; its parts are booked out already."""
         member = self._members.pop(name)
         member.wants.clear()
@@ -117,13 +117,13 @@ class Members:
         self.expected.pop(name, None)
         return member
 
-    def book(self, member: Member) -> Book:
+    def book(self, member: ShareMember) -> OwnerBook:
         """That in which it is written down."""
         return self.books[member.priority, member.owner]
 
     # --- what changes -----------------------------------------------------------------------------
 
-    def book_part(self, part: Part, *, counts: bool) -> None:
+    def book_part(self, part: NodePart, *, counts: bool) -> None:
         """A part changed; it counts for nothing while its node is lost."""
         member = self._members[part.experiment]
         before = self._bookings.pop(part, None)
@@ -133,24 +133,26 @@ class Members:
             self._bookings[part] = now = _Booking(part)
             self._enter(member, now, +1)
 
-    def claim(self, member: Member, request: Request, amounts: Amounts, times: int) -> None:
+    def claim(
+        self, member: ShareMember, request: SlotRequest, amounts: ResourceAmounts, times: int
+    ) -> None:
         """Slots are being cleared for it, or not any more."""
         member.claims[request] += times
         member.claimed.add(amounts, times)
         self.book(member).claimed.add(amounts, times)
         self.quotas.add(self.quotas.claimed, member.owner, amounts.resources, times)
 
-    def review(self, member: Member, now: float = 0.0) -> None:
+    def review(self, member: ShareMember, now: float = 0.0) -> None:
         """What it wants or has changed: who waits for what is written down anew."""
         book, before = self.book(member), self._open.pop(member.name, {})
         for load in before.values():
             book.open.merge(load, -1)
-        after: dict[Request, Load] = {}
+        after: dict[SlotRequest, ResourceLoad] = {}
         for request in member.wants:
             missing = member.missing(request)
             amounts = self._estimate(request) if missing else None
             if amounts is not None:
-                load = after[request] = Load()
+                load = after[request] = ResourceLoad()
                 load.add(amounts, min(missing, _MANY))
                 book.open.merge(load, +1)
         for request in before.keys() - after.keys():
@@ -165,7 +167,7 @@ class Members:
 
     def settle(self) -> None:
         """Bring all accounts up to what is held and wanted now."""
-        levels: dict[tuple[int, str], list[Account]] = {}
+        levels: dict[tuple[int, str], list[ShareAccount]] = {}
         for (priority, _), book in self.books.items():
             for pool, account in book.accounts.items():
                 self._write_up(book, pool, account)
@@ -173,14 +175,14 @@ class Members:
         for accounts in levels.values():
             share_out(accounts)
 
-    def account(self, priority: int, owner: str, pool: str) -> Account:
+    def account(self, priority: int, owner: str, pool: str) -> ShareAccount:
         """An owner's account, written up; what it is entitled to is as it was last settled."""
         book = self.books[priority, owner]
         account = book.accounts[pool]
         self._write_up(book, pool, account)
         return account
 
-    def coming(self, member: Member, pool: str) -> float:
+    def coming(self, member: ShareMember, pool: str) -> float:
         """What an experiment will have once what is being cleared is."""
         held = member.held.cost(pool, self.totals) - member.leaving.cost(pool, self.totals)
         return held + member.claimed.cost(pool, self.totals)
@@ -193,7 +195,7 @@ class Members:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _write_up(self, book: Book, pool: str, account: Account) -> None:
+    def _write_up(self, book: OwnerBook, pool: str, account: ShareAccount) -> None:
         account.held = book.held.cost(pool, self.totals)
         account.leaving = book.leaving.cost(pool, self.totals)
         account.claimed = book.claimed.cost(pool, self.totals)
@@ -204,7 +206,7 @@ class Members:
             account.demand = max(account.held, min(account.demand, quota[GPU]))
         account.has_waiting = waiting > 0 or account.claimed > 0
 
-    def _enter(self, member: Member, booking: _Booking, sign: int) -> None:
+    def _enter(self, member: ShareMember, booking: _Booking, sign: int) -> None:
         book = self.book(member)
         for to in (member, book):
             to.held.merge(booking.held, sign)

@@ -1,4 +1,4 @@
-"""`Part`: what an experiment may have of a node, slot by slot, and what it may hold at worst.
+"""`NodePart`: what an experiment may have of a node, slot by slot, and what it may hold at worst.
 
 An offer is absolute and a message takes its time. So what counts as taken is, of each thing, the
 most that any offer allows by which the experiment may still go, and what it said that it holds.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.farm.allocation.books.amounts import (
     NOTHING,
     covers,
@@ -18,11 +18,11 @@ from tunemq_scheduler.farm.allocation.books.amounts import (
     most,
     total,
 )
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_shared.protocol.messages import NodeOffered
 
 
-class Grant:
+class SlotGrant:
     """Room for one trial.
 
     Attributes:
@@ -36,7 +36,9 @@ class Grant:
 
     __slots__ = ("amounts", "at", "idle_since", "is_held", "n", "part", "request")
 
-    def __init__(self, part: Part, request: Request, amounts: Amounts, at: float) -> None:
+    def __init__(
+        self, part: NodePart, request: SlotRequest, amounts: ResourceAmounts, at: float
+    ) -> None:
         self.part = part
         self.request = request
         self.amounts = amounts
@@ -46,7 +48,7 @@ class Grant:
         self.idle_since: float | None = None
 
 
-class Part:
+class NodePart:
     """An experiment's part of a node.
 
     Attributes:
@@ -61,14 +63,14 @@ class Part:
     def __init__(self, experiment: str, incarnation: str, n: int = 0) -> None:
         self.experiment = experiment
         self.incarnation = incarnation
-        self.grants: list[Grant] = []
-        self.leaving: list[Grant] = []
+        self.grants: list[SlotGrant] = []
+        self.leaving: list[SlotGrant] = []
         self.grace_s: float | None = None
         self.is_stale = False
         self.held = NOTHING
         self._offer = NOTHING
         #: Those by which the experiment may go: the newest that it confirmed, and all after it.
-        self._sent: list[tuple[int, Amounts]] = []
+        self._sent: list[tuple[int, ResourceAmounts]] = []
         #: Up to this offer nobody knows what was promised: another supervisor did it.
         self._unknown_until = 0
         self._reported = (-1, NOTHING)
@@ -77,12 +79,12 @@ class Part:
     # --- what stands ------------------------------------------------------------------------------
 
     @property
-    def offer(self) -> Amounts:
+    def offer(self) -> ResourceAmounts:
         """What it may hold from now on."""
         return self._offer
 
     @property
-    def taken(self) -> Amounts:
+    def taken(self) -> ResourceAmounts:
         """What it may hold at worst."""
         worst = most(self._offer, self.held)
         for _, sent in self._sent:
@@ -107,14 +109,14 @@ class Part:
 
     # --- what changes -----------------------------------------------------------------------------
 
-    def add(self, request: Request, amounts: Amounts, at: float) -> Grant:
+    def add(self, request: SlotRequest, amounts: ResourceAmounts, at: float) -> SlotGrant:
         """Offer room for one trial more."""
-        grant = Grant(self, request, amounts, at)
+        grant = SlotGrant(self, request, amounts, at)
         self.grants.append(grant)
         self._changed()
         return grant
 
-    def remove(self, grant: Grant, grace_s: float | None) -> None:
+    def remove(self, grant: SlotGrant, grace_s: float | None) -> None:
         """Offer this no longer; who is in it may stay to the end, or has to give way."""
         self.grants.remove(grant)
         self.leaving.append(grant)
@@ -137,7 +139,9 @@ class Part:
             self._changed()
         return bool(back)
 
-    def swap(self, are_alike: Callable[[Amounts, Amounts], bool]) -> list[tuple[Grant, Grant]]:
+    def swap(
+        self, are_alike: Callable[[ResourceAmounts, ResourceAmounts], bool]
+    ) -> list[tuple[SlotGrant, SlotGrant]]:
         """Let go of what is empty, in place of as much that is to leave and is still held.
 
         So of several slots that would do it is the one that is empty first. Returns the pairs: what
@@ -145,7 +149,7 @@ class Part:
         """
         if self.grace_s is not None:
             return []
-        pairs: list[tuple[Grant, Grant]] = []
+        pairs: list[tuple[SlotGrant, SlotGrant]] = []
         empty = [grant for grant in self.grants if grant.idle_since is not None]
         for kept in [grant for grant in self.leaving if grant.is_held]:
             like = (one for one in empty if are_alike(one.amounts, kept.amounts))
@@ -180,7 +184,7 @@ class Part:
             self.grace_s,
         )
 
-    def adopt(self, seen: int, held: Amounts, at: float) -> None:
+    def adopt(self, seen: int, held: ResourceAmounts, at: float) -> None:
         """It has what another supervisor offered, of which only this is known."""
         self.count_from(seen)
         self.held = held
@@ -193,7 +197,7 @@ class Part:
         self._unknown_until = seen + 1
         self.is_stale = True
 
-    def report(self, seen: int, held: Amounts, at: float) -> bool:
+    def report(self, seen: int, held: ResourceAmounts, at: float) -> bool:
         """What the experiment said of it; returns whether that is news."""
         if (seen, held) == self._reported:
             return False
@@ -212,10 +216,10 @@ class Part:
         self._offer = total(grant.amounts for grant in self.grants)
         self.is_stale = True
 
-    def _split(self, grant: Grant, used: Amounts) -> None:
+    def _split(self, grant: SlotGrant, used: ResourceAmounts) -> None:
         """A trial is in this much of it; the rest is for nobody in particular."""
         among = self.grants if grant in self.grants else self.leaving
-        spare = Grant(self, (), minus(grant.amounts, used), grant.at)
+        spare = SlotGrant(self, (), minus(grant.amounts, used), grant.at)
         spare.n = grant.n
         grant.request, grant.amounts, grant.is_held = (), used, True
         among.append(spare)
@@ -223,7 +227,7 @@ class Part:
     def _match(self, seen: int, at: float) -> None:
         """Find out in which grants trials are; what is not held any more has left."""
         rest = self.held
-        loose: list[Grant] = []
+        loose: list[SlotGrant] = []
         for grant in (*self.grants, *self.leaving):
             grant.is_held = covers(rest, grant.amounts)
             if grant.is_held:

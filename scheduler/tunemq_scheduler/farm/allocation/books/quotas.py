@@ -1,18 +1,18 @@
-"""`Quotas`: what an owner's experiments may hold together, over all priorities."""
+"""`OwnerQuotas`: what an owner's experiments may hold together, over all priorities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 
 _TOLERANCE: Final = 1e-6
 
 _Sums = dict[str, dict[str, float]]
 
 
-def take(left: dict[str, float], amounts: Amounts, times: int) -> int:
+def take(left: dict[str, float], amounts: ResourceAmounts, times: int) -> int:
     """Take so much so often of what is left, or as often as it suffices; returns how often."""
     asked = {name: amounts.resources[name] for name in left if amounts.resources.get(name)}
     for name, amount in asked.items():
@@ -22,7 +22,7 @@ def take(left: dict[str, float], amounts: Amounts, times: int) -> int:
     return times
 
 
-class Quotas:
+class OwnerQuotas:
     """Sums by owner, against the most that each may have.
 
     Attributes:
@@ -47,15 +47,17 @@ class Quotas:
             for name, amount in resources.items():
                 mine[name] = round(mine.get(name, 0.0) + sign * amount, 6)
 
-    def hit(self, owner: str, amounts: Amounts) -> str:
+    def hit(self, owner: str, amounts: ResourceAmounts) -> str:
         """The resource of which it may not have so much more; empty where there is none."""
         return self._hit(owner, amounts, (self.held, self.claimed))
 
-    def hit_when_clear(self, owner: str, amounts: Amounts) -> str:
+    def hit_when_clear(self, owner: str, amounts: ResourceAmounts) -> str:
         """Likewise, where this is what was being cleared for it."""
         return self._hit(owner, amounts, (self.held,))
 
-    def hit_later(self, owner: str, amounts: Amounts, given: Iterable[Amounts] = ()) -> str:
+    def hit_later(
+        self, owner: str, amounts: ResourceAmounts, given: Iterable[ResourceAmounts] = ()
+    ) -> str:
         """Likewise, once what is leaving has left, and it has let go of this, too."""
         return self._hit(owner, amounts, (self.held, self.claimed), (self.leaving,), given)
 
@@ -70,10 +72,10 @@ class Quotas:
     def _hit(
         self,
         owner: str,
-        amounts: Amounts,
+        amounts: ResourceAmounts,
         used: Iterable[_Sums],
         freed: Iterable[_Sums] = (),
-        given: Iterable[Amounts] = (),
+        given: Iterable[ResourceAmounts] = (),
     ) -> str:
         for name, most in self.of(owner).items():
             asked = amounts.resources.get(name, 0.0)

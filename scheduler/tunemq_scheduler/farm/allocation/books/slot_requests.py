@@ -1,29 +1,29 @@
-"""`Request`: what one trial asks for, as something that can stand in a set; and what it takes."""
+"""What one trial asks for, as something that can stand in a set; and what it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.core.allotments import WHOLE_NODE, Amounts
+from tunemq_scheduler.core.allotments import WHOLE_NODE, ResourceAmounts
 from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 
 #: Names and amounts, sorted.
-Request = tuple[tuple[str, float], ...]
+SlotRequest = tuple[tuple[str, float], ...]
 
 #: Stands for the whole of a node, which is given to a trial that may kill it.
-ALONE: Final[Request] = tuple(WHOLE_NODE.items())
+ALONE: Final[SlotRequest] = tuple(WHOLE_NODE.items())
 
 
-def request_of(amounts: Mapping[str, float]) -> Request:
+def request_of(amounts: Mapping[str, float]) -> SlotRequest:
     """The request for these amounts."""
     return tuple(sorted((name, amount) for name, amount in amounts.items() if amount > 0))
 
 
-def amounts_of(request: Request, devices: Mapping[str, float]) -> Amounts:
+def amounts_of(request: SlotRequest, devices: Mapping[str, float]) -> ResourceAmounts:
     """What a trial takes of a node where it gets these devices."""
     resources = {
         name: amount
@@ -32,10 +32,10 @@ def amounts_of(request: Request, devices: Mapping[str, float]) -> Amounts:
     }
     if devices:
         resources[GPU] = round(sum(devices.values()), 9)
-    return Amounts(resources, dict(devices))
+    return ResourceAmounts(resources, dict(devices))
 
 
-def kinds_of(request: Request) -> tuple[str, ...]:
+def kinds_of(request: SlotRequest) -> tuple[str, ...]:
     """What a farm needs more of for it: ``gpu``, else ``cpu``; and all else that it asks for."""
     names = {name for name, _ in request}
     models = {name for name in names if name.startswith(ACCELERATOR_TYPE)}
@@ -43,6 +43,6 @@ def kinds_of(request: Request) -> tuple[str, ...]:
     return first, *sorted(names - {CPU, MEMORY, GPU, GPU_MEMORY})
 
 
-def in_words(request: Request) -> str:
+def in_words(request: SlotRequest) -> str:
     """As people write it."""
     return ", ".join(f"{name}={amount:g}" for name, amount in request) or "nothing"

@@ -1,4 +1,4 @@
-"""`ClearingPriorities`: for a higher priority lower ones give way, at once."""
+"""`PreemptionByPriority`: for a higher priority lower ones give way, at once."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import functools
 from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.claims import PRIORITY
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
-from tunemq_scheduler.farm.allocation.preemption.plans import Planner
-from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.preemption.plans import VictimFinder
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import take_turns
 
 #: What had no place is looked at again after this, though no room came free.
 _RETRY_S: Final = 1.0
 
 
-class ClearingPriorities:
+class PreemptionByPriority:
     """Clears slots for those who wait, of experiments with lower priorities."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PreemptionPlanner) -> None:
         self._desk = desk
         #: There was nothing to clear for these, when.
-        self._hopeless: dict[tuple[int, Request], float] = {}
+        self._hopeless: dict[tuple[int, SlotRequest], float] = {}
         self._grown = 0
 
     def run(self) -> None:
@@ -45,7 +45,10 @@ class ClearingPriorities:
                 take_turns(self._desk.members, level, queues, serve)
 
     def _outrank(
-        self, planners: dict[tuple[str, Request], Planner], member: Member, request: Request
+        self,
+        planners: dict[tuple[str, SlotRequest], VictimFinder],
+        member: ShareMember,
+        request: SlotRequest,
     ) -> bool:
         key = (member.priority, request)
         if self._desk.is_full or self._desk.now < self._hopeless.get(key, -_RETRY_S) + _RETRY_S:
@@ -53,7 +56,7 @@ class ClearingPriorities:
         if (member.name, request) not in planners:
             own_only = self._desk.is_over_quota(member, request)
 
-            def may_take(grant: Grant, _before: list[Grant]) -> bool:
+            def may_take(grant: SlotGrant, _before: list[SlotGrant]) -> bool:
                 is_theirs = own_only and self._desk.owner_of(grant) != member.owner
                 return self._desk.priority_of(grant) < member.priority and not is_theirs
 

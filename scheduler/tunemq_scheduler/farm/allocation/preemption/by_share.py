@@ -1,18 +1,18 @@
-"""`ClearingShares`: within one priority an owner's slots go to another that is behind its share."""
+"""Within one priority an owner's slots go to another that is behind its share."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-from tunemq_scheduler.farm.allocation.books.accounts import Account
+from tunemq_scheduler.farm.allocation.books.accounts import ShareAccount
 from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
 from tunemq_scheduler.farm.allocation.books.claims import SHARE
 from tunemq_scheduler.farm.allocation.books.loads import pool_of
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
 from tunemq_scheduler.farm.allocation.preemption.plans import MayTake
-from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
-from tunemq_scheduler.farm.allocation.turns import Level, Queue
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
+from tunemq_scheduler.farm.allocation.turns import OwnerQueue, ShareLevel
 
 #: One owner has missed so much more of its share than another one, in seconds of it, that it gets
 #: slots of theirs: as trials end, and by preemption.
@@ -22,10 +22,10 @@ _HARD_S: Final = 480.0
 _UNDISTURBED_S: Final = 180.0
 
 
-class ClearingShares:
+class PreemptionByShare:
     """Clears slots of owners who have more than their share, for those who have less."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PreemptionPlanner) -> None:
         self._desk = desk
 
     def run(self) -> None:
@@ -41,7 +41,7 @@ class ClearingShares:
                     self._for_share_of(level, owner, queues[owner], accounts)
 
     def _for_share_of(
-        self, level: Level, owner: str, queue: Queue, accounts: dict[str, Account]
+        self, level: ShareLevel, owner: str, queue: OwnerQueue, accounts: dict[str, ShareAccount]
     ) -> None:
         own = accounts[owner]
         furthest = min(
@@ -79,16 +79,16 @@ class ClearingShares:
 
     def _may_share(
         self,
-        level: Level,
+        level: ShareLevel,
         owner: str,
-        accounts: dict[str, Account],
+        accounts: dict[str, ShareAccount],
         cost: float,
         *,
         is_hard: bool,
     ) -> MayTake:
         least = _HARD_S if is_hard else _SOFT_S
 
-        def may_take(grant: Grant, before: list[Grant]) -> bool:
+        def may_take(grant: SlotGrant, before: list[SlotGrant]) -> bool:
             giver = self._desk.members[grant.part.experiment]
             if giver.owner == owner or giver.priority != level.priority:
                 return False

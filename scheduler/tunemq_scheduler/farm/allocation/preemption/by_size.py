@@ -1,4 +1,4 @@
-"""`ClearingSizes`: a request that is larger than all that comes free by itself gets its slot."""
+"""`PreemptionBySize`: a request that is larger than all that comes free by itself gets its slot."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
 from tunemq_scheduler.farm.allocation.books.claims import SIZE
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_scheduler.farm.allocation.granting import PATIENCE
-from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
-from tunemq_scheduler.farm.allocation.turns import Level
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
+from tunemq_scheduler.farm.allocation.turns import ShareLevel
 
 #: Who has nothing and waits for something large is not passed over any longer than this.
 _SIZE_S: Final = 1800.0
 
 
-class ClearingSizes:
+class PreemptionBySize:
     """Clears slots for requests that are passed over."""
 
-    def __init__(self, desk: Desk, passed: Counter[Request]) -> None:
+    def __init__(self, desk: PreemptionPlanner, passed: Counter[SlotRequest]) -> None:
         self._desk = desk
         self._passed = passed
 
@@ -44,11 +44,11 @@ class ClearingSizes:
                     self._for_size(level, member, request)
                 break
 
-    def _starves(self, member: Member, request: Request) -> bool:
+    def _starves(self, member: ShareMember, request: SlotRequest) -> bool:
         waits = self._desk.now - member.since.get(request, self._desk.now)
         return waits >= _SIZE_S and not member.slots[request]
 
-    def _for_size(self, level: Level, member: Member, request: Request) -> None:
+    def _for_size(self, level: ShareLevel, member: ShareMember, request: SlotRequest) -> None:
         if self._desk.is_full:
             return
         cost = self._desk.cost_of(request, level.pool)
@@ -56,7 +56,7 @@ class ClearingSizes:
         is_below = own.coming + TOLERANCE < own.entitled
         is_below &= not self._desk.is_over_quota(member, request)
 
-        def may_take(grant: Grant, _before: list[Grant]) -> bool:
+        def may_take(grant: SlotGrant, _before: list[SlotGrant]) -> bool:
             giver = self._desk.members[grant.part.experiment]
             if giver.priority > level.priority or grant.part.grace_s is not None:
                 return False

@@ -1,4 +1,4 @@
-"""`ClearingTurns`: an owner's experiments have as much as each other."""
+"""`PreemptionByTurn`: an owner's experiments have as much as each other."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
 from tunemq_scheduler.farm.allocation.books.claims import TURN
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request
-from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
-from tunemq_scheduler.farm.allocation.turns import Level
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
+from tunemq_scheduler.farm.allocation.turns import ShareLevel
 
 #: Experiments of one owner change places after so long a wait.
 _TURN_S: Final = 120.0
 
 
-class ClearingTurns:
+class PreemptionByTurn:
     """Clears slots of an owner's experiments that have more than another, as trials end."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PreemptionPlanner) -> None:
         self._desk = desk
 
     def run(self) -> None:
@@ -33,7 +33,7 @@ class ClearingTurns:
                     if not self._for_turn(level, member, request, most[owner]):
                         break
 
-    def _most(self, level: Level) -> dict[str, float]:
+    def _most(self, level: ShareLevel) -> dict[str, float]:
         """By owner, what the experiment has that has most."""
         most: dict[str, float] = {}
         for member in self._desk.members:
@@ -42,7 +42,9 @@ class ClearingTurns:
                 most[member.owner] = max(has, most.get(member.owner, 0.0))
         return most
 
-    def _for_turn(self, level: Level, member: Member, request: Request, most: float) -> bool:
+    def _for_turn(
+        self, level: ShareLevel, member: ShareMember, request: SlotRequest, most: float
+    ) -> bool:
         if self._desk.is_full:
             return False
         cost = self._desk.cost_of(request, level.pool)
@@ -50,7 +52,7 @@ class ClearingTurns:
         if most - cost < after - TOLERANCE:
             return False
 
-        def may_take(grant: Grant, before: list[Grant]) -> bool:
+        def may_take(grant: SlotGrant, before: list[SlotGrant]) -> bool:
             giver = self._desk.members[grant.part.experiment]
             if (giver.owner, giver.priority) != (member.owner, level.priority):
                 return False

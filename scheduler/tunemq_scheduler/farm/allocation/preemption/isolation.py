@@ -1,4 +1,4 @@
-"""`Isolation`: a trial that may kill its node gets one in which nothing else runs.
+"""`SuspectIsolation`: a trial that may kill its node gets one in which nothing else runs.
 
 A node is lost with all trials that it ran, of whichever experiments, and nobody saw which one did
 it. So each trial that lost too many nodes runs alone next: then the loss of one more is evidence.
@@ -14,21 +14,23 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_scheduler.farm.allocation.books.amounts import covers
-from tunemq_scheduler.farm.allocation.books.ledger import READY, Ledger, Node
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant, Part
+from tunemq_scheduler.farm.allocation.books.ledger import READY, LedgerNode, NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.books.node_parts import NodePart, SlotGrant
 from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 #: Trials on a node that is emptied have to give way after so long, in seconds.
 _PATIENCE_S: Final = 240.0
 
 
-class Isolation:
+class SuspectIsolation:
     """Keeps nodes for trials that may kill them."""
 
-    def __init__(self, settings: AllotterSettings, ledger: Ledger, members: Members) -> None:
+    def __init__(
+        self, settings: FairShareSettings, ledger: NodeLedger, members: ShareMembers
+    ) -> None:
         self._grace_s = settings.preempt_grace_s if settings.preempts else None
         self._ledger, self._members = ledger, members
         #: Since when each of these nodes is being emptied.
@@ -57,13 +59,13 @@ class Isolation:
         ):
             self._serve(member, now)
 
-    def _is_needed(self, incarnation: str, node: Node) -> bool:
+    def _is_needed(self, incarnation: str, node: LedgerNode) -> bool:
         member = self._members.get(node.alone_for)
         if member is None or member.is_paused or node.state != READY:
             return False
         return incarnation in member.alone or self._would_do(member, incarnation)
 
-    def _would_do(self, member: Member, incarnation: str) -> bool:
+    def _would_do(self, member: ShareMember, incarnation: str) -> bool:
         suspect = member.suspect
         return (
             suspect is not None
@@ -72,7 +74,7 @@ class Isolation:
             and self._ledger.room.could_hold(incarnation, suspect.request)
         )
 
-    def _serve(self, member: Member, now: float) -> None:
+    def _serve(self, member: ShareMember, now: float) -> None:
         mine = [one for one, node in self._ledger.nodes.items() if node.alone_for == member.name]
         emptied = next((one for one in mine if one not in member.alone), None)
         if emptied is None:
@@ -90,7 +92,7 @@ class Isolation:
         self._hurry(emptied, member, now)
         self._give(emptied, member, now)
 
-    def _choose(self, member: Member) -> str | None:
+    def _choose(self, member: ShareMember) -> str | None:
         """The node on which the fewest trials have to end first."""
         nodes = [
             one
@@ -108,14 +110,14 @@ class Isolation:
             for grant in list(part.grants):
                 self._remove(grant, now)
 
-    def _hurry(self, incarnation: str, member: Member, now: float) -> None:
+    def _hurry(self, incarnation: str, member: ShareMember, now: float) -> None:
         if self._grace_s is None or now < self._since.get(incarnation, now) + _PATIENCE_S:
             return
         for part in list(self._ledger.nodes[incarnation].parts.values()):
             if part.leaving and self._members[part.experiment].priority <= member.priority:
                 self._ledger.hurry(part, self._grace_s)
 
-    def _give(self, incarnation: str, member: Member, now: float) -> None:
+    def _give(self, incarnation: str, member: ShareMember, now: float) -> None:
         """Offer all of the node once nobody else has anything of it."""
         node = self._ledger.nodes[incarnation]
         part = self._ledger.part(member.name, incarnation)
@@ -125,7 +127,7 @@ class Isolation:
         self._ledger.grant_whole(part, ALONE, now)
         self._book(part, now)
 
-    def _let_go(self, incarnation: str, node: Node, now: float) -> None:
+    def _let_go(self, incarnation: str, node: LedgerNode, now: float) -> None:
         self._since.pop(incarnation, None)
         for part in list(node.parts.values()):
             for grant in [one for one in part.grants if one.request == ALONE]:
@@ -137,11 +139,11 @@ class Isolation:
                 self._ledger.changed(part)
                 self._book(part, now)
 
-    def _remove(self, grant: Grant, now: float) -> None:
+    def _remove(self, grant: SlotGrant, now: float) -> None:
         self._ledger.remove(grant)
         self._book(grant.part, now)
 
-    def _book(self, part: Part, now: float) -> None:
+    def _book(self, part: NodePart, now: float) -> None:
         node = self._ledger.nodes[part.incarnation]
         self._members.book_part(part, counts=not node.is_lost)
         self._members.review(self._members[part.experiment], now)

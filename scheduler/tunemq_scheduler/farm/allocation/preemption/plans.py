@@ -1,4 +1,4 @@
-"""`Planner`: on which node a slot can be cleared, and who has to let go of what for it."""
+"""`VictimFinder`: on which node a slot can be cleared, and who has to let go of what for it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
-from tunemq_scheduler.farm.allocation.books.claims import Claims
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger, Node
-from tunemq_scheduler.farm.allocation.books.member import Member
-from tunemq_scheduler.farm.allocation.books.node_parts import Grant
-from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
+from tunemq_scheduler.farm.allocation.books.ledger import LedgerNode, NodeLedger
+from tunemq_scheduler.farm.allocation.books.member import ShareMember
+from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
 
 #: Whether a grant may be taken, after those; asked in the order in which they would be taken.
-MayTake = Callable[[Grant, list[Grant]], bool]
+MayTake = Callable[[SlotGrant, list[SlotGrant]], bool]
 #: The lowest is taken first, before what would be lost counts.
-Rank = Callable[[Grant], float]
+RankGrant = Callable[[SlotGrant], float]
 
 
-class Plan(NamedTuple):
+class PreemptionPlan(NamedTuple):
     """A slot and those in its way."""
 
     incarnation: str
-    victims: tuple[Grant, ...]
-    amounts: Amounts
+    victims: tuple[SlotGrant, ...]
+    amounts: ResourceAmounts
 
 
-class Planner:
+class VictimFinder:
     """Finds slots for one request, one after the other, each where the least is lost.
 
     Each node is looked at once; again only when its turn has come and things may have changed.
@@ -42,13 +42,13 @@ class Planner:
 
     def __init__(
         self,
-        ledger: Ledger,
-        claims: Claims,
-        member: Member,
-        request: Request,
+        ledger: NodeLedger,
+        claims: SlotClaims,
+        member: ShareMember,
+        request: SlotRequest,
         now: float,
         may_take: MayTake,
-        rank: Rank,
+        rank: RankGrant,
         at_most: float = math.inf,
     ) -> None:
         self._ledger = ledger
@@ -63,7 +63,7 @@ class Planner:
         self._heap = list(self._first_look())
         heapq.heapify(self._heap)
 
-    def next(self) -> Plan | None:
+    def next(self) -> PreemptionPlan | None:
         """The best of what is left; None when there is nothing."""
         while self._heap:
             _, incarnation = heapq.heappop(self._heap)
@@ -82,13 +82,13 @@ class Planner:
             if plan is not None:
                 yield self._loss(plan), incarnation
 
-    def _plan(self, incarnation: str) -> Plan | None:
+    def _plan(self, incarnation: str) -> PreemptionPlan | None:
         node = self._ledger.nodes[incarnation]
         if not self._may_use(node) or not self._ledger.room.could_hold(incarnation, self._asked):
             return None
         free = self._to_come(incarnation, node)
         devices = self._devices(incarnation, free)
-        victims: list[Grant] = []
+        victims: list[SlotGrant] = []
         if devices is None:
             for grant in self._candidates(node):
                 if self._may_take(grant, victims):
@@ -107,9 +107,9 @@ class Planner:
                 free, devices = less, others
         if len(victims) > self._at_most:
             return None
-        return Plan(incarnation, tuple(victims), amounts_of(self._request, devices))
+        return PreemptionPlan(incarnation, tuple(victims), amounts_of(self._request, devices))
 
-    def _may_use(self, node: Node) -> bool:
+    def _may_use(self, node: LedgerNode) -> bool:
         incarnation = node.joined.incarnation
         if not node.is_open or incarnation in self._member.avoided:
             return False
@@ -118,22 +118,22 @@ class Planner:
         own = self._member.parts.get(incarnation)
         return not node.is_unknown and (own is None or own.may_grow)
 
-    def _to_come(self, incarnation: str, node: Node) -> Amounts:
+    def _to_come(self, incarnation: str, node: LedgerNode) -> ResourceAmounts:
         """What is free once all that is leaving has left, for this priority."""
         claimed = self._claims.claimed(incarnation, self._member.priority)
         return minus(node.not_offered, claimed)
 
-    def _candidates(self, node: Node) -> list[Grant]:
+    def _candidates(self, node: LedgerNode) -> list[SlotGrant]:
         waiting = {claim.member.name for claim in self._claims.on(node.joined.incarnation)}
         waiting.discard(self._member.name)  # whoever is to get something here cannot give, too
         parts = (part for part in node.parts.values() if part.experiment not in waiting)
         grants = [grant for part in parts for grant in part.grants]
         return sorted(grants, key=lambda one: (self._rank(one), one.is_held, -one.at))
 
-    def _devices(self, incarnation: str, free: Amounts) -> dict[str, float] | None:
+    def _devices(self, incarnation: str, free: ResourceAmounts) -> dict[str, float] | None:
         return self._ledger.room.devices(incarnation, self._asked, free)
 
-    def _loss(self, plan: Plan) -> tuple[float, float]:
+    def _loss(self, plan: PreemptionPlan) -> tuple[float, float]:
         rank = max((self._rank(one) for one in plan.victims), default=-math.inf)
         lost = sum((self._now - one.at + 1.0) * one.is_held for one in plan.victims)
         return rank, lost

@@ -1,4 +1,4 @@
-"""`Clearing`: room is made for those to whom it is due, where there is none.
+"""`Preemption`: room is made for those to whom it is due, where there is none.
 
 For a higher priority at once, at the cost of lower ones. Within one priority an owner's slots go to
 another when the one has missed so much more of its share than the other that it is worth the
@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from tunemq_scheduler.farm.allocation.books.claims import SHARE, SIZE, Claims
-from tunemq_scheduler.farm.allocation.books.ledger import Ledger
-from tunemq_scheduler.farm.allocation.books.members import Members
-from tunemq_scheduler.farm.allocation.granting import Granting
-from tunemq_scheduler.farm.allocation.preemption.by_priority import ClearingPriorities
-from tunemq_scheduler.farm.allocation.preemption.by_share import ClearingShares
-from tunemq_scheduler.farm.allocation.preemption.by_size import ClearingSizes
-from tunemq_scheduler.farm.allocation.preemption.by_turn import ClearingTurns
-from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.books.claims import SHARE, SIZE, SlotClaims
+from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
+from tunemq_scheduler.farm.allocation.books.members import ShareMembers
+from tunemq_scheduler.farm.allocation.granting import SlotGranting
+from tunemq_scheduler.farm.allocation.preemption.by_priority import PreemptionByPriority
+from tunemq_scheduler.farm.allocation.preemption.by_share import PreemptionByShare
+from tunemq_scheduler.farm.allocation.preemption.by_size import PreemptionBySize
+from tunemq_scheduler.farm.allocation.preemption.by_turn import PreemptionByTurn
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 #: So often shares are compared.
 _REVIEW_S: Final = 10.0
@@ -31,22 +31,22 @@ _REVIEW_S: Final = 10.0
 _PATIENCE: Final = {SHARE: 240.0, SIZE: 900.0}
 
 
-class Clearing:
+class Preemption:
     """Makes claims, and has others let go of what is in their way."""
 
     def __init__(
         self,
-        settings: AllotterSettings,
-        ledger: Ledger,
-        members: Members,
-        claims: Claims,
-        granting: Granting,
+        settings: FairShareSettings,
+        ledger: NodeLedger,
+        members: ShareMembers,
+        claims: SlotClaims,
+        granting: SlotGranting,
     ) -> None:
-        self._desk = Desk(settings, ledger, members, claims)
-        self._priorities = ClearingPriorities(self._desk)
-        self._shares = ClearingShares(self._desk)
-        self._turns = ClearingTurns(self._desk)
-        self._sizes = ClearingSizes(self._desk, granting.passed)
+        self._desk = PreemptionPlanner(settings, ledger, members, claims)
+        self._priorities = PreemptionByPriority(self._desk)
+        self._shares = PreemptionByShare(self._desk)
+        self._turns = PreemptionByTurn(self._desk)
+        self._sizes = PreemptionBySize(self._desk, granting.passed)
         self._reviewed_at = -_REVIEW_S
 
     def run(self, now: float) -> None:

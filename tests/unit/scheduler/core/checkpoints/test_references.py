@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_scheduler.core.checkpoints.object_references import References
+from tunemq_scheduler.core.checkpoints.object_references import ObjectReferences
 from tunemq_scheduler.core.commands import DeleteCheckpoint, DeleteObjects
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
@@ -14,11 +14,13 @@ def committed(key: str, *shared: str) -> CheckpointCommitted:
 
 
 def test_a_checkpoint_that_nobody_needs_goes_as_a_whole() -> None:
-    assert References().condemn("t", "t/a", committed("t/a")) == [DeleteCheckpoint("t", "t/a", ())]
+    assert ObjectReferences().condemn("t", "t/a", committed("t/a")) == [
+        DeleteCheckpoint("t", "t/a", ())
+    ]
 
 
 def test_what_another_manifest_refers_to_stays_until_that_goes_too() -> None:
-    references = References()
+    references = ObjectReferences()
     references.add(["t/a/x", "t/a/y"])
     references.add(["t/a/x"])
     assert references.condemn("t", "t/a") == [DeleteCheckpoint("t", "t/a", ("x", "y"))]
@@ -33,7 +35,7 @@ def test_what_another_manifest_refers_to_stays_until_that_goes_too() -> None:
 
 
 def test_an_object_whose_checkpoint_is_there_does_not_go_with_who_refers_to_it() -> None:
-    references = References()
+    references = ObjectReferences()
     references.add(["t/a/x"])
     gone = references.condemn("t", "t/b", committed("t/b", "t/a/x"))
     assert gone == [DeleteCheckpoint("t", "t/b")]
@@ -41,7 +43,7 @@ def test_an_object_whose_checkpoint_is_there_does_not_go_with_who_refers_to_it()
 
 @pytest.mark.parity(113)
 def test_what_is_pinned_is_removed_with_its_last_pin() -> None:
-    references = References()
+    references = ObjectReferences()
     references.pin(["t/a"])
     references.pin(["t/a"])
     assert references.condemn("t", "t/a", committed("t/a")) == []
@@ -52,7 +54,7 @@ def test_what_is_pinned_is_removed_with_its_last_pin() -> None:
 
 
 def test_only_objects_of_a_pinned_base_or_of_its_own_references_may_be_referred_to() -> None:
-    references = References()
+    references = ObjectReferences()
     references.add(["t/old/x"])
     assert references.may_refer(["t/base/anything", "t/old/x"], ["t/base"])
     assert not references.may_refer(["t/other/x"], ["t/base"])

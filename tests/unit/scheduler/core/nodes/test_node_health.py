@@ -16,8 +16,8 @@ from tunemq_scheduler.core.nodes.failing_nodes import (
     LAST_NODE_PAUSE_S,
     MAX_PAUSE_S,
     TRIALS_IN_A_ROW,
-    NodeHealth,
-    NodeTrouble,
+    FailingNodes,
+    NodeFailures,
 )
 from tunemq_scheduler.core.placement.placement import holds_when_empty
 from tunemq_scheduler.core.runner_snapshot import dump, restore
@@ -57,14 +57,14 @@ class Farm(Story):
             self.finish(trial)
             self.free(trial)
 
-    def fail_there(self, kind: str = "died") -> c.TellOfNode | None:
+    def fail_there(self, kind: str = "died") -> c.WarnFailingNode | None:
         """A new trial on the bad node fails; returns what people are told."""
         trial = self.place_on_bad()
         if kind == "died":
-            fact: m.Event = m.HostDied(trial, 1, 1, 9, None, 0.0)
+            fact: m.Event = m.TrialProcessDied(trial, 1, 1, 9, None, 0.0)
         else:
             fact = m.TrialFailed(trial, 1, kind, f"the {kind} trouble", "", 0.0)
-        told = [one for one in self.tell(fact) if isinstance(one, c.TellOfNode)]
+        told = [one for one in self.tell(fact) if isinstance(one, c.WarnFailingNode)]
         self.free(trial)
         self.tell(m.StopRequested(trial, "it is not to be tried again"))
         return told[0] if told else None
@@ -159,7 +159,7 @@ def test_what_fails_while_a_node_is_set_aside_was_there_before_and_adds_nothing(
     farm = Farm(cpus=8.0)
     placed = [farm.place_on_bad() for _ in range(6)]
     told = [command for trial in placed for command in farm.die(trial)]
-    assert len([one for one in told if isinstance(one, c.TellOfNode)]) == 1
+    assert len([one for one in told if isinstance(one, c.WarnFailingNode)]) == 1
     assert farm.runner.aside == {"bad.1": FIRST_PAUSE_S}
 
 
@@ -207,8 +207,8 @@ def test_when_a_thousand_nodes_fail_a_look_at_them_costs_no_more_than_one_at_eac
 ) -> None:
     names = [f"n{number}" for number in range(1_000)]
     nodes = {name: m.NodeJoined(name, name, "host", "127.0.0.1", {"cpu": 4.0}) for name in names}
-    health = NodeHealth()
-    health.load((name, NodeTrouble(times=1, request={"cpu": 1.0})) for name in names)
+    health = FailingNodes()
+    health.load((name, NodeFailures(times=1, request={"cpu": 1.0})) for name in names)
     comparisons = []
     monkeypatch.setattr(
         failing_nodes,
@@ -300,7 +300,7 @@ def test_f16_results_alone_do_not_clear_a_node_that_keeps_no_checkpoint() -> Non
     told = [
         one
         for one in farm.tell(m.TrialFailed(trial, 1, "storage", "no space left", "", 0.0))
-        if isinstance(one, c.TellOfNode)
+        if isinstance(one, c.WarnFailingNode)
     ]
     assert told
     assert not farm.is_used()

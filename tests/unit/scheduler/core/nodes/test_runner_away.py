@@ -10,7 +10,7 @@ from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_shared.protocol import messages as m
 
 OTHER = "node.2"
@@ -67,9 +67,9 @@ def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> N
     assert (order.is_wanted, order.pause, order.stop) == (True, False, False)
     start = order.start
     assert (start.trial, start.epoch, start.incarnation, start.last_step) == ("a", 1, NODE, 2)
-    assert story.runner.review(result("a", 3)) is Review.PASSING
-    assert kinds(story.report("a", 3)) == ["RecordResult"]
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert story.runner.review(result("a", 3)) is ResultReview.PASSING
+    assert kinds(story.report("a", 3)) == ["NotifyResult"]
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
 
 
 def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(story) -> None:
@@ -133,10 +133,10 @@ def test_runner_with_the_node_of_a_complete_trial_away_ends_it_and_keeps_its_che
 ) -> None:
     story.report("a", 3, done=True)
     told, end = story.lose()
-    assert told == c.TellOfEnd("a", m.NodeLost(NODE, "its lease ran out"), "", 3, 2)
-    assert end == c.RecordEnd("a", "TERMINATED", "it reached its end")
+    assert told == c.WarnTrialEnd("a", m.NodeLost(NODE, "its lease ran out"), "", 3, 2)
+    assert end == c.NotifyTrialEnd("a", "TERMINATED", "it reached its end")
     story.hear_again()
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
     assert story.finish("a") == []
     story.free("a")
     assert "a" in story.runner.finished
@@ -145,18 +145,18 @@ def test_runner_with_the_node_of_a_complete_trial_away_ends_it_and_keeps_its_che
 def test_f14_a_trial_that_is_to_stop_while_its_node_is_away_ends_at_once(story) -> None:
     story.lose()
     commands = story.tell(m.StopRequested("a", "enough"))
-    assert commands == [c.RecordEnd("a", "TERMINATED", "enough", early=True)]
+    assert commands == [c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True)]
     (order,) = story.hear_again()
     assert order.stop
     assert story.report("a", 3) == []
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"], "that of a recorded result counts"
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"], "that of a recorded result counts"
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
     assert "a" in story.runner.finished
 
 
 def test_a_trial_that_was_being_stopped_when_its_node_went_away_is_over_then(story) -> None:
     story.tell(m.StopRequested("a", "enough"))
-    assert kinds(story.lose()) == ["RecordEnd"]
+    assert kinds(story.lose()) == ["NotifyTrialEnd"]
     story.give_up("a", 2)
     assert "a" in story.runner.finished
     (order,) = story.hear_again()
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_comes_while_its_trial_is_over_and_its_node_is_back_is
     story.free("a")
     story.lose()
     assert story.hear_again() == []
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
     assert [one.key for one in story.runner.summary("a").checkpoints] == ["a/1-1", "a/1-2"]
 
 
@@ -223,7 +223,7 @@ def test_a_host_that_never_got_its_order_may_begin_from_what_is_held_for_it() ->
 
 def test_a_search_that_was_interrupted_meanwhile_stops_what_comes_back(story) -> None:
     story.lose()
-    story.tell(m.Interrupted("Ctrl-C"))
+    story.tell(m.RunInterrupted("Ctrl-C"))
     (order,) = story.hear_again()
     assert order.stop
     assert trial(story).status == "PENDING"

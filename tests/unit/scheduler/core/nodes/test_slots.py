@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from tunemq_scheduler.core.nodes.slots import Slots
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
+from tunemq_scheduler.core.nodes.slots import SlotTable
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, RetentionPolicy
 from tunemq_scheduler.core.trials.trial import Trial
 
 
@@ -16,14 +16,14 @@ def trial(name: str, epoch: int) -> Trial:
         config=b"",
         tag="",
         resources={"cpu": 1.0},
-        checkpoints=KeptCheckpoints(KeepRule()),
+        checkpoints=CheckpointManager(RetentionPolicy()),
     )
     made.epoch = epoch
     return made
 
 
 def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
-    slots = Slots()
+    slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
     first, other = trial("a", 1), trial("b", 1)
     slots.take(first)
@@ -39,7 +39,7 @@ def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
 
 
 def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
-    slots = Slots()
+    slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
     slots.take(trial("b", 1))
     began = time.thread_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement, could_hold, holds_when_empty
 from tunemq_scheduler.core.placement.resource_request import is_model
 from tunemq_shared.base.errors import InvariantBroken
@@ -60,7 +60,7 @@ def test_what_is_given_back_can_be_taken_whole_again() -> None:
     for part in parts:
         placement.give_back("n", request, part)
     assert placement.fit({"gpu": 1.0}) == "n"
-    assert placement.held("n") == Amounts()
+    assert placement.held("n") == ResourceAmounts()
 
 
 def test_gpu_memory_alone_is_that_part_of_one_device() -> None:
@@ -135,34 +135,36 @@ def test_who_needs_no_gpu_leaves_nodes_with_gpus_alone_though_they_are_taken() -
 
 def test_only_what_is_offered_of_a_shared_node_is_taken() -> None:
     placement = farm(n=gpus("n", 4))
-    placement.offer("n", Amounts())
+    placement.offer("n", ResourceAmounts())
     assert placement.fit({"cpu": 1.0}) is None
-    placement.offer("n", Amounts({"cpu": 2.0, "gpu": 1.5}, {"n-3": 1.0, "n-1": 0.5}))
+    placement.offer("n", ResourceAmounts({"cpu": 2.0, "gpu": 1.5}, {"n-3": 1.0, "n-1": 0.5}))
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"n-3": 1.0}
     assert placement.take("n", {"cpu": 1.0, "gpu": 0.25}) == {"n-1": 0.25}
     assert placement.fit({"cpu": 1.0}) is None
-    assert placement.held("n") == Amounts({"cpu": 2.0, "gpu": 1.25}, {"n-1": 0.25, "n-3": 1.0})
+    assert placement.held("n") == ResourceAmounts(
+        {"cpu": 2.0, "gpu": 1.25}, {"n-1": 0.25, "n-3": 1.0}
+    )
     assert placement.free == {"cpu": 14.0, "gpu": 2.75}
 
 
 def test_nothing_is_placed_where_more_is_held_than_is_offered() -> None:
     placement = farm(n=gpus("n", 4))
-    placement.offer("n", Amounts({"cpu": 8.0, "gpu": 2.0}, {"n-0": 1.0, "n-1": 1.0}))
+    placement.offer("n", ResourceAmounts({"cpu": 8.0, "gpu": 2.0}, {"n-0": 1.0, "n-1": 1.0}))
     first = placement.take("n", {"cpu": 1.0, "gpu": 1.0})
-    placement.offer("n", Amounts({"cpu": 8.0, "gpu": 1.0}, {"n-1": 1.0}))
-    assert placement.excess("n") == Amounts({}, {"n-0": 1.0})
+    placement.offer("n", ResourceAmounts({"cpu": 8.0, "gpu": 1.0}, {"n-1": 1.0}))
+    assert placement.excess("n") == ResourceAmounts({}, {"n-0": 1.0})
     assert placement.fit({"cpu": 1.0}) is None
     assert placement.fit({"cpu": 1.0}, "n") is None
     placement.give_back("n", {"cpu": 1.0, "gpu": 1.0}, first)
-    assert placement.excess("n") == Amounts()
+    assert placement.excess("n") == ResourceAmounts()
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"n-1": 1.0}
 
 
 def test_a_host_that_is_there_holds_its_gpus_whatever_is_offered() -> None:
     placement = farm(n=gpus("n", 2))
-    placement.offer("n", Amounts())
+    placement.offer("n", ResourceAmounts())
     placement.hold("n", {"cpu": 1.0, "gpu": 1.0}, {"n-1": 1.0})
-    assert placement.excess("n") == Amounts({"cpu": 1.0}, {"n-1": 1.0})
+    assert placement.excess("n") == ResourceAmounts({"cpu": 1.0}, {"n-1": 1.0})
     with pytest.raises(InvariantBroken):
         placement.hold("n", {"gpu": 0.5}, {"n-1": 0.5})
 
@@ -184,17 +186,17 @@ def test_a_reserved_node_takes_no_other_request() -> None:
 def test_a_node_that_could_never_hold_it_is_not_reserved() -> None:
     placement = farm(a=gpus("a", 2), b=[])
     assert placement.reserve({"gpu": 3.0}) is None
-    placement.offer("a", Amounts({"gpu": 1.0}, {"a-0": 1.0}))
+    placement.offer("a", ResourceAmounts({"gpu": 1.0}, {"a-0": 1.0}))
     assert placement.reserve({"gpu": 2.0}) is None
     assert placement.reserve({"gpu": 1.0}) == "a"
-    placement.offer("a", Amounts())
+    placement.offer("a", ResourceAmounts())
     assert placement.reserved == []
 
 
 def test_a_placement_that_is_read_again_is_as_it_was() -> None:
     placement = farm(a=gpus("a", 2), b=gpus("b", 2), c=[], d=gpus("d", 1))
     placement.take("a", {"gpu": 0.5})
-    placement.offer("b", Amounts({"cpu": 4.0, "gpu": 1.0}, {"b-1": 1.0}))
+    placement.offer("b", ResourceAmounts({"cpu": 4.0, "gpu": 1.0}, {"b-1": 1.0}))
     placement.take("b", {"gpu": 1.0})
     placement.set_aside(["c"])
     placement.reserve({"gpu": 1.0, "cpu": 16.0})

@@ -7,7 +7,11 @@ import math
 
 import pytest
 
-from tunemq_scheduler.core.trials.kept_checkpoints import MOST_CANDIDATES, KeepRule, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import (
+    MOST_CANDIDATES,
+    CheckpointManager,
+    RetentionPolicy,
+)
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
@@ -34,7 +38,7 @@ class Trial:
     """A trial's checkpoints, numbered as they come."""
 
     def __init__(self, **rule: object) -> None:
-        self.kept = KeptCheckpoints(KeepRule(**rule))
+        self.kept = CheckpointManager(RetentionPolicy(**rule))
         self._orders = itertools.count()
 
     def write(self, key: str, step: int, node: str = NODE, **metrics: float) -> None:

@@ -14,7 +14,7 @@ from tests.unit.scheduler.loops import (
 )
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_shared.base.errors import SearchFailed
 from tunemq_shared.protocol import messages as m
@@ -46,7 +46,7 @@ def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
     """Let the first trial report, pause and free its slot; returns what was done in that turn."""
     loop.turn(NODE)
     assert ("pause", "t_00000") in loop.batch(1, started(), result(1))
-    return loop.batch(3, m.TrialPaused("t_00000", 1), m.HostFreed("t_00000", 1))
+    return loop.batch(3, m.TrialPaused("t_00000", 1), m.SlotFreed("t_00000", 1))
 
 
 @pytest.mark.parity(68, 172)
@@ -57,9 +57,9 @@ def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_incarnation() -> N
         answer
         for entry in loop.journal.entries
         for answer in entry.answers
-        if isinstance(answer, m.Decided)
+        if isinstance(answer, m.DecisionMade)
     ]
-    assert decided == m.Decided("t_00000", 1, m.PAUSE, "enough")
+    assert decided == m.DecisionMade("t_00000", 1, m.PAUSE, "enough")
 
 
 @pytest.mark.parity(68)
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> No
 
 def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
     loop = Loop()
-    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, keep=KeepRule(num_to_keep=1))
+    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, keep=RetentionPolicy(num_to_keep=1))
     loop.turn(NODE)
     kept = [
         m.CheckpointCommitted("t_00000", 1, n, n, f"a/checkpoint_1-{n}", "0" * 64, 10)

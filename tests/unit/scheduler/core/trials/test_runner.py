@@ -7,8 +7,8 @@ import pytest
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
+from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_shared.base.errors import BugError, IllegalTransition
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
@@ -26,9 +26,9 @@ def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room
 def test_without_a_declared_horizon_every_result_is_due() -> None:
     story = Story()
     assert story.start("a").run_until == (Condition("training_iteration", 1),)
-    assert story.runner.review(result("a", 1)) is Review.DUE
+    assert story.runner.review(result("a", 1)) is ResultReview.DUE
     recorded, go_on = story.report("a", 1)
-    assert recorded == c.RecordResult("a", result("a", 1), done=False)
+    assert recorded == c.NotifyResult("a", result("a", 1), done=False)
     assert isinstance(go_on, c.ContinueTrial)
     assert go_on.run_until == (Condition("training_iteration", 2),)
 
@@ -36,10 +36,10 @@ def test_without_a_declared_horizon_every_result_is_due() -> None:
 def test_results_before_the_horizon_are_recorded_and_nothing_is_ordered() -> None:
     story = Story()
     story.start("a", m.HorizonSet("a", (Condition("training_iteration", 3),)))
-    assert story.runner.review(result("a", 2)) is Review.PASSING
-    assert kinds(story.report("a", 1)) == ["RecordResult"]
-    assert kinds(story.report("a", 2)) == ["RecordResult"]
-    assert kinds(story.report("a", 3)) == ["RecordResult", "ContinueTrial"]
+    assert story.runner.review(result("a", 2)) is ResultReview.PASSING
+    assert kinds(story.report("a", 1)) == ["NotifyResult"]
+    assert kinds(story.report("a", 2)) == ["NotifyResult"]
+    assert kinds(story.report("a", 3)) == ["NotifyResult", "ContinueTrial"]
 
 
 def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever() -> None:
@@ -54,11 +54,11 @@ def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever()
 def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped() -> None:
     story = Story()
     story.start("a")
-    commands = story.report("a", 1, m.Decided("a", 1, m.STOP, "too slow"))
+    commands = story.report("a", 1, m.DecisionMade("a", 1, m.STOP, "too slow"))
     assert commands == [
-        c.RecordResult("a", result("a", 1), done=True),
+        c.NotifyResult("a", result("a", 1), done=True),
         c.StopTrial("a", 1, NODE),
-        c.RecordEnd("a", "TERMINATED", "too slow", early=True),
+        c.NotifyTrialEnd("a", "TERMINATED", "too slow", early=True),
     ]
     assert story.report("a", 2) == []
     assert story.runner.stale == 1
@@ -82,10 +82,10 @@ def test_a_result_that_says_done_is_the_last_and_the_end_follows_when_all_is_kep
     story = Story()
     story.start("a", TO_THE_END)
     assert story.report("a", 1, done=True) == [
-        c.RecordResult("a", result("a", 1, done=True), done=True)
+        c.NotifyResult("a", result("a", 1, done=True), done=True)
     ]
-    assert kinds(story.commit("a", 1)) == ["RecordCheckpoint"]
-    assert story.finish("a") == [c.RecordEnd("a", "TERMINATED", "it reached its end")]
+    assert kinds(story.commit("a", 1)) == ["NotifyCheckpoint"]
+    assert story.finish("a") == [c.NotifyTrialEnd("a", "TERMINATED", "it reached its end")]
     assert story.finish("a") == []
 
 
@@ -93,7 +93,7 @@ def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1, done=True)
-    assert kinds(story.fail("a")) == ["RecordFailure", "RecordEnd"]
+    assert kinds(story.fail("a")) == ["NotifyFailure", "NotifyTrialEnd"]
     assert story.runner.live["a"].status == "ERROR"
 
 
@@ -106,8 +106,8 @@ def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> No
     story.fail("a")
     assert story.choose("a").restore == (m.CheckpointRef("a/1-1", "hash", 1),)
     assert story.report("a", 2, epoch=2, done=True) == []
-    assert kinds(story.commit("a", 2, epoch=2)) == ["RecordCheckpoint"]
-    assert kinds(story.finish("a", epoch=2)) == ["RecordEnd"]
+    assert kinds(story.commit("a", 2, epoch=2)) == ["NotifyCheckpoint"]
+    assert kinds(story.finish("a", epoch=2)) == ["NotifyTrialEnd"]
 
 
 def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
@@ -115,9 +115,9 @@ def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
     story.start("a", TO_THE_END)
     story.report("a", 1)
     assert story.tell(m.StopRequested("a", "enough")) == [c.StopTrial("a", 1, NODE)]
-    assert kinds(story.report("a", 2)) == ["RecordResult"]
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
-    end = c.RecordEnd("a", "TERMINATED", "enough", early=True)
+    assert kinds(story.report("a", 2)) == ["NotifyResult"]
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
+    end = c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True)
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE), end]
     assert story.runner.summary("a").checkpoints[-1].step == 2
 
@@ -127,8 +127,8 @@ def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
     story.start("a")
     story.tell(m.StopRequested("a", "enough"))
     assert story.tell(m.StopRequested(None, "all of it")) == []
-    assert story.runner.review(result("a", 1)) is Review.PASSING
-    assert kinds(story.fail("a")) == ["RecordEnd"]
+    assert story.runner.review(result("a", 1)) is ResultReview.PASSING
+    assert kinds(story.fail("a")) == ["NotifyTrialEnd"]
     assert story.runner.live["a"].status == "TERMINATED"
 
 
@@ -136,7 +136,7 @@ def test_a_trial_that_is_being_stopped_ends_with_its_node() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.tell(m.StopRequested(None, "enough"))
-    assert kinds(story.tell(m.NodeLost(NODE, "gone"))) == ["RecordEnd"]
+    assert kinds(story.tell(m.NodeLost(NODE, "gone"))) == ["NotifyTrialEnd"]
     assert story.runner.is_finished
 
 
@@ -145,7 +145,7 @@ def test_a_function_that_returns_without_done_ends_with_its_last_result() -> Non
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1, loss=0.5)
-    assert kinds(story.tell(m.TrialFinished("a", 1))) == ["RecordEnd"]
+    assert kinds(story.tell(m.TrialFinished("a", 1))) == ["NotifyTrialEnd"]
     story.free("a")
     kept = story.runner.summary("a")
     assert kept.status == "TERMINATED"
@@ -158,10 +158,10 @@ def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     failure, end = story.die("a")
-    assert isinstance(failure, c.RecordFailure)
+    assert isinstance(failure, c.NotifyFailure)
     assert not failure.retried
     assert failure.hostname == "host"
-    assert isinstance(end, c.RecordEnd)
+    assert isinstance(end, c.NotifyTrialEnd)
     assert end.status == "ERROR"
 
 
@@ -172,7 +172,7 @@ def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
     story.report("a", 1)
     story.tell(m.CheckpointCommitted("a", 1, 1, 1, "a/1-1", "hash", 10))
     story.report("a", 2)
-    assert kinds(story.die("a")) == ["RecordFailure"]
+    assert kinds(story.die("a")) == ["NotifyFailure"]
     order = story.choose("a")
     assert order.epoch == 2
     assert order.restore == (m.CheckpointRef("a/1-1", "hash", 1),)
@@ -186,10 +186,10 @@ def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
     story.report("a", 2)
     story.die("a")
     story.choose("a")
-    assert story.runner.review(result("a", 2, epoch=2)) is Review.REPEATED
+    assert story.runner.review(result("a", 2, epoch=2)) is ResultReview.REPEATED
     assert story.report("a", 1, epoch=2) == []
     assert story.report("a", 2, epoch=2) == []
-    assert kinds(story.report("a", 3, epoch=2)) == ["RecordResult"]
+    assert kinds(story.report("a", 3, epoch=2)) == ["NotifyResult"]
     assert story.runner.repeated == 2
 
 
@@ -245,9 +245,9 @@ def test_fail_fast_stops_the_others() -> None:
     story = Story(fail_fast=True)
     story.start("a", TO_THE_END)
     story.start("b", TO_THE_END)
-    assert kinds(story.die("a")) == ["RecordFailure", "RecordEnd", "StopTrial"]
+    assert kinds(story.die("a")) == ["NotifyFailure", "NotifyTrialEnd", "StopTrial"]
     story.free("a")
-    assert kinds(story.free("b")) == ["ReleaseTrial", "RecordEnd"]
+    assert kinds(story.free("b")) == ["ReleaseTrial", "NotifyTrialEnd"]
     assert story.runner.is_finished
 
 
@@ -270,7 +270,7 @@ def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
     story.start("a", TO_THE_END)
     story.add("b")
     commands = story.tell(m.StopRequested(None, "enough"))
-    assert kinds(commands) == ["StopTrial", "RecordEnd"]
+    assert kinds(commands) == ["StopTrial", "NotifyTrialEnd"]
     assert not story.runner.wants_config()
     story.free("a")
     assert story.runner.is_finished
@@ -279,8 +279,8 @@ def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
 def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
-    assert story.tell(m.Interrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
-    assert kinds(story.report("a", 1)) == ["RecordResult"]
+    assert story.tell(m.RunInterrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
+    assert kinds(story.report("a", 1)) == ["NotifyResult"]
     story.free("a")
     assert story.runner.is_finished
     assert story.runner.live["a"].status == "PENDING"
@@ -288,7 +288,7 @@ def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
 
 @pytest.mark.parity(107, 108)
 def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted() -> None:
-    story = Story(keep=KeepRule(num_to_keep=1, score_attribute="acc"))
+    story = Story(keep=RetentionPolicy(num_to_keep=1, score_attribute="acc"))
     story.start("a", TO_THE_END)
     deleted = []
     for step, accuracy in enumerate((0.5, 0.9, 0.7, 0.8), start=1):
@@ -318,12 +318,12 @@ def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
 def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
     story = Story()
     story.start("a")
-    story.report("a", 1, m.Decided("a", 1, m.STOP, "enough"))
+    story.report("a", 1, m.DecisionMade("a", 1, m.STOP, "enough"))
     story.report("a", 2)
     late = m.CheckpointCommitted("a", 1, 1, 2, "late", "h", 1)
     assert story.tell(late) == [c.DeleteCheckpoint("a", "late")]
     due = m.CheckpointCommitted("a", 1, 1, 1, "due", "h", 1)
-    assert kinds(story.tell(due)) == ["RecordCheckpoint"]
+    assert kinds(story.tell(due)) == ["NotifyCheckpoint"]
 
 
 @pytest.mark.parity(60)
@@ -367,12 +367,12 @@ def test_a_host_that_goes_without_a_word_is_our_defect_and_said_so() -> None:
 
 @pytest.mark.parity(123, 180)
 def test_replaying_everything_gives_the_same_state() -> None:
-    story = Story(max_failures=1, keep=KeepRule(num_to_keep=2))
+    story = Story(max_failures=1, keep=RetentionPolicy(num_to_keep=2))
     story.start("a", TO_THE_END)
     story.start("b")
     story.report("a", 1, loss=float("nan"))
     story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1))
-    story.report("b", 1, m.Decided("b", 1, m.STOP, "rung"))
+    story.report("b", 1, m.DecisionMade("b", 1, m.STOP, "rung"))
     story.die("a")
     story.free("a")
     story.choose("a")
@@ -400,7 +400,7 @@ def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_sear
 
 
 def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() -> None:
-    story = Story(max_failures=1, keep=KeepRule(num_to_keep=1, score_attribute="acc"))
+    story = Story(max_failures=1, keep=RetentionPolicy(num_to_keep=1, score_attribute="acc"))
     story.start("a", TO_THE_END)
     story.report("a", 1, acc=0.1)
     story.report("a", 2, acc=0.9)

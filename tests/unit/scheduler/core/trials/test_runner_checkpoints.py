@@ -8,7 +8,7 @@ from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.failure_policy import classify
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_shared.protocol import messages as m
 
 OTHER = "node.2"
@@ -45,7 +45,7 @@ def test_a_written_checkpoint_is_recorded_when_it_is_committed() -> None:
     story.report("a", 1)
     assert story.write("a", 1) == []
     assert (kept(story), story.runner.uploading) == ([], 1)
-    assert kinds(story.commit("a", 1)) == ["RecordCheckpoint"]
+    assert kinds(story.commit("a", 1)) == ["NotifyCheckpoint"]
     assert (kept(story), story.runner.uploading) == (["a/1-1"], 0)
 
 
@@ -89,7 +89,7 @@ def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
     story.die("a")
     story.free("a")
     story.choose("a")
-    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
     assert kept(story) == ["a/1-1", "a/1-2"]
 
 
@@ -110,7 +110,7 @@ def test_a_trial_is_with_the_living_until_its_uploads_are_settled() -> None:
     story = running()
     story.tell(m.SearchExhausted())
     story.report("a", 3, done=True)
-    assert kinds(story.finish("a")) == ["RecordEnd"]
+    assert kinds(story.finish("a")) == ["NotifyTrialEnd"]
     story.free("a")
     assert not story.runner.is_finished
     story.commit("a", 2)
@@ -120,7 +120,7 @@ def test_a_trial_is_with_the_living_until_its_uploads_are_settled() -> None:
 
 def test_an_interrupted_search_waits_for_uploads_too() -> None:
     story = running()
-    story.tell(m.Interrupted("Ctrl-C"))
+    story.tell(m.RunInterrupted("Ctrl-C"))
     story.free("a")
     assert not story.runner.is_finished
     story.give_up("a", 2)
@@ -264,7 +264,7 @@ def test_runner_with_its_own_checkpoints_damaged_begins_from_the_one_the_user_ga
 
 @pytest.mark.parity(108)
 def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> None:
-    story = running(keep=KeepRule(num_to_keep=1))
+    story = running(keep=RetentionPolicy(num_to_keep=1))
     story.commit("a", 2)
     assert kept(story) == ["a/1-2"]
     story.die("a")
@@ -273,12 +273,12 @@ def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> N
     story.report("a", 3, epoch=2)
     story.write("a", 3, epoch=2)
     commands = story.commit("a", 3, "a/1-2/weights", epoch=2)
-    assert kinds(commands) == ["RecordCheckpoint", "DeleteCheckpoint"]
+    assert kinds(commands) == ["NotifyCheckpoint", "DeleteCheckpoint"]
     assert commands[1] == c.DeleteCheckpoint("a", "a/1-2", ("weights",))
 
 
 def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed() -> None:
-    story = running(keep=KeepRule(num_to_keep=1))
+    story = running(keep=RetentionPolicy(num_to_keep=1))
     story.die("a")
     story.free("a")
     story.add("big", cpus=2.0)
@@ -287,7 +287,7 @@ def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed
     assert story.choose("a").incarnation == OTHER
     story.report("a", 3, epoch=2)
     story.write("a", 3, epoch=2)
-    assert kinds(story.commit("a", 3, epoch=2)) == ["RecordCheckpoint"], "a/1-2 may refer to a/1-1"
+    assert kinds(story.commit("a", 3, epoch=2)) == ["NotifyCheckpoint"], "a/1-2 may refer to a/1-1"
     assert story.runner.live_checkpoints() == {"a/1-1": "hash", "a/2-3": "hash"}
     commands = story.commit("a", 2, "a/1-1/weights")
     assert commands[1:] == [
@@ -307,12 +307,12 @@ def test_a_manifest_that_refers_to_what_nobody_kept_for_it_is_refused() -> None:
 @pytest.mark.parity(113)
 def test_what_every_trial_begins_from_is_never_removed() -> None:
     ref = m.CheckpointRef("restored/checkpoint_0-000001", "hash", 7)
-    story = Story(restore=(ref,), keep=KeepRule(num_to_keep=1), max_failures=-1)
+    story = Story(restore=(ref,), keep=RetentionPolicy(num_to_keep=1), max_failures=-1)
     assert story.start("a", TO_THE_END).restore == (ref,)
     assert story.runner.live["a"].is_restoring
     story.report("a", 8)
     story.write("a", 8)
-    assert kinds(story.commit("a", 8, f"{ref.key}/weights")) == ["RecordCheckpoint"]
+    assert kinds(story.commit("a", 8, f"{ref.key}/weights")) == ["NotifyCheckpoint"]
     story.die("a")
     story.free("a")
     assert refs(story.choose("a")) == ["a/1-8", ref.key]
@@ -356,7 +356,7 @@ def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
 
 
 def test_where_there_is_a_limit_for_all_trials_those_that_are_over_keep_the_best() -> None:
-    keep = KeepRule(score_attribute="acc", in_experiment=2)
+    keep = RetentionPolicy(score_attribute="acc", in_experiment=2)
     story = Story(cpus=8.0, keep=keep)
     gone: list[list[str]] = []
     for trial, scores in {"a": (0.1, 0.2), "b": (0.9, 0.3)}.items():
@@ -374,7 +374,7 @@ def test_where_there_is_a_limit_for_all_trials_those_that_are_over_keep_the_best
 
 
 def test_over_the_quota_a_live_trial_keeps_its_newest_and_the_experiment_its_best() -> None:
-    story = Story(keep=KeepRule(score_attribute="acc", max_bytes=10))
+    story = Story(keep=RetentionPolicy(score_attribute="acc", max_bytes=10))
     story.start("a", TO_THE_END)
     gone = []
     for step, score in enumerate((0.5, 0.9, 0.1, 0.2), start=1):
@@ -421,7 +421,7 @@ def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_nod
 
 @pytest.mark.parity(112)
 def test_a_checkpoint_that_is_committed_twice_is_not_removed_as_its_own_predecessor() -> None:
-    story = running(keep=KeepRule(num_to_keep=1))
+    story = running(keep=RetentionPolicy(num_to_keep=1))
     assert deleted(story.commit("a", 2)) == ["a/1-1"]
     assert deleted(story.commit("a", 2)) == []
     assert "a/1-2" in kept(story)

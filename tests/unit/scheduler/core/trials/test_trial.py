@@ -8,7 +8,7 @@ import pytest
 
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, RetentionPolicy
 from tunemq_scheduler.core.trials.trial import STATES, Trial
 from tunemq_shared.base.errors import BugError, IllegalTransition
 from tunemq_shared.protocol import messages as m
@@ -36,7 +36,7 @@ def new_trial() -> Trial:
         config=b"",
         tag="",
         resources={"cpu": 1.0},
-        checkpoints=KeptCheckpoints(KeepRule()),
+        checkpoints=CheckpointManager(RetentionPolicy()),
     )
 
 

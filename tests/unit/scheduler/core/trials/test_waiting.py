@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
+from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, RetentionPolicy
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.core.trials.waiting_trials import PATIENCE, WaitingTrials
 
@@ -18,7 +18,7 @@ def trial(name: str, cpus: float = 1.0) -> Trial:
         config=b"",
         tag="",
         resources={"cpu": cpus},
-        checkpoints=KeptCheckpoints(KeepRule()),
+        checkpoints=CheckpointManager(RetentionPolicy()),
     )
 
 

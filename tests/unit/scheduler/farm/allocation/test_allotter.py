@@ -7,16 +7,16 @@ import itertools
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol.messages import NodeOffered
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 
 
-def an_allotter(*nodes: tuple[str, int], **settings: object) -> Allotter:
-    allotter = Allotter(AllotterSettings(**settings))  # type: ignore[arg-type]
+def an_allotter(*nodes: tuple[str, int], **settings: object) -> FairShareAllocator:
+    allotter = FairShareAllocator(FairShareSettings(**settings))  # type: ignore[arg-type]
     allotter.advance(1.0)
     for name, gpus in nodes:
         allotter.node_joined(node(name, gpus))
@@ -25,8 +25,8 @@ def an_allotter(*nodes: tuple[str, int], **settings: object) -> Allotter:
 
 def wants(
     count: int, request: dict[str, float] | None = None, preferred: str = "", *excluded: str
-) -> Usage:
-    return Usage({}, {}, (Wanted(request or ONE, count, preferred, excluded),))
+) -> OfferUsage:
+    return OfferUsage({}, {}, (SlotDemand(request or ONE, count, preferred, excluded),))
 
 
 def trials(
@@ -86,7 +86,7 @@ def test_node_that_is_to_be_empty_is_awaited_of_whom_is_on_it() -> None:
     allotter.experiment_added("has", "ada")
     allotter.usage("has", wants(1))
     allotter.offers()
-    allotter.usage("has", Usage({"one": 1}, {"one": _held("one-0")}, ()))
+    allotter.usage("has", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
     assert not allotter.is_awaited("has")
     allotter.node_drained("one", 5.0)
     assert allotter.is_awaited("has")
@@ -99,7 +99,7 @@ def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
     allotter.usage("low", wants(2))
     allotter.offers()
     held = {"one": _held("one-0"), "two": _held("two-0")}
-    allotter.usage("low", Usage({"one": 1, "two": 1}, held, ()))
+    allotter.usage("low", OfferUsage({"one": 1, "two": 1}, held, ()))
     allotter.offers()
     allotter.usage("high", wants(2, None, "", "one"))
     assert [(name, one.incarnation) for name, one in allotter.offers()] == [("low", "two")]
@@ -110,7 +110,7 @@ def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1, None, "one"))
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {}, (Wanted(ONE, 1, "", ("one",)),)))
+    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1, "", ("one",)),)))
     offers = {offer.incarnation: offer.resources for _, offer in allotter.offers()}
     assert offers["one"].get("gpu", 0.0) == 0.0
     assert offers["two"]["gpu"] == 1.0
@@ -119,7 +119,7 @@ def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is
 def test_who_waits_for_the_same_may_use_the_node_that_others_shun() -> None:
     allotter = an_allotter(("one", 2))
     allotter.experiment_added("e", "ada")
-    allotter.usage("e", Usage({}, {}, (Wanted(ONE, 1, "", ("one",)), Wanted(ONE, 1))))
+    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))))
     [(_, offer)] = allotter.offers()
     assert offer.incarnation == "one"
 
@@ -137,7 +137,7 @@ def test_offers_of_a_node_are_counted_and_say_all_that_may_be_held() -> None:
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1))
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {"one": _held("one-0")}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allotter.offers()
     assert offer.n == 2
     assert offer.resources == {"cpu": 2.0, "gpu": 2.0}
@@ -156,7 +156,7 @@ def test_what_it_neither_holds_nor_wants_is_not_offered_any_longer() -> None:
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(3))
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {"one": _held("one-0")}, ()))
+    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
     [(_, offer)] = allotter.offers()
     assert offer.devices == {"one-0": 1.0}
 
@@ -168,12 +168,12 @@ def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() 
     allotter.usage("e", wants(1))
     allotter.usage("f", wants(1))
     assert gpus_of(allotter.offers(), "e") == 1
-    allotter.usage("e", Usage({"one": 1}, {}, ()))
+    allotter.usage("e", OfferUsage({"one": 1}, {}, ()))
     [(name, offer)] = allotter.offers()
     assert (name, offer.n, offer.resources) == ("e", 2, {})
-    allotter.usage("e", Usage({"one": 1}, {}, (Wanted(ONE, 1),)))  # it did not know yet
+    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # it did not know yet
     assert allotter.offers() == []
-    allotter.usage("e", Usage({"one": 2}, {}, ()))
+    allotter.usage("e", OfferUsage({"one": 2}, {}, ()))
     assert gpus_of(allotter.offers(), "f") == 1
 
 
@@ -182,7 +182,7 @@ def test_a_slot_for_a_larger_trial_that_a_smaller_one_took_is_split() -> None:
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1, {"cpu": 2.0, "gpu": 2.0}))
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {"one": _held("one-1")}, ()))
+    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-1")}, ()))
     [(_, offer)] = allotter.offers()
     assert (offer.resources, offer.devices) == (ONE, {"one-1": 1.0})
 
@@ -195,11 +195,11 @@ def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
     allotter.usage("thinks", wants(1))
     allotter.offers()
     farm.submit(SharingExperiment("waits", "ada", trials(1, 500.0)))
-    allotter.usage("thinks", Usage({"one": 1}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("thinks", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
     farm.run(20.0)
     assert not farm.experiments["waits"].running
     farm.run(60.0)
-    allotter.usage("thinks", Usage({"one": 2}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("thinks", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 1),)))
     farm.run(80.0)
     assert farm.experiments["waits"].running
 
@@ -213,7 +213,7 @@ def test_nothing_is_offered_of_a_lost_node_and_all_is_said_again_when_it_returns
     allotter.usage("e", wants(1))
     allotter.offers()
     allotter.node_lost("one")
-    allotter.usage("e", Usage({}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
     assert allotter.offers() == []
     allotter.node_returned("one")
     [(_, offer)] = allotter.offers()
@@ -238,11 +238,11 @@ def test_of_a_node_that_is_drained_offers_go_down_to_nothing(grace_s: float | No
     allotter.experiment_added("e", "ada")
     allotter.usage("e", wants(1))
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {"one": _held("one-0")}, (Wanted(ONE, 9),)))
+    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 9),)))
     allotter.node_drained("one", grace_s)
     [(_, offer)] = allotter.offers()
     assert (offer.resources, offer.preempt_grace_s) == ({}, grace_s)
-    allotter.usage("e", Usage({"one": offer.n}, {}, (Wanted(ONE, 9),)))
+    allotter.usage("e", OfferUsage({"one": offer.n}, {}, (SlotDemand(ONE, 9),)))
     assert allotter.offers() == []
     allotter.node_resumed("one")
     assert gpus_of(allotter.offers(), "e") == 2
@@ -256,7 +256,7 @@ def test_a_paused_experiment_has_nothing_until_it_is_resumed() -> None:
     allotter.experiment_paused("e", 30.0)
     [(_, offer)] = allotter.offers()
     assert (offer.resources, offer.preempt_grace_s) == ({}, 30.0)
-    allotter.usage("e", Usage({"one": 2}, {}, (Wanted(ONE, 2),)))
+    allotter.usage("e", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 2),)))
     assert allotter.offers() == []
     allotter.experiment_resumed("e")
     assert gpus_of(allotter.offers(), "e") == 2
@@ -292,12 +292,12 @@ def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hol
     allotter.usage("new", wants(2))
     assert allotter.offers() == []
     assert "was started again" in allotter.why("new", ONE)[0]
-    allotter.usage("old", Usage({"one": 7}, {"one": _held("one-1")}, ()))
+    allotter.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allotter.offers()  # what it has, and no more than that
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})
     allotter.experiment_gone("gone")
     assert allotter.offers() == []  # it may still hold more, by an offer of which nobody knows
-    allotter.usage("old", Usage({"one": 8}, {"one": _held("one-1")}, ()))
+    allotter.usage("old", OfferUsage({"one": 8}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allotter.offers()
     assert (name, offer.devices) == ("new", {"one-0": 1.0})
 
@@ -309,10 +309,10 @@ def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_befo
     allotter.usage("e", wants(1))  # the node is away, and it says nothing of it
     allotter.offers()
     allotter.node_joined(node("one", 2))
-    allotter.usage("e", Usage({"one": 7}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"one": 7}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allotter.offers()
     assert offer.n == 8, "it passes over offers that are older than the one that it knows"
-    allotter.usage("e", Usage({"one": 8}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"one": 8}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allotter.offers()
     assert (offer.n, offer.resources["gpu"]) == (9, 1.0)
 
@@ -320,10 +320,10 @@ def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_befo
 def test_trial_that_shuns_all_that_its_experiment_is_offered_is_offered_another_node() -> None:
     allotter = an_allotter(("one", 2), ("two", 4))
     allotter.experiment_added("e", "ada")
-    both = (Wanted(ONE, 1, "", ("one",)), Wanted(ONE, 1))
-    allotter.usage("e", Usage({}, {}, both))
+    both = (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))
+    allotter.usage("e", OfferUsage({}, {}, both))
     assert [offer.incarnation for _, offer in allotter.offers()] == ["one"]
-    allotter.usage("e", Usage({"one": 1}, {}, both))
+    allotter.usage("e", OfferUsage({"one": 1}, {}, both))
     allotter.advance(60.0)
     assert "two" in [offer.incarnation for _, offer in allotter.offers()]
 
@@ -334,7 +334,7 @@ def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> Non
     allotter.usage("e", wants(1))
     assert "offered next" in allotter.why("e", ONE)[0]
     allotter.offers()
-    allotter.usage("e", Usage({"one": 1}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
     assert "to e, which has started no trial in it" in allotter.why("e", ONE)[0]
 
 
@@ -343,12 +343,12 @@ def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -
     allotter.experiment_added("old", "ada")
     allotter.experiment_added("new", "ada", order=1)
     allotter.expect("old")
-    allotter.usage("old", Usage({"one": 3}, {"one": _held("one-0")}, ()))
+    allotter.usage("old", OfferUsage({"one": 3}, {"one": _held("one-0")}, ()))
     allotter.usage("new", wants(2))
     allotter.node_joined(node("one", 2))
     [(name, offer)] = allotter.offers()
     assert (name, offer.n) == ("old", 4)
-    allotter.usage("old", Usage({"one": 4}, {"one": _held("one-0")}, ()))
+    allotter.usage("old", OfferUsage({"one": 4}, {"one": _held("one-0")}, ()))
     assert gpus_of(allotter.offers(), "new") == 1
 
 
@@ -359,7 +359,7 @@ def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -
     allotter.experiment_added("e", "ada")
     allotter.expect("e")
     held = {name: _held(f"{name}-0") for name in names}
-    allotter.usage("e", Usage(dict.fromkeys(names, 1), held, ()))
+    allotter.usage("e", OfferUsage(dict.fromkeys(names, 1), held, ()))
     assert [offer.incarnation for _, offer in allotter.offers()] == names
 
 
@@ -367,7 +367,7 @@ def test_requests_wait_in_the_order_in_which_they_were_said() -> None:
     allotter = an_allotter(("one", 1))
     allotter.experiment_added("e", "ada")
     requests = [{"cpu": float(cpus), "gpu": 1.0} for cpus in range(1, 9)]
-    allotter.usage("e", Usage({}, {}, tuple(Wanted(request, 1) for request in requests)))
+    allotter.usage("e", OfferUsage({}, {}, tuple(SlotDemand(request, 1) for request in requests)))
     assert [dict(request) for request in allotter._members.waiting] == requests
 
 
@@ -385,7 +385,7 @@ def test_an_owner_never_holds_more_than_its_quota() -> None:
 
 
 def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_way() -> None:
-    farm = SharedFarm(1, AllotterSettings(quotas={"ada": {"gpu": 2.0}}))
+    farm = SharedFarm(1, FairShareSettings(quotas={"ada": {"gpu": 2.0}}))
     farm.join(node("one", 4))
     farm.submit(SharingExperiment("low", "ada", trials(9, 9000.0)))
     farm.submit(SharingExperiment("other", "bob", trials(2, 9000.0)))
@@ -426,9 +426,9 @@ def test_the_snapshot_says_who_has_what() -> None:
     assert row.held == {"e": _held("one-0")}
 
 
-def _held(*devices: str) -> Amounts:
+def _held(*devices: str) -> ResourceAmounts:
     number = float(len(devices))
-    return Amounts({"cpu": number, "gpu": number}, dict.fromkeys(devices, 1.0))
+    return ResourceAmounts({"cpu": number, "gpu": number}, dict.fromkeys(devices, 1.0))
 
 
 # --- what waits -----------------------------------------------------------------------------------
@@ -473,8 +473,8 @@ def test_what_only_a_quota_holds_up_does_not_wait() -> None:
         allotter.experiment_added(name, owner, priority=priority)
     allotter.usage("high", wants(3))
     assert gpus_of(allotter.offers(), "high") == 2
-    more = (Wanted({"gpu": 0.5}, 9), Wanted({"gpu": 8.0}, 9), Wanted({"cpu": 1.0}, 9))
-    allotter.usage("low", Usage({}, {}, more))
+    more = (SlotDemand({"gpu": 0.5}, 9), SlotDemand({"gpu": 8.0}, 9), SlotDemand({"cpu": 1.0}, 9))
+    allotter.usage("low", OfferUsage({}, {}, more))
     allotter.usage("other", wants(200))
     assert allotter.waiting() == {
         "high": {"cpu": 0, "gpu": 1},

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.shared_farm import node
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.runner_settings import EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 ECC = "uncorrectable ECC"
@@ -20,7 +20,7 @@ class Farm:
     """Nodes with one GPU each, given to one experiment with as many trials as are wanted."""
 
     def __init__(self, *nodes: str, trials: int) -> None:
-        self.allotter = Allotter(AllotterSettings())
+        self.allotter = FairShareAllocator(FairShareSettings())
         self.runner = TrialRunner(RunnerSettings(log_rules=(LogRule(ECC, EXCLUDE_NODE),)))
         self.allotter.advance(1.0)
         self.allotter.experiment_added("e", "ada")
@@ -52,8 +52,8 @@ class Farm:
     def fail_for_its_node(self, trial: str) -> None:
         epoch = self.runner.live[trial].epoch
         self.runner.handle(m.LogMatched(trial, epoch, ECC, "an ECC error", 0.0))
-        self.runner.handle(m.HostDied(trial, epoch, 1, 9, None, 0.0))
-        self.runner.handle(m.HostFreed(trial, epoch))
+        self.runner.handle(m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0))
+        self.runner.handle(m.SlotFreed(trial, epoch))
 
 
 @pytest.mark.parametrize("is_there_before", [True, False])
@@ -90,14 +90,16 @@ def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> N
 def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> None:
     farm = Farm("one", "two", trials=4)
     farm.allotter.experiment_added("f", "bob")
-    farm.allotter.usage("f", Usage({}, {}, (Wanted(REQUEST, 1, "two"),)))
+    farm.allotter.usage("f", OfferUsage({}, {}, (SlotDemand(REQUEST, 1, "two"),)))
     farm.allotter.offers()
-    farm.allotter.usage("f", Usage({"two": 1}, {"two": Amounts(REQUEST, {"two-0": 1.0})}))
+    farm.allotter.usage(
+        "f", OfferUsage({"two": 1}, {"two": ResourceAmounts(REQUEST, {"two-0": 1.0})})
+    )
     farm.settle()
     for trial in ("t0", "t1", "t2"):
         assert farm.where() == {trial: "one"}
-        farm.runner.handle(m.HostDied(trial, 1, 1, 9, None, 0.0))
-        farm.runner.handle(m.HostFreed(trial, 1))
+        farm.runner.handle(m.TrialProcessDied(trial, 1, 1, 9, None, 0.0))
+        farm.runner.handle(m.SlotFreed(trial, 1))
         farm.settle()
     assert farm.where() == {}
     farm.allotter.experiment_gone("f")

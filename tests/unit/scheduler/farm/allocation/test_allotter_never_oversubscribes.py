@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.shared_farm import SharedFarm, SharingExperiment, node
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 REQUESTS = (
     {"cpu": 1.0, "gpu": 1.0},
@@ -53,7 +53,7 @@ others = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 99), actions=st.lists(submits | others, max_size=25))
 def test_nothing_is_ever_held_twice(seed: int, actions: list[tuple[Any, ...]]) -> None:
-    farm = SharedFarm(seed, AllotterSettings(quotas={"b": {"gpu": 3.0}}, preempt_grace_s=10.0))
+    farm = SharedFarm(seed, FairShareSettings(quotas={"b": {"gpu": 3.0}}, preempt_grace_s=10.0))
     farm.join(node("n0", 2, 6.0))
     farm.join(node("n1", 1, 4.0))
     numbers = itertools.count(2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.shared_farm import node
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 SMALL = {"cpu": 1.0, "gpu": 0.5}
-WANTS = Wanted(SMALL, 1), Wanted({"cpu": 4.0}, 1)
+WANTS = SlotDemand(SMALL, 1), SlotDemand({"cpu": 4.0}, 1)
 
 
 class Experiment:
@@ -22,15 +22,15 @@ class Experiment:
 
     def __init__(self, *, quota: float | None = None, nodes: int = 1) -> None:
         quotas = {} if quota is None else {"ada": {"cpu": quota}}
-        self.allotter = Allotter(AllotterSettings(quotas=quotas))
+        self.allotter = FairShareAllocator(FairShareSettings(quotas=quotas))
         self.now = 1.0
         self.allotter.advance(self.now)
         for number in range(nodes):
             self.allotter.node_joined(node(f"n{number}", 1, 4.0))
         self.allotter.experiment_added("e", "ada")
         self.seen: dict[str, int] = {}
-        self.offered: dict[str, Amounts] = {}
-        self.wants: tuple[Wanted, ...] = WANTS
+        self.offered: dict[str, ResourceAmounts] = {}
+        self.wants: tuple[SlotDemand, ...] = WANTS
 
     def live(self, seconds: int) -> None:
         """Confirm each offer, and use none."""
@@ -39,8 +39,8 @@ class Experiment:
             self.allotter.advance(self.now)
             for _, offer in self.allotter.offers():
                 self.seen[offer.incarnation] = offer.n
-                self.offered[offer.incarnation] = Amounts(offer.resources, offer.devices)
-            self.allotter.usage("e", Usage(dict(self.seen), {}, self.wants))
+                self.offered[offer.incarnation] = ResourceAmounts(offer.resources, offer.devices)
+            self.allotter.usage("e", OfferUsage(dict(self.seen), {}, self.wants))
 
     def has(self) -> list[dict[str, float]]:
         return [one.resources for one in self.offered.values() if one.resources]

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
-from tunemq_scheduler.farm.allocation.offer_pace import Pace
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 
 _CPU = {"cpu": 1.0}
 _GPU = {"cpu": 1.0, "gpu": 1.0}
 
 
-def _counts(usage: Usage) -> list[int]:
+def _counts(usage: OfferUsage) -> list[int]:
     return [one.count for one in usage.wants]
 
 
-def _usage(cpus: float = 0.0, wants: int = 9) -> Usage:
-    held = {"one": Amounts({"cpu": cpus})} if cpus else {}
-    return Usage(seen={"one": 1}, held=held, wants=(Wanted(_CPU, wants),))
+def _usage(cpus: float = 0.0, wants: int = 9) -> OfferUsage:
+    held = {"one": ResourceAmounts({"cpu": cpus})} if cpus else {}
+    return OfferUsage(seen={"one": 1}, held=held, wants=(SlotDemand(_CPU, wants),))
 
 
 def test_at_first_it_gets_one_slot_for_each_of_its_wishes():
-    usage = Usage(wants=(Wanted(_CPU, 9, "one"), Wanted(_GPU, 2), Wanted({"gpu": 1}, 0)))
-    heard = Pace().heard(usage, 0.0)
-    assert heard.wants == (Wanted(_CPU, 1, "one"), Wanted(_GPU, 1), Wanted({"gpu": 1}, 0))
+    usage = OfferUsage(
+        wants=(SlotDemand(_CPU, 9, "one"), SlotDemand(_GPU, 2), SlotDemand({"gpu": 1}, 0))
+    )
+    heard = OfferPace().heard(usage, 0.0)
+    assert heard.wants == (
+        SlotDemand(_CPU, 1, "one"),
+        SlotDemand(_GPU, 1),
+        SlotDemand({"gpu": 1}, 0),
+    )
 
 
 def test_who_makes_use_of_a_slot_soon_gets_all_it_wants():
-    pace = Pace()
+    pace = OfferPace()
     pace.heard(_usage(), 0.0)
     pace.offered("one", _CPU, 0.1)
     assert pace.heard(_usage(1.0), 0.2) == _usage(1.0)
 
 
 def test_who_thinks_long_gets_one_slot_after_the_other():
-    pace = Pace()
+    pace = OfferPace()
     pace.offered("one", _CPU, 0.0)
     assert _counts(pace.heard(_usage(), 0.1)) == [1]  # it knows of the slot, and thinks
     assert _counts(pace.heard(_usage(1.0), 60.0)) == [1]
@@ -43,7 +49,7 @@ def test_who_thinks_long_gets_one_slot_after_the_other():
 
 
 def test_a_slot_that_became_empty_counts_from_then_on():
-    pace = Pace()
+    pace = OfferPace()
     pace.offered("one", {"cpu": 2.0}, 0.0)
     pace.heard(_usage(2.0), 0.1)
     pace.heard(_usage(1.0), 100.0)
@@ -53,7 +59,7 @@ def test_a_slot_that_became_empty_counts_from_then_on():
 
 
 def test_a_dead_node_counts_no_more():
-    pace = Pace()
+    pace = OfferPace()
     pace.heard(_usage(), 0.0)
     pace.offered("one", _CPU, 0.1)
     pace.forget("one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.run_record import (
     RunRecord,
     check_newest,
@@ -14,7 +14,7 @@ from tunemq_scheduler.farm.common.run_record import (
 )
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 
-ME = Holder.this_process()
+ME = LeaseHolder.this_process()
 
 
 def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:

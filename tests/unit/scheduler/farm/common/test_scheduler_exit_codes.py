@@ -24,12 +24,12 @@ from tunemq_shared.base.errors import (
     JournalError,
     JournalFull,
     JournalLocked,
-    JournalOfOtherVersion,
+    JournalVersionMismatch,
+    RedisUnavailable,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
-    TunerOfOtherVersion,
-    WireUnavailable,
+    TunerVersionMismatch,
 )
 
 _FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -60,8 +60,8 @@ def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem)
     [
         (JournalCorrupt("journal", 7, "damaged"), EXIT_FAILED),
         (JournalError("nothing of it can be read"), EXIT_FAILED),
-        (JournalOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
-        (TunerOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
+        (JournalVersionMismatch("another version wrote it"), EXIT_OTHER_VERSION),
+        (TunerVersionMismatch("another version wrote it"), EXIT_OTHER_VERSION),
         (BlobCorrupt("not what its name says"), EXIT_FAILED),
         (_from(SearchFailed("the algorithm raised"), _FULL), EXIT_FAILED),
         (_from(InvariantBroken("ours"), _FULL), EXIT_FAILED),
@@ -70,7 +70,7 @@ def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem)
         (ValueError("the user's"), EXIT_FAILED),
         (JournalLocked("held"), EXIT_SUPERSEDED),
         (SchedulerSuperseded("replaced"), EXIT_SUPERSEDED),
-        (WireUnavailable("away"), EXIT_UNAVAILABLE),
+        (RedisUnavailable("away"), EXIT_UNAVAILABLE),
     ],
 )
 def test_what_is_the_experiments_own_fault_does_not(problem, code):

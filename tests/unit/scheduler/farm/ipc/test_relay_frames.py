@@ -9,9 +9,13 @@ import pytest
 
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_connection import _FRAME_BYTES, frames_of
-from tunemq_scheduler.farm.ipc.nonblocking_frames import MAX_FRAME_BYTES, FrameDecoder, FrameSocket
-from tunemq_scheduler.transport.node_batches import Fact, NodeBatch
-from tunemq_shared.base.errors import WireError
+from tunemq_scheduler.farm.ipc.nonblocking_frames import (
+    MAX_FRAME_BYTES,
+    FrameSocket,
+    IpcFrameDecoder,
+)
+from tunemq_scheduler.transport.node_batches import EventBatch, ReadEvent
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol import messages as m
 
 
@@ -24,7 +28,7 @@ def pair() -> tuple[FrameSocket, FrameSocket]:
 def test_frames_arrive_whole_and_in_order_however_the_stream_is_cut():
     data = b"".join(struct.pack(">I", len(one)) + one for one in (b"a", b"bc" * 500, b"d"))
     for size in (1, 3, 7, 1000, len(data)):
-        decoder = FrameDecoder()
+        decoder = IpcFrameDecoder()
         found = []
         for place in range(0, len(data), size):
             found += decoder.feed(data[place : place + size])
@@ -33,8 +37,8 @@ def test_frames_arrive_whole_and_in_order_however_the_stream_is_cut():
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1])
 def test_a_length_that_no_frame_has_is_refused(length):
-    with pytest.raises(WireError, match="says that it has"):
-        FrameDecoder().feed(struct.pack(">I", length) + b"rest")
+    with pytest.raises(TransportError, match="says that it has"):
+        IpcFrameDecoder().feed(struct.pack(">I", length) + b"rest")
 
 
 def test_both_ends_send_more_than_the_sockets_hold_and_neither_waits():
@@ -78,7 +82,7 @@ def test_what_was_said_before_the_end_is_read_and_then_the_end_is_known():
 
 def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
     left, right = pair()
-    with pytest.raises(WireError, match="bytes"):
+    with pytest.raises(TransportError, match="bytes"):
         left.put(bytes(MAX_FRAME_BYTES + 1))
     assert left.waiting == 0
     left.close()
@@ -87,16 +91,16 @@ def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
 
 def test_facts_are_sent_in_bounded_frames_and_no_batch_is_cut_in_two():
     text = "x" * (_FRAME_BYTES // 4)
-    facts: list[Fact] = []
+    facts: list[ReadEvent] = []
     for number in range(6):
         first = 3 * number + 1
         read = m.BatchRead("inc", first, first + 2, f"{number}-0")
-        facts.append(NodeBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
+        facts.append(EventBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
         facts.append(m.NodeLost("other", "silent"))
     frames = frames_of(facts)
     assert len(frames) > 3
     assert [fact for frame in frames for fact in frame] == facts
-    encoded = [r.encode(r.Facts(frame)) for frame in frames]
+    encoded = [r.encode(r.NewEvents(frame)) for frame in frames]
     assert all(len(frame) < 2 * _FRAME_BYTES for frame in encoded)
     assert [
         fact for frame in map(r.decode_for_experiment, encoded) for fact in frame.facts

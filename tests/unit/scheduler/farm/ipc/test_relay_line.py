@@ -12,18 +12,21 @@ import pytest
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import supervisor_connection as module
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_shared.base.errors import SchedulerSuperseded
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SupervisorLine, FrameSocket]]:
+def ends() -> Iterator[tuple[SupervisorConnection, FrameSocket]]:
     """An experiment's line, and the supervisor's end of it.
 
     Its limits are longer than any machine needs: only what a test says is heard too late.
     """
     ours, theirs = socket.socketpair()
-    line, supervisor = SupervisorLine(ours, fresh_s=60.0, heard_within_s=60.0), FrameSocket(theirs)
+    line, supervisor = (
+        SupervisorConnection(ours, fresh_s=60.0, heard_within_s=60.0),
+        FrameSocket(theirs),
+    )
     yield line, supervisor
     line.close()
     supervisor.close()
@@ -40,19 +43,19 @@ def test_it_may_act_while_the_supervisor_was_heard_and_not_when_that_is_long_ago
         patched.setattr(line, "_heard_within_s", 0.1)
         with pytest.raises(SchedulerSuperseded, match="was not heard"):
             line.check()
-        say(supervisor, r.Beat(time.monotonic() - 100))
+        say(supervisor, r.LeaseProof(time.monotonic() - 100))
         with pytest.raises(SchedulerSuperseded, match="was not heard"):
             line.check()
-    say(supervisor, r.Beat(time.monotonic()))
+    say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
-    say(supervisor, r.Beat(time.monotonic() - 100))  # one that was held up says nothing new
+    say(supervisor, r.LeaseProof(time.monotonic() - 100))  # one that was held up says nothing new
     line.wait(10.0)
     line.check()
 
 
 def test_it_waits_a_moment_for_a_supervisor_that_is_late(ends):
     line, supervisor = ends
-    late = threading.Timer(0.1, lambda: say(supervisor, r.Beat(time.monotonic())))
+    late = threading.Timer(0.1, lambda: say(supervisor, r.LeaseProof(time.monotonic())))
     late.start()
     line.check()
     late.join()
@@ -61,15 +64,15 @@ def test_it_waits_a_moment_for_a_supervisor_that_is_late(ends):
 def test_a_beat_behind_other_messages_is_heard_and_those_are_not_lost(ends):
     line, supervisor = ends
     for number in range(20):
-        say(supervisor, r.Asked(number, r.StopTrial("a", "b" * 1000)))
-    say(supervisor, r.Beat(time.monotonic()))
+        say(supervisor, r.IpcRequest(number, r.StopOneTrial("a", "b" * 1000)))
+    say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
     assert [message.id for message in line.take()] == list(range(20))
 
 
 def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
     line, supervisor = ends
-    say(supervisor, r.Beat(time.monotonic()))
+    say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
     supervisor.close()
     line.wait(1.0)
@@ -81,11 +84,11 @@ def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
 
 def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_hears_it(ends):
     line, supervisor = ends
-    news = r.News(("x" * 2**20,))
+    news = r.ExperimentNotices(("x" * 2**20,))
     got: list[r.ToSupervisor] = []
 
     def read() -> None:
-        say(supervisor, r.Asked(7, r.WhyTrial("t")))
+        say(supervisor, r.IpcRequest(7, r.ExplainTrial("t")))
         while len(got) < 40:
             got.extend(map(r.decode_for_supervisor, supervisor.receive()))
 
@@ -99,7 +102,7 @@ def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_h
     reader.join()
     line.wait(10.0)  # a reader may be so fast that nothing had to be waited for until here
     assert got == [news] * 40
-    assert r.Asked(7, r.WhyTrial("t")) in line.take()
+    assert r.IpcRequest(7, r.ExplainTrial("t")) in line.take()
 
 
 def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
@@ -109,15 +112,15 @@ def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
     assert not line.wait(0.0)
     threading.Timer(0.05, line.wake).start()
     assert line.wait(60.0)
-    say(supervisor, r.Notes(("Redis is away",)))
+    say(supervisor, r.TransportNotices(("Redis is away",)))
     assert not line.wait(10.0)
-    assert line.take() == [r.Notes(("Redis is away",))]
+    assert line.take() == [r.TransportNotices(("Redis is away",))]
 
 
 def test_what_was_said_last_is_sent_before_the_line_is_closed(ends, monkeypatch):
     monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 60.0)
     line, supervisor = ends
-    news = r.News(("x" * 2**20,))
+    news = r.ExperimentNotices(("x" * 2**20,))
     for _ in range(5):
         line.send(news)
     got: list[bytes] = []
@@ -140,23 +143,23 @@ def heard(supervisor: FrameSocket) -> list[r.ToSupervisor]:
 def test_it_says_that_it_is_alive_at_most_once_in_a_while(ends, monkeypatch):
     line, supervisor = ends
     for _ in range(3):
-        say(supervisor, r.Beat(time.monotonic()))
+        say(supervisor, r.LeaseProof(time.monotonic()))
         line.wait(10.0)
-    assert heard(supervisor) == [r.Alive()]
+    assert heard(supervisor) == [r.ExperimentAlive()]
     monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
-    say(supervisor, r.Beat(time.monotonic()))
+    say(supervisor, r.LeaseProof(time.monotonic()))
     line.wait(10.0)
-    assert heard(supervisor) == [r.Alive()]
+    assert heard(supervisor) == [r.ExperimentAlive()]
 
 
 def test_it_says_so_while_it_pauses_and_pauses_no_shorter_for_messages(ends):
     line, supervisor = ends
-    say(supervisor, r.Beat(time.monotonic()))
-    say(supervisor, r.Asked(1, r.StopTrial("a", "b")))
+    say(supervisor, r.LeaseProof(time.monotonic()))
+    say(supervisor, r.IpcRequest(1, r.StopOneTrial("a", "b")))
     began = time.monotonic()
     line.pause(0.2)
     assert time.monotonic() - began >= 0.2
-    assert heard(supervisor) == [r.Alive()]
+    assert heard(supervisor) == [r.ExperimentAlive()]
     assert [message.id for message in line.take()] == [1]
 
 

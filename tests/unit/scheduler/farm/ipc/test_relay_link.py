@@ -13,17 +13,22 @@ import msgspec
 import pytest
 
 from tests.unit.scheduler.transport.test_mailbox import START
-from tunemq_scheduler.api.farm_answers import Refusal
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_FAILED
 from tunemq_scheduler.farm.ipc import experiment_connection as link_module
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import Ending, ExperimentLink, Outcome, Reply
+from tunemq_scheduler.farm.ipc.experiment_connection import (
+    ExperimentConnection,
+    ExperimentExit,
+    ExperimentOutcome,
+    ExperimentReply,
+)
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.objects.store_address import join
-from tunemq_shared.objects.store_permissions import StoreRules
+from tunemq_shared.objects.store_permissions import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
 
@@ -37,13 +42,13 @@ class Nodes:
         self.became = ""
         self.started: list[str] = []
 
-    def add(self, _events_key: str) -> WireClient:
+    def add(self, _events_key: str) -> TransportClient:
         return self  # type: ignore[return-value]
 
     def orders(self, _node: str) -> Nodes:
         return self
 
-    def put(self, order: m.HostOrder) -> None:
+    def put(self, order: m.TrialOrder) -> None:
         self.started.append(order.trial)
 
     def take(self) -> list[object]:
@@ -62,11 +67,13 @@ class Experiment:
     pid = watched = -1
     is_aborted = False
 
-    def __init__(self, folder: Path, stores: StoreRules | None = None) -> None:
+    def __init__(self, folder: Path, stores: StorePermissions | None = None) -> None:
         self.nodes = Nodes()
         self.code: int | None = None
-        job = r.Job(name="x", results=str(folder), code="x.py", term=1, prefix="x", stores=stores)
-        self.link = ExperimentLink(
+        job = r.ExperimentJob(
+            name="x", results=str(folder), code="x.py", term=1, prefix="x", stores=stores
+        )
+        self.link = ExperimentConnection(
             job, self.nodes, folder=folder, begin=self._begin, exit_within_s=0.05
         )
 
@@ -90,14 +97,14 @@ class Experiment:
         return "its last words"
 
     def attach(self) -> None:
-        self.say(r.encode(r.Attach(redis_keys.events("x1"))))
+        self.say(r.encode(r.ExperimentAttached(redis_keys.events("x1"))))
 
     def say(self, payload: bytes) -> None:
         self.frames.put(payload)
         self.frames.flush()
         self.link.on_readable()
 
-    def ends(self, code: int) -> Ending:
+    def ends(self, code: int) -> ExperimentExit:
         self.code = code
         self.link.attend()
         assert self.link.ending is not None
@@ -114,16 +121,21 @@ def experiment(tmp_path: Path) -> Iterator[Experiment]:
 
 def test_a_disk_or_store_that_failed_it_leaves_its_trials_for_the_next_one(experiment):
     experiment.attach()
-    assert experiment.ends(EXIT_AGAIN) == (Outcome.LEFT, EXIT_AGAIN, "its last words", b"")
+    assert experiment.ends(EXIT_AGAIN) == (
+        ExperimentOutcome.LEFT,
+        EXIT_AGAIN,
+        "its last words",
+        b"",
+    )
     assert experiment.nodes.became == "left"
 
 
 def test_code_of_its_own_that_raises_fails_it(experiment):
-    assert experiment.ends(EXIT_FAILED).outcome is Outcome.FAILED
+    assert experiment.ends(EXIT_FAILED).outcome is ExperimentOutcome.FAILED
 
 
 def test_process_that_says_why_it_ends_is_quoted_whatever_stderr_has(experiment):
-    experiment.say(r.encode(r.Problem("no space is left")))
+    experiment.say(r.encode(r.ExperimentProblem("no space is left")))
     assert experiment.ends(EXIT_AGAIN).text == "no space is left"
 
 
@@ -135,48 +147,48 @@ def test_process_that_fails_silently_has_a_reason(experiment, monkeypatch):
 def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(experiment):
     experiment.attach()
     ending = experiment.ends(0)
-    assert ending.outcome is Outcome.DIED
+    assert ending.outcome is ExperimentOutcome.DIED
     assert "exit code 0 without saying that the search is over" in ending.text
     assert experiment.nodes.became == "left"
 
 
 def test_one_that_had_nothing_to_do_need_not_say_so(experiment):
-    assert experiment.ends(0).outcome is Outcome.FINISHED
+    assert experiment.ends(0).outcome is ExperimentOutcome.FINISHED
 
 
 def test_one_that_says_goodbye_is_over(experiment):
     experiment.attach()
-    experiment.say(r.encode(r.Goodbye("is over")))
-    assert experiment.ends(0) == (Outcome.FINISHED, 0, "is over", b"")
+    experiment.say(r.encode(r.SearchEnded("is over")))
+    assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "is over", b"")
 
 
 @pytest.mark.parametrize(
     "payload",
     [
         b"\xc1",
-        r.encode(r.News(("text",))).replace(b"text", b"tex\xff"),
-        r.encode(r.Status(counts={}))[:-1] + b"\x91" * 100_000,
+        r.encode(r.ExperimentNotices(("text",))).replace(b"text", b"tex\xff"),
+        r.encode(r.SearchStatus(counts={}))[:-1] + b"\x91" * 100_000,
     ],
 )
 def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
     experiment.attach()
     experiment.say(payload)
     ending = experiment.ends(-9)
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "cannot be read" in ending.text
 
 
 def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not_sent(tmp_path):
     """The process of a search is its submitter's code, which may send such an order."""
     ours = "s3://tunemq/farm?endpoint=http://store:7380"
-    experiment = Experiment(tmp_path, StoreRules((ours,)))
+    experiment = Experiment(tmp_path, StorePermissions((ours,)))
     experiment.attach()
     for number, store in enumerate((join(ours, "x"), "s3://tunemq/farm/x?endpoint=http://evil")):
         how = msgspec.structs.replace(START, events_key=redis_keys.events("x1"), store=store)
-        start = r.Host("node", m.HostOrder(f"t{number}", 1, (), start=how))
-        experiment.say(r.encode(r.Orders((start,))))
+        start = r.PutTrialOrder("node", m.TrialOrder(f"t{number}", 1, (), start=how))
+        experiment.say(r.encode(r.TurnOrders((start,))))
     ending = experiment.ends(-9)
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "it ordered what it may not" in ending.text
     assert "http://evil" in ending.text
     assert experiment.nodes.started == ["t0"]
@@ -201,12 +213,12 @@ def test_store_use_that_no_process_could_count_is_left_out(experiment, use):
 
 
 def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
-    replies: list[Reply] = []
+    replies: list[ExperimentReply] = []
     experiment.attach()
-    experiment.link.ask(r.WhyTrial("a"), replies.append)
-    experiment.say(r.encode(r.Answered(1)))
+    experiment.link.ask(r.ExplainTrial("a"), replies.append)
+    experiment.say(r.encode(r.IpcReply(1)))
     experiment.ends(-9)
-    assert [type(reply) for reply in replies] == [Refusal]
+    assert [type(reply) for reply in replies] == [RequestRejection]
 
 
 @pytest.mark.parametrize(
@@ -220,28 +232,28 @@ def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_sa
     experiment, threads, named
 ):
     experiment.attach()
-    experiment.say(r.encode(r.Goodbye("is over.")))
-    experiment.say(r.encode(r.Exits(0, threads)))
+    experiment.say(r.encode(r.SearchEnded("is over.")))
+    experiment.say(r.encode(r.ExperimentExiting(0, threads)))
     deadline = time.monotonic() + 10
     while experiment.link.ending is None and time.monotonic() < deadline:
         experiment.link.attend()
     assert experiment.code == -signal.SIGKILL
     late = f"its process was killed: {named} had not ended 0.05 s after it"
-    assert experiment.link.ending == (Outcome.FINISHED, 0, f"is over; {late}", b"")
+    assert experiment.link.ending == (ExperimentOutcome.FINISHED, 0, f"is over; {late}", b"")
 
 
 def test_process_that_ends_in_time_is_judged_by_what_it_said_last(experiment):
     experiment.attach()
-    experiment.say(r.encode(r.Exits(EXIT_AGAIN)))
+    experiment.say(r.encode(r.ExperimentExiting(EXIT_AGAIN)))
     ending = experiment.ends(-signal.SIGSEGV)  # in an exit handler: all was done
-    assert (ending.outcome, ending.returncode) == (Outcome.LEFT, EXIT_AGAIN)
+    assert (ending.outcome, ending.returncode) == (ExperimentOutcome.LEFT, EXIT_AGAIN)
 
 
 def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
     experiment.attach()
     deadline = time.monotonic() + 10
     while experiment.code is None and time.monotonic() < deadline:
-        experiment.say(r.encode(r.Exits(0)))
+        experiment.say(r.encode(r.ExperimentExiting(0)))
         experiment.link.attend()
     assert experiment.code == -signal.SIGKILL
 
@@ -261,7 +273,7 @@ def test_silence_of_a_process_that_has_begun_is_counted_by_beats(experiment, mon
     clock += 3600.0  # the supervisor was stopped, or its machine
     experiment.link.beat(0.0)
     assert experiment.link.silent_s < 10.0
-    experiment.say(r.encode(r.Alive()))
+    experiment.say(r.encode(r.ExperimentAlive()))
     assert experiment.link.silent_s == 0.0
 
 
@@ -277,20 +289,20 @@ def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment
 @pytest.mark.parametrize(
     "message",
     [
-        r.Used(Usage(seen={"n.1": 2**64 - 1})),
-        r.Used(Usage(held={"n.1": Amounts({"cpu": math.nan})})),
-        r.Used(Usage(wants=(Wanted({"cpu": 1.0}, -1),))),
-        r.Journalled(2**64 - 1),
-        r.Journalled(1, {"n.1": 2**63}),
-        r.Status(counts={"RUNNING": 2**64 - 1}),
-        r.Status(counts={}, elapsed_s=math.inf),
+        r.OfferUsageUpdate(OfferUsage(seen={"n.1": 2**64 - 1})),
+        r.OfferUsageUpdate(OfferUsage(held={"n.1": ResourceAmounts({"cpu": math.nan})})),
+        r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, -1),))),
+        r.EventsAcknowledged(2**64 - 1),
+        r.EventsAcknowledged(1, {"n.1": 2**63}),
+        r.SearchStatus(counts={"RUNNING": 2**64 - 1}),
+        r.SearchStatus(counts={}, elapsed_s=math.inf),
     ],
 )
 def test_process_that_names_impossible_numbers_ends_its_experiment_alone(experiment, message):
     experiment.attach()
     experiment.say(r.encode(message))
     ending = experiment.ends(-9)
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "it sent what cannot be read" in ending.text
 
 
@@ -300,6 +312,6 @@ def test_experiment_on_which_the_supervisor_fails_ends_alone(experiment, monkeyp
     experiment.link.attend()
     monkeypatch.undo()
     ending = experiment.ends(-9)
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is ExperimentOutcome.FAILED
     assert "the scheduler failed on it" in ending.text
     assert "Traceback" in capfd.readouterr().err

@@ -13,15 +13,21 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_USE
-from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
-from tunemq_scheduler.farm.ipc.fork_messages import Answer, Ended, Forked, NotForked, encode
+from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.fork_messages import (
+    ExperimentExited,
+    ExperimentForked,
+    ExperimentForkFailed,
+    ForkAnswer,
+    encode,
+)
 from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
 from tunemq_shared.base.errors import ConfigError
 
 
 @pytest.fixture
-def forkservers() -> Iterator[Forkservers]:
-    made = Forkservers("")
+def forkservers() -> Iterator[ExperimentForkservers]:
+    made = ExperimentForkservers("")
     yield made
     made.close()
 
@@ -62,7 +68,7 @@ class FakeForkserver:
             raise self.refusal
         self.channel = socket.socket(fileno=os.dup(descriptors[0]))
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: ForkAnswer) -> None:
         self.channel.send(encode(answer))
 
     @property
@@ -94,7 +100,7 @@ def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
     assert process.returncode() is None
-    server.say(NotForked("fork: Resource temporarily unavailable"))
+    server.say(ExperimentForkFailed("fork: Resource temporarily unavailable"))
     assert select.select([process.watched], [], [], 0)[0]
     assert process.returncode() == EXIT_AGAIN
     assert "fork: Resource temporarily unavailable" in process.last_words()
@@ -114,7 +120,7 @@ def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, v
     server = FakeForkserver()
     server.pid = os.getppid()
     process = start(server, tmp_path)
-    server.say(Forked(victim.pid))
+    server.say(ExperimentForked(victim.pid))
     assert process.returncode() == EXIT_USE
     process.kill()
     assert process.pid is None
@@ -129,17 +135,19 @@ def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, v
 def test_number_of_no_experiment_is_refused(tmp_path, pid):
     server = FakeForkserver()
     process = start(server, tmp_path)
-    server.say(Forked(pid))
+    server.say(ExperimentForked(pid))
     assert process.returncode() == EXIT_USE
     assert server.killed
     process.close()
 
 
-@pytest.mark.parametrize("lie", [Forked(1), NotForked("no")])
+@pytest.mark.parametrize("lie", [ExperimentForked(1), ExperimentForkFailed("no")])
 def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, victim, lie):
     server = FakeForkserver()
     process = start(server, tmp_path)
-    server.say(Forked(victim.pid))  # a child of this process, which stands for the forkserver
+    server.say(
+        ExperimentForked(victim.pid)
+    )  # a child of this process, which stands for the forkserver
     assert process.returncode() is None
     assert process.pid == victim.pid
     server.say(lie)
@@ -153,7 +161,7 @@ def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, 
 def test_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
-    server.say(Ended(0))
+    server.say(ExperimentExited(0))
     assert process.returncode() == EXIT_USE
     assert server.killed
     process.close()
@@ -163,7 +171,7 @@ def test_one_that_died_with_its_forkserver_is_to_be_started_again(tmp_path, vict
     server = FakeForkserver()
     server.pid = os.getppid()
     process = start(server, tmp_path)
-    server.say(Forked(victim.pid))
+    server.say(ExperimentForked(victim.pid))
     server.channel.close()
     assert process.returncode() == EXIT_AGAIN
     assert not server.killed

@@ -12,8 +12,8 @@ from tests.support.searches.plans import PLAN
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
-from tunemq_scheduler.transport.node_batches import NodeBatch
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
+from tunemq_scheduler.transport.node_batches import EventBatch
 from tunemq_shared.protocol import messages as m
 
 
@@ -22,7 +22,7 @@ class Ends:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.line, self.supervisor = SupervisorLine(ours), FrameSocket(theirs)
+        self.line, self.supervisor = SupervisorConnection(ours), FrameSocket(theirs)
         self.executor = RelayedExecutor(self.line)
         self.executor.open(PLAN)
         self.executor.reattach((), (), {})
@@ -30,8 +30,10 @@ class Ends:
     def read(self, *batches: tuple[str, int]) -> None:
         """The experiment reads batches that end with these events."""
         reads = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
-        said = m.HostFreed("t", 1)
-        self.supervisor.put(r.encode(r.Facts([NodeBatch(one, m.encode([said])) for one in reads])))
+        said = m.SlotFreed("t", 1)
+        self.supervisor.put(
+            r.encode(r.NewEvents([EventBatch(one, m.encode([said])) for one in reads]))
+        )
         self.supervisor.flush()
         assert self.executor.poll(5.0) == [fact for one in reads for fact in (one, said)]
 
@@ -40,7 +42,7 @@ class Ends:
         return [
             said.accepted
             for said in map(r.decode_for_supervisor, self.supervisor.receive())
-            if isinstance(said, r.Journalled)
+            if isinstance(said, r.EventsAcknowledged)
         ]
 
     def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
@@ -48,7 +50,7 @@ class Ends:
         self.supervisor.receive()
         self.executor.release(accepted)
         [said] = map(r.decode_for_supervisor, self.supervisor.receive())
-        assert isinstance(said, r.Journalled)
+        assert isinstance(said, r.EventsAcknowledged)
         return said.accepted
 
 

@@ -12,7 +12,7 @@ from tests.support.searches.plans import PLAN
 from tunemq_scheduler.api.farm_answers import ExperimentDetail
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.status_reporter import Teller
+from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 
 
 class Repr:
@@ -44,10 +44,10 @@ class Search:
         )
         search: Any = SimpleNamespace(loop=loop, is_killed=False)
         view: Any = self.view
-        self.teller = Teller(search, view)
+        self.teller = SearchStatusReporter(search, view)
 
-    def show(self) -> r.Answered:
-        return self.teller.answer(r.Asked(7, r.ShowTrials(2**40)))
+    def show(self) -> r.IpcReply:
+        return self.teller.answer(r.IpcRequest(7, r.ShowTrials(2**40)))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_an_answer_that_cannot_be_sent_is_refused(search, note):
     assert "sent" in answered.refusal.text
     assert not answered.refusal.is_wrong_use
     assert r.encode(answered)
-    assert search.teller.goodbye() == r.Goodbye("is over", is_interrupted=False, detail=b"")
+    assert search.teller.goodbye() == r.SearchEnded("is over", is_interrupted=False, detail=b"")
 
 
 @pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20])

@@ -15,21 +15,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_scheduler.farm.monitoring.farm_snapshot import (
     BUCKETS_S,
     DiskState,
     FarmSnapshot,
-    HeadState,
-    NodeState,
+    HeadSnapshot,
+    NodeSnapshot,
     TurnTimes,
 )
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
 from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 
 ROW = NodeRow(
@@ -45,7 +45,7 @@ ROW = NodeRow(
     trials=2,
     since=1.0,
 )
-VITALS = NodeVitals(
+VITALS = NodeMetrics(
     "1",
     0.5,
     6e9,
@@ -53,7 +53,7 @@ VITALS = NodeVitals(
     3,
     11,
     12,
-    (GpuVitals("GPU-a", 0.25, None),),
+    (GpuMetrics("GPU-a", 0.25, None),),
     store=StoreTraffic(9, 4, 512, 61.5, "away"),
 )
 FARM = FarmSnapshot(
@@ -66,19 +66,19 @@ FARM = FarmSnapshot(
     is_redis_away=False,
     redis_full_s=42.5,
     troubles={"exp": "silent"},
-    nodes=(NodeState(ROW, VITALS, 0.75),),
+    nodes=(NodeSnapshot(ROW, VITALS, 0.75),),
     accounts=(
         OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
         OwnerAccount("ada", 0, "others", 0.125, 0.25, -3.0),
     ),
     refused=(
-        RefusedRow(kind="hello", reason="unsigned", times=2),
-        RefusedRow(node="one", kind="mail", reason="altered", times=3),
-        RefusedRow(node="one", kind="mail", reason="altered", times=4),
+        RejectionRow(kind="hello", reason="unsigned", times=2),
+        RejectionRow(node="one", kind="mail", reason="altered", times=3),
+        RejectionRow(node="one", kind="mail", reason="altered", times=4),
     ),
     traffic=StoreTraffic(30, 2),
     store_uses={"exp": StoreUse(StoreTraffic(20, 2), waiting=2, copy_behind_s=7.5)},
-    head=HeadState(
+    head=HeadSnapshot(
         disks={
             "results": DiskState(free=1e9, size=4e9, free_inodes=5e5, is_writable=True),
             "store": DiskState(is_writable=False),
@@ -161,20 +161,20 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
 
 
 def test_what_a_node_does_not_say_is_not_made_up():
-    silent = NodeState(ROW, NodeVitals(), 0.0)
+    silent = NodeSnapshot(ROW, NodeMetrics(), 0.0)
     samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
     assert not [key for key in samples if "load1" in key or "gpu_busy" in key]
     assert not [key for key in said() if "gpu_memory_used" in key]
 
 
 def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
-    samples = said(msgspec.structs.replace(FARM, head=HeadState()))
+    samples = said(msgspec.structs.replace(FARM, head=HeadSnapshot()))
     assert not [key for key in samples if "backup" in key or "head_disk" in key]
 
 
 def test_of_two_incarnations_of_a_node_the_newer_one_is_told():
     older = msgspec.structs.replace(ROW, incarnation="inc0", state="silent", trials=9, since=0.0)
-    nodes = (*FARM.nodes, NodeState(older, NodeVitals(), 60.0))
+    nodes = (*FARM.nodes, NodeSnapshot(older, NodeMetrics(), 60.0))
     samples = said(msgspec.structs.replace(FARM, nodes=nodes))
     assert samples["tunemq_node_trials{node=one}"] == 2
     assert samples["tunemq_nodes{state=silent}"] == 1

@@ -7,16 +7,16 @@ import os
 import pytest
 
 from tunemq_scheduler.farm.output import trial_output_files
-from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
-from tunemq_scheduler.transport.scheduler_signing import WireSeals
-from tunemq_shared.protocol.output_pieces import OutputPiece, encode
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
+from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
+from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.signing.message_signing import MessageSigner
 
-_SEAL = Seal("events")
+_SEAL = MessageSigner("events")
 
 
 def files_of(folder):
-    return OutputFiles(folder, "events", WireSeals().output)
+    return TrialOutputFiles(folder, "events", SchedulerSigning().output)
 
 
 class Printed:
@@ -46,7 +46,7 @@ def printed(tmp_path):
 
 
 def piece(offset, data, *, epoch=1, name="stdout", folder="train_a", turn=0):
-    return OutputPiece("a", epoch, folder, name, offset, data, turn)
+    return OutputChunk("a", epoch, folder, name, offset, data, turn)
 
 
 def test_pieces_are_added_in_their_order(printed):

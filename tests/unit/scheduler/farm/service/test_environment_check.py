@@ -6,24 +6,39 @@ import pytest
 
 from tunemq_scheduler.farm.service.environment_check import check_settings
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.farm_requests import Settings
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (Settings(variables={"": "1"}), r"settings\.variables: '' is no name"),
-        (Settings(variables={"A=B": "1"}), r"settings\.variables: 'A=B' is no name"),
-        (Settings(variables={"A\0": "1"}), r"settings\.variables: 'A\\x00' is no name"),
+        (ExperimentEnvironment(variables={"": "1"}), r"settings\.variables: '' is no name"),
+        (ExperimentEnvironment(variables={"A=B": "1"}), r"settings\.variables: 'A=B' is no name"),
         (
-            Settings(variables={"A": "\0"}),
+            ExperimentEnvironment(variables={"A\0": "1"}),
+            r"settings\.variables: 'A\\x00' is no name",
+        ),
+        (
+            ExperimentEnvironment(variables={"A": "\0"}),
             r"settings\.variables: 'A' is '\\x00'; leave out the NUL",
         ),
-        (Settings(python="/opt/py\0"), r"settings\.python: '/opt/py\\x00' is not usable"),
-        (Settings(python="venv/bin/python"), r"settings\.python: .* give an absolute path"),
-        (Settings(preload=("numpy", "a-b")), r"settings\.preload: 'a-b' is no name of a module"),
-        (Settings(preload=("a..b",)), r"settings\.preload: 'a\.\.b' is no name of a module"),
-        (Settings(python="./" + "x" * 10_000), r"x\.\.\.' is not usable"),
+        (
+            ExperimentEnvironment(python="/opt/py\0"),
+            r"settings\.python: '/opt/py\\x00' is not usable",
+        ),
+        (
+            ExperimentEnvironment(python="venv/bin/python"),
+            r"settings\.python: .* give an absolute path",
+        ),
+        (
+            ExperimentEnvironment(preload=("numpy", "a-b")),
+            r"settings\.preload: 'a-b' is no name of a module",
+        ),
+        (
+            ExperimentEnvironment(preload=("a..b",)),
+            r"settings\.preload: 'a\.\.b' is no name of a module",
+        ),
+        (ExperimentEnvironment(python="./" + "x" * 10_000), r"x\.\.\.' is not usable"),
     ],
 )
 def test_what_is_of_no_use_is_named_with_what_is(settings, told):
@@ -34,5 +49,7 @@ def test_what_is_of_no_use_is_named_with_what_is(settings, told):
 @pytest.mark.parametrize("python", ["", "python3", "/opt/venv/bin/python"])
 def test_what_can_be_used_is_let_through(python):
     check_settings(
-        Settings(python=python, variables={"A": "b=c", "B": ""}, preload=("numpy", "os.path"))
+        ExperimentEnvironment(
+            python=python, variables={"A": "b=c", "B": ""}, preload=("numpy", "os.path")
+        )
     )

@@ -16,7 +16,7 @@ from tunemq_scheduler.farm.service import experiment_queue as queue_module
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import LEGAL, RETRY_ALL
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError
-from tunemq_shared.protocol.farm_requests import Settings
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 
 
 @pytest.fixture
@@ -46,7 +46,9 @@ def test_what_waits_is_in_the_order_of_priority_and_then_of_submission(queue):
 
 
 def test_an_experiment_is_as_it_was_after_the_process_ends(queue):
-    settings = Settings(python="/venv/bin/python", variables={"A": "1"}, preload=("numpy",))
+    settings = ExperimentEnvironment(
+        python="/venv/bin/python", variables={"A": "1"}, preload=("numpy",)
+    )
     queue.add("a", owner="ann", code=CODE, priority=3, settings=settings, request="r1")
     queue.move("a", State.RUNNING, "it began")
 

@@ -18,16 +18,16 @@ from tests.support.farms.farm_api_server import CODE
 from tests.unit.scheduler.farm.ipc.test_relay_link import Nodes
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_OTHER_VERSION
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.farm.service import experiments as experiments_module
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.experiments import Experiments
-from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.farm.service.experiments import RunningExperiments
+from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
@@ -77,10 +77,10 @@ class Farm:
         #: What the system says of the start of a process; None where it starts.
         self.refusal: OSError | None = None
         self.queue = ExperimentQueue(folder / "experiments")
-        self.experiments = Experiments(
+        self.experiments = RunningExperiments(
             folder,
             self.queue,
-            Allotter(FarmSettings().for_allotter()),
+            FairShareAllocator(FarmSettings().for_allotter()),
             self._start,
             end_hosts=lambda key: None,
             folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
@@ -90,9 +90,9 @@ class Farm:
             news=lambda line: None,
         )
 
-    def _start(self, entry: Entry, _events_key: str) -> ExperimentLink:
-        job = r.Job(name=entry.name, results="", code=entry.code, term=1, prefix=entry.id)
-        return ExperimentLink(job, Nodes(), folder=Path(), begin=self._begin)
+    def _start(self, entry: QueueEntry, _events_key: str) -> ExperimentConnection:
+        job = r.ExperimentJob(name=entry.name, results="", code=entry.code, term=1, prefix=entry.id)
+        return ExperimentConnection(job, Nodes(), folder=Path(), begin=self._begin)
 
     def _begin(self, folder: Path, sock: socket.socket, **options: object) -> Process:
         if self.refusal is not None:
@@ -132,7 +132,7 @@ def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_w
 
     (_, second) = farm.processes
     farm.experiments.turn()  # what waits to be sent is sent
-    asked = [heard.request for heard in second.heard() if isinstance(heard, r.Asked)]
+    asked = [heard.request for heard in second.heard() if isinstance(heard, r.IpcRequest)]
     assert asked == [r.StopSearch("stopped by alice")]
 
 
@@ -147,8 +147,8 @@ def test_who_asks_for_one_whose_process_ends_meanwhile_is_told_what_that_said_la
     )
     last = ExperimentDetail(experiment=row, metric="loss", notes=("is over",))
     (entry,) = farm.queue.in_state(State.RUNNING)
-    process.say(r.Attach(redis_keys.events(entry.id)))
-    process.say(r.Goodbye("is over", detail=msgspec.msgpack.encode(last)))
+    process.say(r.ExperimentAttached(redis_keys.events(entry.id)))
+    process.say(r.SearchEnded("is over", detail=msgspec.msgpack.encode(last)))
     process.code = 0
     farm.experiments.turn()
     assert asked.outcome == last
@@ -186,9 +186,9 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
         farm.queue.add(name, owner="alice", code=CODE)
     farm.experiments.turn()
     (process,) = farm.processes
-    process.say(r.Attach(redis_keys.events(farm.queue.get("hangs").id)))
+    process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("hangs").id)))
     if is_over:
-        process.say(r.Goodbye("is over"))
+        process.say(r.SearchEnded("is over"))
     for link in farm.experiments.links():
         link.on_readable()
     for _ in range(3):

@@ -10,12 +10,12 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.monitoring.farm_status import described
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import Desk
-from tunemq_scheduler.farm.service.request_handler import Caller
+from tunemq_scheduler.farm.service.farm_api import FarmApi
+from tunemq_scheduler.farm.service.request_handler import RequestCaller
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol import farm_requests as r
 
-ANN = Caller("ann", "0" * 32)
+ANN = RequestCaller("ann", "0" * 32)
 
 
 class SomeNodes(ToldNodes):
@@ -35,7 +35,7 @@ def desk(tmp_path):
     def desk(nodes):
         queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
         farm = described("/srv/store", "a test")
-        return Desk(queue, ToldExperiments(tmp_path), nodes, tmp_path, farm)
+        return FarmApi(queue, ToldExperiments(tmp_path), nodes, tmp_path, farm)
 
     return desk
 
@@ -44,7 +44,10 @@ def test_an_experiment_that_could_not_be_started_is_not_queued(desk):
     desk = desk(ToldNodes())
     with pytest.raises(ConfigError, match=r"settings\.variables"):
         desk.submit(
-            r.Submit(name="exp", code=CODE, settings=r.Settings(variables={"A=B": ""})), ANN
+            r.SubmitExperiment(
+                name="exp", code=CODE, settings=r.ExperimentEnvironment(variables={"A=B": ""})
+            ),
+            ANN,
         )
     assert desk.list_experiments(r.ListExperiments(), ANN).experiments == ()
 
@@ -52,7 +55,7 @@ def test_an_experiment_that_could_not_be_started_is_not_queued(desk):
 @pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
 def test_no_answer_has_more_trials_than_fit(desk, asked, rows):
     desk = desk(ToldNodes())
-    desk.submit(r.Submit(name="exp", code=CODE), ANN)
+    desk.submit(r.SubmitExperiment(name="exp", code=CODE), ANN)
     desk._queue.move("exp", State.RUNNING)
     desk._experiments.running.add("exp")
     desk._experiments.trials = tuple(f"aaaaa_{number:05d}" for number in range(2000))
@@ -70,9 +73,9 @@ def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(desk):
         ("beta", "beta-1", "silent", 1.0),
     )
     desk = desk(nodes)
-    desk.drain(r.Drain(node="alpha"), ANN)
-    desk.drain(r.Drain(node="alpha-1"), ANN)
-    desk.drain(r.Drain(node="beta"), ANN)
+    desk.drain(r.DrainNode(node="alpha"), ANN)
+    desk.drain(r.DrainNode(node="alpha-1"), ANN)
+    desk.drain(r.DrainNode(node="beta"), ANN)
     assert [told[1] for told in nodes.told] == ["alpha-2", "alpha-1", "beta-1"]
 
 
@@ -84,4 +87,4 @@ def test_a_node_that_is_not_there_can_be_resumed_if_something_was_asked_of_it(de
     with pytest.raises(ConfigError, match="there is no node 'delte'; did you mean delta"):
         desk.resume_node(r.ResumeNode(node="delte"), ANN)
     with pytest.raises(ConfigError, match="there is no node 'delta'"):
-        desk.drain(r.Drain(node="delta"), ANN)
+        desk.drain(r.DrainNode(node="delta"), ANN)

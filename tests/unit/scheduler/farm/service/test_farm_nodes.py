@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.api.farm_answers import NodeRow
-from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
-from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
-from tunemq_scheduler.farm.service.farm_nodes import Nodes
-from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
+from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.rejections import RejectionCounter
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 
@@ -25,15 +25,15 @@ class FakeWire:
 
     def __init__(self) -> None:
         self.facts: list[m.Event] = []
-        self.refusals = Refusals()
+        self.refusals = RejectionCounter()
         self.refused: dict[str, int] = {}
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(take=self._take, settle=lambda: None)
 
-    def vitals(self, _incarnation: str) -> NodeVitals:
-        gpus = (GpuVitals("n-1", foreign="process 12 (python) holds 1 GiB"),)
-        return NodeVitals(gpus=gpus, refused=self.refused)
+    def vitals(self, _incarnation: str) -> NodeMetrics:
+        gpus = (GpuMetrics("n-1", foreign="process 12 (python) holds 1 GiB"),)
+        return NodeMetrics(gpus=gpus, refused=self.refused)
 
     def hosted(self, _incarnation: str) -> int:
         return 0
@@ -43,16 +43,16 @@ class FakeWire:
         return facts
 
 
-def told(tmp_path: Path, *facts: m.Event) -> tuple[Nodes, Allotter, FakeWire]:
-    wire, allotter = FakeWire(), Allotter()
+def told(tmp_path: Path, *facts: m.Event) -> tuple[FarmNodes, FairShareAllocator, FakeWire]:
+    wire, allotter = FakeWire(), FairShareAllocator()
     allotter.advance(1.0)
-    nodes = Nodes(tmp_path / "nodes.json", wire, allotter)  # type: ignore[arg-type]
+    nodes = FarmNodes(tmp_path / "nodes.json", wire, allotter)  # type: ignore[arg-type]
     wire.facts += facts
     nodes.turn()
     return nodes, allotter, wire
 
 
-def row(nodes: Nodes) -> NodeRow:
+def row(nodes: FarmNodes) -> NodeRow:
     (one,) = nodes.rows()
     return one
 
@@ -74,9 +74,9 @@ def test_a_row_says_which_gpus_are_set_aside_and_counts_those_that_are_there(tmp
 def test_a_gpu_that_is_set_aside_and_held_is_in_use(tmp_path: Path):
     nodes, allotter, wire = told(tmp_path, node("n", 2))
     allotter.experiment_added("e", "ada")
-    allotter.usage("e", Usage({}, {}, (Wanted(ONE, 1),)))
+    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
     allotter.offers()
-    allotter.usage("e", Usage({"n": 1}, {"n": Amounts(ONE, {"n-0": 1.0})}, ()))
+    allotter.usage("e", OfferUsage({"n": 1}, {"n": ResourceAmounts(ONE, {"n-0": 1.0})}, ()))
     wire.facts.append(m.DevicesWithheld("n", {"n-0": "XID 79", "n-1": "ECC"}))
     nodes.turn()
     assert (row(nodes).total["gpu"], row(nodes).used["gpu"]) == (1.0, 1.0)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tunemq_scheduler.api.request_signing import close_request
-from tunemq_scheduler.farm.service.request_entry import Unanswerable, decode_entry
+from tunemq_scheduler.farm.service.request_entry import InvalidRequest, decode_entry
 from tunemq_shared.protocol import farm_requests as r
-from tunemq_shared.signing.live_keys import LiveKeys, Role
-from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.signing.live_keys import KeyRole, LiveKeys
+from tunemq_shared.signing.message_signing import MessageSigner
 
 NOW = 1_800_000_000.0
 ID = "0123456789abcdef" * 2
@@ -30,15 +30,19 @@ def scheduler(farm) -> LiveKeys:
 
 
 @pytest.fixture(scope="module")
-def ada(farm) -> Seal:
-    return LiveKeys(of_submitter(farm, "ada"), Role.SUBMITTER).submitter("ada")
+def ada(farm) -> MessageSigner:
+    return LiveKeys(of_submitter(farm, "ada"), KeyRole.SUBMITTER).submitter("ada")
 
 
 def entry(
-    seal: Seal, request: r.Request | None = None, *, at: float = NOW, owner: str = "ada"
+    seal: MessageSigner,
+    request: r.FarmRequest | None = None,
+    *,
+    at: float = NOW,
+    owner: str = "ada",
 ) -> dict[bytes, bytes]:
     """What a client sends at a time."""
-    asked = request or r.Stop(name="exp")
+    asked = request or r.StopExperiment(name="exp")
     kind, sent = str(type(asked).__struct_config__.tag), str(int(at * 1000))
     body = close_request(seal, msgspec.msgpack.encode(asked), request=ID, kind=kind, sent=sent)
     return {
@@ -52,15 +56,15 @@ def entry(
     }
 
 
-def refused(fields: dict[bytes, bytes], keys: LiveKeys) -> Unanswerable:
-    with pytest.raises(Unanswerable) as found:
+def refused(fields: dict[bytes, bytes], keys: LiveKeys) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as found:
         decode_entry(fields, keys, "1.0", NOW)
     return found.value
 
 
 def test_what_she_signed_is_hers(scheduler, ada):
     asked = decode_entry(entry(ada), scheduler, "1.0", NOW)
-    assert (asked.owner, asked.request, asked.id) == ("ada", r.Stop(name="exp"), ID)
+    assert (asked.owner, asked.request, asked.id) == ("ada", r.StopExperiment(name="exp"), ID)
     assert asked.seal.signer == ada.signer
 
 
@@ -90,7 +94,7 @@ def test_nobody_asks_in_the_name_of_another(scheduler, ada):
 
 
 def test_what_is_not_signed_is_refused_with_what_to_do(scheduler):
-    problem = refused(entry(Seal("")), scheduler)
+    problem = refused(entry(MessageSigner("")), scheduler)
     assert problem.reason == "unsigned"
     assert "tunemq keys add FOLDER ada" in str(problem)
     assert problem.seal is not None
@@ -101,7 +105,7 @@ def test_a_farm_without_keys_takes_nothing_that_is_signed(ada):
     problem = refused(entry(ada), LiveKeys.none())
     assert problem.reason == "signed_without_keys"
     assert "--keys scheduler.toml" in str(problem)
-    assert decode_entry(entry(Seal("")), LiveKeys.none(), "1.0", NOW).owner == "ada"
+    assert decode_entry(entry(MessageSigner("")), LiveKeys.none(), "1.0", NOW).owner == "ada"
 
 
 @pytest.mark.parametrize("behind", [0, 119, -59])
@@ -128,19 +132,19 @@ def test_s03_an_old_request_is_refused_and_she_is_told_by_how_much(
 ):
     problem = refused(entry(ada, at=NOW - behind), scheduler)
     assert problem.reason == reason
-    with pytest.raises(Unanswerable, match=said):
+    with pytest.raises(InvalidRequest, match=said):
         raise problem
     assert problem.seal is not None
     assert problem.seal.is_signed  # she can believe it
 
 
 def test_without_keys_no_clock_is_compared():
-    asked = decode_entry(entry(Seal(""), at=0), LiveKeys.none(), "1.0", NOW)
-    assert asked.request == r.Stop(name="exp")
+    asked = decode_entry(entry(MessageSigner(""), at=0), LiveKeys.none(), "1.0", NOW)
+    assert asked.request == r.StopExperiment(name="exp")
 
 
 def test_a_time_that_is_none_is_refused(scheduler, ada):
-    body = msgspec.msgpack.encode(r.Stop(name="exp"))
+    body = msgspec.msgpack.encode(r.StopExperiment(name="exp"))
     for sent in ("", "now", "-1", "1" * 16, "\N{ARABIC-INDIC DIGIT ONE}"):
         sealed = close_request(ada, body, request=ID, kind="stop", sent=sent)
         fields = {**entry(ada), b"sent": sent.encode(), b"body": sealed}
@@ -156,16 +160,16 @@ def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada)
 
     body = Unseen(r.MAX_REQUEST_BYTES + 100)
     assert refused({**entry(ada), b"body": body}, scheduler).reason == "oversized"
-    whole = r.Submit(
+    whole = r.SubmitExperiment(
         name="x",
         code=r.PickledCode(tuner=r.BlobRef("0" * 64, 1, "")),
-        settings=r.Settings(python="p" * (r.MAX_REQUEST_BYTES - 300)),
+        settings=r.ExperimentEnvironment(python="p" * (r.MAX_REQUEST_BYTES - 300)),
     )
     assert decode_entry(entry(ada, whole), scheduler, "1.0", NOW).request == whole
 
 
 def test_an_id_is_known_with_who_has_used_it(scheduler, farm, ada):
-    ben = LiveKeys(of_submitter(farm, "ben"), Role.SUBMITTER).submitter("ben")
+    ben = LiveKeys(of_submitter(farm, "ben"), KeyRole.SUBMITTER).submitter("ben")
     hers = decode_entry(entry(ada), scheduler, "1.0", NOW)
     his = decode_entry(entry(ben, owner="ben"), scheduler, "1.0", NOW)
     assert hers.id == his.id

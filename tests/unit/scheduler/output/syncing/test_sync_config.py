@@ -15,7 +15,7 @@ from tunemq_scheduler.output.syncing.create_syncer import get_node_to_storage_sy
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
-from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_shared.base.errors import ConfigError
 
 
@@ -143,8 +143,8 @@ def test_settings_become_a_syncer_or_none_or_an_error() -> None:
 
 @pytest.mark.parity(147, 148)
 def test_nothing_is_copied_where_there_is_nowhere_to_or_nobody_may() -> None:
-    assert copier_of(SyncConfig(), "e", Storage("/e", "")) is None
-    assert copier_of(SyncConfig(syncer=None), "e", Storage("/e", "s3://b/e")) is None
+    assert copier_of(SyncConfig(), "e", StorageLocation("/e", "")) is None
+    assert copier_of(SyncConfig(syncer=None), "e", StorageLocation("/e", "s3://b/e")) is None
 
 
 @pytest.mark.parity(147)

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 
 from tests.support.searches.checkpoints import contents
 from tunemq_scheduler.output.syncing import destinations, mirroring
-from tunemq_scheduler.output.syncing.destinations import Place, Stamp, join, open_place
+from tunemq_scheduler.output.syncing.destinations import (
+    FileStamp,
+    SyncDestination,
+    join,
+    open_place,
+)
 from tunemq_scheduler.output.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding
 from tunemq_scheduler.output.syncing.mirroring import (
-    Copied,
+    MirroredFiles,
     delete_folder,
     download_folder,
     upload_folder,
 )
 from tunemq_shared.base.errors import ConfigError, StoreError
-from tunemq_shared.base.retrying import Cancel, Cancelled
+from tunemq_shared.base.retrying import CancelToken, TransferCancelled
 
 OLD_NS = 10**18
 
@@ -43,12 +48,16 @@ def there(tmp_path: Path) -> Path:
     return tmp_path / "there"
 
 
-def up(here: Path, there: Path, copied: Copied | None = None, exclude: tuple[str, ...] = ()) -> int:
-    return upload_folder(str(here), str(there), exclude, copied or Copied(), cancel=Cancel())
+def up(
+    here: Path, there: Path, copied: MirroredFiles | None = None, exclude: tuple[str, ...] = ()
+) -> int:
+    return upload_folder(
+        str(here), str(there), exclude, copied or MirroredFiles(), cancel=CancelToken()
+    )
 
 
 def test_only_what_changed_is_copied_again(here: Path, there: Path) -> None:
-    copied = Copied()
+    copied = MirroredFiles()
     assert up(here, there, copied) == 2
     assert up(here, there, copied) == 0
     (here / "a").write_bytes(b"A")
@@ -62,7 +71,7 @@ def test_a_file_that_was_just_written_is_copied_again(
 ) -> None:
     """Its next change might bear the same time."""
     monkeypatch.setattr(mirroring, "_SETTLED_NS", 3600 * 10**9)  # however slow this machine is
-    copied = Copied()
+    copied = MirroredFiles()
     (here / "a").write_bytes(b"1")
     assert up(here, there, copied) == 2
     assert up(here, there, copied) == 1
@@ -76,10 +85,10 @@ def test_nobody_else_knows_what_was_copied(here: Path, there: Path) -> None:
 def test_what_comes_down_is_not_fetched_again_while_both_sides_stay(
     here: Path, there: Path
 ) -> None:
-    copied = Copied()
+    copied = MirroredFiles()
 
     def down() -> int:
-        return download_folder(str(here), str(there), (), copied, cancel=Cancel())
+        return download_folder(str(here), str(there), (), copied, cancel=CancelToken())
 
     assert down() == 2
     assert down() == 0
@@ -93,13 +102,15 @@ def test_what_comes_down_is_not_fetched_again_while_both_sides_stay(
 def test_a_file_that_goes_away_meanwhile_is_no_error(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = destinations.FolderPlace.put
+    put = destinations.FolderDestination.put
 
-    def and_remove_the_next(self: Place, name: str, path: str, cancel: Cancel) -> None:
+    def and_remove_the_next(
+        self: SyncDestination, name: str, path: str, cancel: CancelToken
+    ) -> None:
         put(self, name, path, cancel)
         (here / "b").unlink(missing_ok=True)
 
-    monkeypatch.setattr(destinations.FolderPlace, "put", and_remove_the_next)
+    monkeypatch.setattr(destinations.FolderDestination, "put", and_remove_the_next)
     assert up(here, there) == 1
     assert contents(there) == {"a": b"a"}
 
@@ -107,14 +118,14 @@ def test_a_file_that_goes_away_meanwhile_is_no_error(
 def test_a_file_that_fails_to_be_read_keeps_no_other_back(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = destinations.FolderPlace.put
+    put = destinations.FolderDestination.put
 
-    def refuse_one(self: Place, name: str, path: str, cancel: Cancel) -> None:
+    def refuse_one(self: SyncDestination, name: str, path: str, cancel: CancelToken) -> None:
         if name == "a":
             raise PermissionError(13, "Permission denied", path)
         put(self, name, path, cancel)
 
-    monkeypatch.setattr(destinations.FolderPlace, "put", refuse_one)
+    monkeypatch.setattr(destinations.FolderDestination, "put", refuse_one)
     with pytest.raises(StoreError, match=r"1 of the files in .*here/a: Permission denied"):
         up(here, there)
     assert contents(there) == {"b": b"b"}
@@ -131,11 +142,11 @@ def test_a_copy_that_is_cut_off_shows_no_half_file(
 ) -> None:
     monkeypatch.setattr(destinations, "_CHUNK", 10)
     make(here, a=b"x" * 100)
-    cancel = Cancel()
+    cancel = CancelToken()
     checks = iter([cancel.check] * 6 + [cancel.cancel] * 2)
-    monkeypatch.setattr(cancel, "check", lambda: (next(checks)(), Cancel.check(cancel)))
-    with pytest.raises(Cancelled):
-        upload_folder(str(here), str(there), (), Copied(), cancel=cancel)
+    monkeypatch.setattr(cancel, "check", lambda: (next(checks)(), CancelToken.check(cancel)))
+    with pytest.raises(TransferCancelled):
+        upload_folder(str(here), str(there), (), MirroredFiles(), cancel=cancel)
     assert contents(there) == {}
 
 
@@ -145,7 +156,7 @@ def test_what_an_earlier_copy_left_half_done_is_never_copied(here: Path, there: 
     assert contents(there) == {"a": b"a", "b": b"b"}
     make(there, **{f"{destinations.PART_PREFIX}2": b"half"})
     back = here.parent / "back"
-    download_folder(str(there), str(back), (), Copied(), cancel=Cancel())
+    download_folder(str(there), str(back), (), MirroredFiles(), cancel=CancelToken())
     assert contents(back) == {"a": b"a", "b": b"b"}
 
 
@@ -169,7 +180,7 @@ def test_a_link_in_the_target_leads_nothing_out_of_it(here: Path, there: Path) -
     there.mkdir()
     (there / "sub").symlink_to(outside)
     with pytest.raises(StoreError, match=r"there/sub/file: a link there leads out"):
-        download_folder(str(here), str(there), (), Copied(), cancel=Cancel())
+        download_folder(str(here), str(there), (), MirroredFiles(), cancel=CancelToken())
     assert contents(outside) == {"file": b"old"}
 
 
@@ -179,7 +190,7 @@ def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
     outside = make(there.parent / "outside", file=b"old")
     there.mkdir()
     (there / "a").symlink_to(outside / "file")
-    download_folder(str(here), str(there), (), Copied(), cancel=Cancel())
+    download_folder(str(here), str(there), (), MirroredFiles(), cancel=CancelToken())
     assert contents(outside) == {"file": b"old"}
     assert contents(there) == contents(here)
 
@@ -188,20 +199,20 @@ def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
 def test_names_that_lead_elsewhere_are_refused(
     there: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Forged(Place):
-        def list(self, cancel: Cancel) -> dict[str, Stamp]:
-            return {name: Stamp(1, 0)}
+    class Forged(SyncDestination):
+        def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
+            return {name: FileStamp(1, 0)}
 
-        def put(self, name: str, path: str, cancel: Cancel) -> None: ...
+        def put(self, name: str, path: str, cancel: CancelToken) -> None: ...
 
-        def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+        def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
             Path(path).write_bytes(b"x")
 
-        def delete(self, cancel: Cancel) -> None: ...
+        def delete(self, cancel: CancelToken) -> None: ...
 
     monkeypatch.setattr(mirroring, "open_place", lambda _: Forged())
     with pytest.raises(StoreError, match="is not the name of a file below it"):
-        download_folder("s3://forged", str(there / "a"), (), Copied(), cancel=Cancel())
+        download_folder("s3://forged", str(there / "a"), (), MirroredFiles(), cancel=CancelToken())
     assert list(there.rglob("x")) == []
 
 
@@ -213,7 +224,7 @@ def test_a_folder_is_not_copied_into_itself(here: Path) -> None:
 
 def test_the_root_is_not_deleted() -> None:
     with pytest.raises(StoreError, match="root of the file system"):
-        delete_folder("/", Copied(), cancel=Cancel())
+        delete_folder("/", MirroredFiles(), cancel=CancelToken())
 
 
 def test_an_address_of_an_unknown_kind_is_refused() -> None:
@@ -238,8 +249,8 @@ def test_names_are_joined_to_addresses_before_their_settings(address: str, joine
 
 @pytest.mark.parametrize("address", ["s3://b/p", "file:///p", "/p"])
 def test_what_was_removed_is_not_thought_to_be_there(address: str) -> None:
-    copied = Copied()
-    stamp = (Stamp(1, 1),)
+    copied = MirroredFiles()
+    stamp = (FileStamp(1, 1),)
     for name in ("größe/a", "größe 2/a"):
         copied.between("/here", address)[name] = stamp
     copied.forget(join(address, "größe"))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, Command
+from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, SyncCommand
 from tunemq_scheduler.output.syncing.background_transfer import BackgroundTransfer
 from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_shared.base.errors import ConfigError, TuneError
-from tunemq_shared.base.retrying import Cancel, Cancelled
+from tunemq_shared.base.retrying import CancelToken, TransferCancelled
 
 
 class Gate:
@@ -26,10 +26,10 @@ class Gate:
         self.is_open = threading.Event()
         self.at_work = self.most_at_work = self.begun = 0
         self.outcome: Callable[[], Any] = lambda: "done"
-        self.cancel: Cancel | None = None
+        self.cancel: CancelToken | None = None
         self._lock = threading.Lock()
 
-    def pass_through(self, *_args: Any, cancel: Cancel, **_named: Any) -> Any:
+    def pass_through(self, *_args: Any, cancel: CancelToken, **_named: Any) -> Any:
         with self._lock:
             self.at_work += 1
             self.most_at_work = max(self.at_work, self.most_at_work)
@@ -90,7 +90,7 @@ def test_its_timeout_counts_from_its_start(gate: Gate) -> None:
 
 
 def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
-    def heeds(*, cancel: Cancel) -> None:
+    def heeds(*, cancel: CancelToken) -> None:
         while True:
             cancel.check()
             cancel.pause(0.01)
@@ -120,10 +120,10 @@ def test_nothing_starts_beside_one_that_timed_out(gate: Gate) -> None:
 def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) -> None:
     seen: list[type[BaseException] | None] = []
 
-    def cancellable(*, cancel: Cancel) -> None:
+    def cancellable(*, cancel: CancelToken) -> None:
         try:
             gate.pass_through(cancel=cancel)
-        except Cancelled as error:
+        except TransferCancelled as error:
             seen.append(type(error))
             raise
         seen.append(None)
@@ -135,7 +135,7 @@ def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) ->
     second = BackgroundTransfer(cancellable, 60, after=first)
     gate.is_open.set()
     second.wait()
-    assert seen == [Cancelled, None]
+    assert seen == [TransferCancelled, None]
 
 
 @pytest.mark.parity(151)
@@ -168,7 +168,7 @@ def test_it_can_be_cancelled_from_elsewhere(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
     transfer.cancel()
     gate.is_open.set()
-    with pytest.raises(Cancelled):
+    with pytest.raises(TransferCancelled):
         transfer.wait()
 
 
@@ -182,16 +182,16 @@ class GatedSyncer(BackgroundSyncer):
         super().__init__(**settings)
         self.gate = gate
 
-    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> Command:
+    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> SyncCommand:
         return self._passing(local_path=local_path, uri=uri, exclude=exclude)
 
-    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> Command:
+    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> SyncCommand:
         return self._passing(local_path=local_path, uri=uri, exclude=exclude)
 
-    def _delete_command(self, uri: str) -> Command:
+    def _delete_command(self, uri: str) -> SyncCommand:
         return self._passing(uri=uri)
 
-    def _passing(self, **arguments: Any) -> Command:
+    def _passing(self, **arguments: Any) -> SyncCommand:
         assert self.gate is not None
         return self.gate.pass_through, arguments
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from tests.unit.scheduler.searches_to_show import Clock, FakeSearch, failure
-from tunemq_scheduler.output.terminal.display import Display, Output
+from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
 from tunemq_scheduler.output.terminal.lines import LineDisplay
 from tunemq_scheduler.output.terminal.reporter import display_for
 from tunemq_scheduler.output.terminal.rows import TableOptions
@@ -19,7 +19,9 @@ from tunemq_scheduler.results.result import Result
 class Shown:
     def __init__(self, **options: object) -> None:
         self.clock, self.stream, self.search = Clock(), io.StringIO(), FakeSearch()
-        self.display = LineDisplay(Output(self.stream), TableOptions(), now=self.clock, **options)
+        self.display = LineDisplay(
+            TerminalOutput(self.stream), TableOptions(), now=self.clock, **options
+        )
 
     def lines(self) -> list[str]:
         """What was written since the last look."""
@@ -242,7 +244,7 @@ def test_escape_codes_and_line_ends_cannot_forge_a_line(shown):
 def test_a_stream_that_is_closed_or_poor_in_characters_does_not_end_the_search():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    output = Output(stream)
+    output = TerminalOutput(stream)
     output.write("größe")
     assert raw.getvalue() == b"gr\\xf6\\xdfe\n"
     stream.close()
@@ -258,7 +260,7 @@ def test_output_on_a_disk_that_was_full_is_written_again():
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     stream = Full()
-    output = Output(stream)
+    output = TerminalOutput(stream)
     output.write("while it is full")
     stream.is_full = False
     output.write("later")

@@ -13,7 +13,7 @@ from tests.unit.scheduler.searches_to_show import Clock, FakeSearch, failure
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.output.terminal.formatting import (
-    Column,
+    TableColumn,
     clean,
     duration,
     fit,
@@ -370,14 +370,14 @@ def test_durations_are_short(seconds, text):
 def test_wide_characters_are_counted_as_two_columns():
     assert clean("漢字漢字", 5) == "漢字…"
     lines = text_table(
-        [Column(header="a", cells=["漢字", "x"]), Column(header="b", cells=["1", "2"])]
+        [TableColumn(header="a", cells=["漢字", "x"]), TableColumn(header="b", cells=["1", "2"])]
     )
     assert lines == ["a     b", "----  -", "漢字  1", "x     2"]
 
 
 def test_the_least_important_columns_go_first():
     columns = [
-        Column(header=name * 5, cells=[], rank=rank)
+        TableColumn(header=name * 5, cells=[], rank=rank)
         for name, rank in (("a", 0), ("b", 9), ("c", 1))
     ]
     assert [column.header for column in fit(columns, 12)] == ["aaaaa", "ccccc"]

@@ -11,19 +11,19 @@ import pytest
 
 from tunemq_scheduler.api.farm_answers import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import check_folder, judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts
+from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.node_checks import (
-    Versions,
+    RequiredVersions,
     check_clocks,
     check_gpus,
     check_libraries,
     check_nodes,
     check_versions,
 )
-from tunemq_scheduler.security.findings import Level
-from tunemq_shared.health.node_metrics import NodeAbout, NodeVitals
+from tunemq_scheduler.security.findings import FindingLevel
+from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics
 
-WANTED = Versions(tunemq="1.2", python="3.11", cloudpickle="3.1", whose="the scheduler")
+WANTED = RequiredVersions(tunemq="1.2", python="3.11", cloudpickle="3.1", whose="the scheduler")
 
 
 def node(
@@ -36,23 +36,23 @@ def node(
     gpus: tuple[str, ...] = (),
     free: float | None = 1e12,
     **libraries: str,
-) -> NodeFacts:
-    about = NodeAbout(name, f"{name}.lan", python, {"cloudpickle": "3.1", **libraries}, gpus)
-    vitals = NodeVitals(tunemq, disk_free=free, disk_size=2e12, about=about)
-    return NodeFacts(incarnation or f"i-{name}", vitals, ahead)
+) -> NodeReport:
+    about = NodeDescription(name, f"{name}.lan", python, {"cloudpickle": "3.1", **libraries}, gpus)
+    vitals = NodeMetrics(tunemq, disk_free=free, disk_size=2e12, about=about)
+    return NodeReport(incarnation or f"i-{name}", vitals, ahead)
 
 
-def facts(*nodes: NodeFacts, here: float = 0.0, **unreadable: str) -> FarmFacts:
-    return FarmFacts(nodes=nodes, unreadable=unreadable, sealed=0, clock_ahead_s=here)
+def facts(*nodes: NodeReport, here: float = 0.0, **unreadable: str) -> FarmReport:
+    return FarmReport(nodes=nodes, unreadable=unreadable, sealed=0, clock_ahead_s=here)
 
 
-def levels(findings) -> dict[str, Level]:
+def levels(findings) -> dict[str, FindingLevel]:
     return {one.check: one.level for one in findings}
 
 
 def test_nodes_that_are_alike_are_well():
     found = check_nodes(facts(node("a", numpy="2.1"), node("b", numpy="2.1")), WANTED)
-    assert set(levels(found).values()) == {Level.OK}
+    assert set(levels(found).values()) == {FindingLevel.OK}
     assert set(levels(found)) == {
         "nodes",
         "node-python",
@@ -65,44 +65,46 @@ def test_nodes_that_are_alike_are_well():
 
 
 def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
-    assert levels(check_nodes(facts(), WANTED))["nodes"] == Level.WARNING
+    assert levels(check_nodes(facts(), WANTED))["nodes"] == FindingLevel.WARNING
     names = [f"s{number} (RUNNING)" for number in range(6)]
     (finding, _clocks) = check_nodes(facts(), WANTED, names)
-    assert (finding.check, finding.level) == ("nodes", Level.PROBLEM)
+    assert (finding.check, finding.level) == ("nodes", FindingLevel.PROBLEM)
     assert "s0 (RUNNING), " in finding.what
     assert finding.what.endswith("s4 (RUNNING), ...")
 
 
 def test_a_node_of_an_older_tunemq_that_says_less_is_no_trouble():
-    old = NodeFacts("i-old", NodeVitals("1.2"), None)
+    old = NodeReport("i-old", NodeMetrics("1.2"), None)
     found = check_nodes(facts(old, node("b")), WANTED)
-    assert set(levels(found).values()) == {Level.OK}
+    assert set(levels(found).values()) == {FindingLevel.OK}
     assert "i-old" in found[0].what
 
 
 def test_of_python_the_last_number_may_differ():
-    assert levels(check_versions([node("a", python="3.11.2")], WANTED)) == {"node-python": Level.OK}
+    assert levels(check_versions([node("a", python="3.11.2")], WANTED)) == {
+        "node-python": FindingLevel.OK
+    }
     assert levels(check_versions([node("a", python="3.12.0")], WANTED)) == {
-        "node-python": Level.PROBLEM
+        "node-python": FindingLevel.PROBLEM
     }
     assert levels(check_versions([node("a", python="3.1")], WANTED)) == {
-        "node-python": Level.PROBLEM
+        "node-python": FindingLevel.PROBLEM
     }
 
 
 def test_another_tunemq_is_a_warning_and_another_cloudpickle_a_problem():
     (first, _) = check_versions([node("a", tunemq="1.1")], WANTED)
-    assert (first.check, first.level) == ("node-libraries", Level.WARNING)
+    assert (first.check, first.level) == ("node-libraries", FindingLevel.WARNING)
     assert "install TuneMQ 1.2" in first.fix
     other = node("a", cloudpickle="2.0")
     (second, _) = check_versions([other], WANTED)
-    assert (second.check, second.level) == ("node-libraries", Level.PROBLEM)
+    assert (second.check, second.level) == ("node-libraries", FindingLevel.PROBLEM)
 
 
 def test_without_a_scheduler_this_interpreter_is_what_nodes_are_compared_with():
-    assert Versions.of_farm(None).whose == "this machine"
+    assert RequiredVersions.of_farm(None).whose == "this machine"
     farm = FarmDescription(store="s", scheduler="h", python="3.99", cloudpickle="9")
-    said = Versions.of_farm(farm)
+    said = RequiredVersions.of_farm(farm)
     assert (said.python, said.cloudpickle, said.whose) == ("3.99", "9", "the scheduler")
 
 
@@ -121,7 +123,7 @@ def test_who_has_another_library_than_most_is_named(versions: list[str], blamed:
         for number, version in enumerate(versions)
     ]
     (finding,) = check_libraries(nodes)
-    assert finding.level is Level.WARNING
+    assert finding.level is FindingLevel.WARNING
     assert blamed in finding.what
 
 
@@ -130,29 +132,29 @@ def test_who_has_another_library_than_most_is_named(versions: list[str], blamed:
 )
 def test_a_torch_that_runs_code_from_checkpoints_is_named(version: str, is_safe: bool):
     found = check_libraries([node("a", torch=version)])
-    assert (levels(found)["node-libraries"] is Level.OK) == is_safe
+    assert (levels(found)["node-libraries"] is FindingLevel.OK) == is_safe
 
 
 def test_a_node_that_was_started_again_shares_no_gpu_with_itself():
     before, after = (node("a", incarnation=name, gpus=("GPU-1",)) for name in ("x", "y"))
-    assert levels(check_gpus([before, after])) == {"node-gpus": Level.OK}
+    assert levels(check_gpus([before, after])) == {"node-gpus": FindingLevel.OK}
     others = [node("a", gpus=("GPU-1", "GPU-2")), node("b", gpus=("GPU-2",))]
     (finding,) = check_gpus(others)
     assert "GPU-2 is offered by 2 workers: a on a.lan, b on b.lan" in finding.what
 
 
 def test_the_clock_is_wrong_that_most_others_contradict():
-    def blamed(*nodes: NodeFacts, here: float = 0.0) -> list[tuple[str, Level]]:
+    def blamed(*nodes: NodeReport, here: float = 0.0) -> list[tuple[str, FindingLevel]]:
         found = check_clocks(facts(*nodes, here=here))
         return [(one.what.split(" is ")[0], one.level) for one in found if one.fix]
 
     right = [node("a", ahead=0.4), node("b", ahead=-1.0)]
     assert blamed(*right) == []
-    assert blamed(*right, node("c", ahead=3600)) == [("the clock of node c", Level.PROBLEM)]
-    assert blamed(*right, node("c", ahead=-20)) == [("the clock of node c", Level.WARNING)]
-    assert blamed(*right, here=-3600) == [("the clock of this machine", Level.PROBLEM)]
+    assert blamed(*right, node("c", ahead=3600)) == [("the clock of node c", FindingLevel.PROBLEM)]
+    assert blamed(*right, node("c", ahead=-20)) == [("the clock of node c", FindingLevel.WARNING)]
+    assert blamed(*right, here=-3600) == [("the clock of this machine", FindingLevel.PROBLEM)]
     off = [node("a", ahead=3600), node("b", ahead=3600.5), node("c", ahead=None)]
-    assert blamed(*off, here=3601) == [("the clock of Redis", Level.PROBLEM)]
+    assert blamed(*off, here=3601) == [("the clock of Redis", FindingLevel.PROBLEM)]
 
 
 def test_how_far_a_clock_is_off_is_said_in_its_own_size():
@@ -164,15 +166,15 @@ def test_how_far_a_clock_is_off_is_said_in_its_own_size():
 @pytest.mark.parametrize(
     ("free", "size", "level"),
     [
-        (1e6, 1e12, Level.PROBLEM),
-        (1e6, None, Level.PROBLEM),
-        (2e9, 1e12, Level.WARNING),
-        (2e9, 10e9, Level.OK),  # a fifth of a small one
-        (2e10, 1e12, Level.OK),
-        (2e9, None, Level.OK),
+        (1e6, 1e12, FindingLevel.PROBLEM),
+        (1e6, None, FindingLevel.PROBLEM),
+        (2e9, 1e12, FindingLevel.WARNING),
+        (2e9, 10e9, FindingLevel.OK),  # a fifth of a small one
+        (2e10, 1e12, FindingLevel.OK),
+        (2e9, None, FindingLevel.OK),
     ],
 )
-def test_how_much_room_is_enough(free: float, size: float | None, level: Level):
+def test_how_much_room_is_enough(free: float, size: float | None, level: FindingLevel):
     assert judge_disk("disk", "the disk", free, size).level is level
 
 
@@ -187,14 +189,14 @@ def test_check_folder_disk_that_fails_a_write_is_a_problem(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fails)
     finding = check_folder("disk", "the results in", str(tmp_path))
-    assert finding.level is Level.PROBLEM
+    assert finding.level is FindingLevel.PROBLEM
     assert f"{tmp_path} cannot be written: Input/output error" in finding.what
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("owner", "level"), [(0, Level.PROBLEM), (1, Level.WARNING)])
+@pytest.mark.parametrize(("owner", "level"), [(0, FindingLevel.PROBLEM), (1, FindingLevel.WARNING)])
 def test_check_folder_of_another_user_without_rights_is_not_judged(
-    tmp_path, monkeypatch, owner: int, level: Level
+    tmp_path, monkeypatch, owner: int, level: FindingLevel
 ):
     def refused(dir: str) -> NoReturn:  # noqa: A002
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -210,7 +212,7 @@ def test_check_folder_of_another_user_without_rights_is_not_judged(
 def test_who_is_not_believed_is_named():
     found = check_nodes(facts(node("a"), i7="was altered"), WANTED)
     assert "i7 says was altered" in found[0].what
-    assert found[0].level is Level.PROBLEM
-    sealed = FarmFacts(nodes=(), unreadable={}, sealed=3, clock_ahead_s=0.0)
-    assert levels(check_nodes(sealed, WANTED))["nodes"] is Level.WARNING
-    assert levels(check_nodes(facts(), WANTED))["nodes"] is Level.WARNING
+    assert found[0].level is FindingLevel.PROBLEM
+    sealed = FarmReport(nodes=(), unreadable={}, sealed=3, clock_ahead_s=0.0)
+    assert levels(check_nodes(sealed, WANTED))["nodes"] is FindingLevel.WARNING
+    assert levels(check_nodes(facts(), WANTED))["nodes"] is FindingLevel.WARNING

@@ -8,28 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeList, NodeRow, RefusedRow, StoreTroubleRow
-from tunemq_scheduler.security.doctor.farm_facts import NodeFacts
+from tunemq_scheduler.api.farm_answers import (
+    GpuRow,
+    NodeList,
+    NodeRow,
+    RejectionRow,
+    StoreTroubleRow,
+)
+from tunemq_scheduler.security.doctor.farm_facts import NodeReport
 from tunemq_scheduler.security.doctor.reports import (
     check_backup,
     check_node_reports,
     check_scheduler_reports,
 )
-from tunemq_scheduler.security.findings import Level
-from tunemq_shared.health.node_metrics import NodeAbout, NodeVitals
+from tunemq_scheduler.security.findings import FindingLevel
+from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 
 
-def node(**vitals) -> NodeFacts:
-    about = NodeAbout("w1", "w1.lan", "3.11", {})
-    return NodeFacts("i1", NodeVitals("1.2", about=about, **vitals), None)
+def node(**vitals) -> NodeReport:
+    about = NodeDescription("w1", "w1.lan", "3.11", {})
+    return NodeReport("i1", NodeMetrics("1.2", about=about, **vitals), None)
 
 
 def row(name: str = "w1", state: str = "ready", **more) -> NodeRow:
     return NodeRow(node=name, incarnation=f"i-{name}", state=state, **more)
 
 
-@pytest.mark.parametrize(("seconds", "level"), [(99.0, Level.PROBLEM), (4.0, Level.WARNING)])
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(99.0, FindingLevel.PROBLEM), (4.0, FindingLevel.WARNING)]
+)
 def test_check_node_reports_with_a_failing_store_names_node_time_and_error(seconds, level):
     store = StoreTraffic(9, 9, 0, seconds, "SignatureDoesNotMatch")
     (finding,) = check_node_reports([node(store=store)])
@@ -42,7 +50,9 @@ def test_check_node_reports_with_a_failing_store_names_node_time_and_error(secon
 
 def test_check_node_reports_with_many_unjournalled_reports_warns():
     found = check_node_reports([node(outbox=2**25)])
-    assert [(one.check, one.level) for one in found if one.fix] == [("node-outbox", Level.WARNING)]
+    assert [(one.check, one.level) for one in found if one.fix] == [
+        ("node-outbox", FindingLevel.WARNING)
+    ]
     assert "32" in found[0].what
 
 
@@ -53,9 +63,9 @@ def test_check_scheduler_reports_with_a_failing_store_names_the_search():
     )
     found = check_scheduler_reports(NodeList(nodes=(row(),), stores=stores))
     assert [(one.check, one.level) for one in found if one.fix] == [
-        ("store-requests", Level.PROBLEM),
-        ("store-requests", Level.PROBLEM),
-        ("journal-copy", Level.PROBLEM),
+        ("store-requests", FindingLevel.PROBLEM),
+        ("store-requests", FindingLevel.PROBLEM),
+        ("journal-copy", FindingLevel.PROBLEM),
     ]
     assert "of the scheduler has succeeded for 40 s: no answer" in found[0].what
     assert "process of s1 has succeeded for 400 s: bad" in found[1].what
@@ -65,13 +75,13 @@ def test_check_scheduler_reports_with_a_failing_store_names_the_search():
 def test_check_scheduler_reports_with_a_copy_that_is_little_behind_is_ok():
     stores = (StoreTroubleRow(experiment="s1", copy_behind_s=20.0),)
     found = check_scheduler_reports(NodeList(nodes=(row(),), stores=stores))
-    assert {one.level for one in found} == {Level.OK}
+    assert {one.level for one in found} == {FindingLevel.OK}
 
 
 def test_check_scheduler_reports_with_drained_nodes_only_warns():
     rows = (row("a", "drained"), row("b", "draining"), row("c", "gone"))
     found = [one for one in check_scheduler_reports(NodeList(nodes=rows)) if one.fix]
-    assert [(one.check, one.level) for one in found] == [("nodes", Level.WARNING)]
+    assert [(one.check, one.level) for one in found] == [("nodes", FindingLevel.WARNING)]
     assert "no node takes trials: a, b are drained" in found[0].what
     ready = NodeList(nodes=(*rows, row("d")))
     assert not [one for one in check_scheduler_reports(ready) if one.fix]
@@ -81,18 +91,18 @@ def test_check_scheduler_reports_with_a_withheld_gpu_warns():
     gpus = (GpuRow(uuid="GPU-1", withheld="Xid 79"), GpuRow(uuid="GPU-2"))
     found = check_scheduler_reports(NodeList(nodes=(row(gpus=gpus),)))
     (finding,) = [one for one in found if one.fix]
-    assert (finding.check, finding.level) == ("node-gpus", Level.WARNING)
+    assert (finding.check, finding.level) == ("node-gpus", FindingLevel.WARNING)
     assert "GPU GPU-1 of node w1: Xid 79" in finding.what
 
 
 def test_check_scheduler_reports_with_refused_messages_notes_dishonest_ones():
     refused = (
-        RefusedRow(kind="events", reason="repeated", times=5),
-        RefusedRow(node="w1", kind="mail", reason="altered", times=2),
+        RejectionRow(kind="events", reason="repeated", times=5),
+        RejectionRow(node="w1", kind="mail", reason="altered", times=2),
     )
     found = check_scheduler_reports(NodeList(nodes=(row(),), refused=refused))
     (finding,) = [one for one in found if one.check == "messages"]
-    assert finding.level is Level.OK
+    assert finding.level is FindingLevel.OK
     assert finding.what == "node w1 refused 2 of the kind mail (altered), since each began"
 
 
@@ -100,6 +110,6 @@ def test_check_backup_with_an_old_note_warns(tmp_path: Path):
     note = tmp_path / "last-backup"
     assert check_backup(note) == []
     note.touch()
-    assert check_backup(note)[0].level is Level.OK
+    assert check_backup(note)[0].level is FindingLevel.OK
     os.utime(note, (time.time() - 9 * 86400,) * 2)
-    assert check_backup(note)[0].level is Level.WARNING
+    assert check_backup(note)[0].level is FindingLevel.WARNING

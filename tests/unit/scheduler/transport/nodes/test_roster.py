@@ -6,19 +6,19 @@ import cloudpickle
 import msgspec
 import pytest
 
-from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_scheduler.transport.nodes.registration_checks import read_hello
-from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import NodeVitals
+from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.registration import BatchHeader, NodeHello
-from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
+from tunemq_shared.protocol.rejections import RejectionCounter
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-HELLO = NodeHello(
+HELLO = NodeRegistration(
     m.PROTOCOL_VERSION,
     "n",
     "inc1",
@@ -33,7 +33,7 @@ JOINED = m.NodeJoined("inc1", "n", "host", "127.0.0.1", {"cpu": 2.0})
 FINISHED = m.TrialFinished("t1", 1)
 
 
-def introduce(roster: Roster, incarnation: str = "inc1", **fields: object) -> list[str]:
+def introduce(roster: NodeRegistry, incarnation: str = "inc1", **fields: object) -> list[str]:
     hello = msgspec.structs.replace(HELLO, incarnation=incarnation, **fields)
     return roster.read_hello(f"{incarnation[-1]}-0".encode(), m.encode(hello))
 
@@ -46,22 +46,22 @@ def batch(*events: m.NodeEvent, first: int = 1, incarnation: str = "inc1") -> di
 KEY = "tunemq:events:mine"
 
 
-def roster_of(term: int = 1, *keys: str) -> Roster:
-    roster = Roster(term, refusals=Refusals())
+def roster_of(term: int = 1, *keys: str) -> NodeRegistry:
+    roster = NodeRegistry(term, refusals=RejectionCounter())
     for key in keys or (KEY,):
-        roster.tenants[key] = Tenant(key)
+        roster.tenants[key] = ExperimentChannel(key)
     return roster
 
 
-def refused(roster: Roster) -> dict[tuple[str, str], int]:
+def refused(roster: NodeRegistry) -> dict[tuple[str, str], int]:
     return {(kind, reason): times for kind, reason, times in roster.refusals.counts()}
 
 
-def mine(roster: Roster) -> Tenant:
+def mine(roster: NodeRegistry) -> ExperimentChannel:
     return roster.tenants[KEY]
 
 
-def joined_roster() -> Roster:
+def joined_roster() -> NodeRegistry:
     roster = roster_of()
     introduce(roster)
     roster.read_leases(0.0, [b"1:0:0"])
@@ -212,7 +212,7 @@ UNREADABLE = (
 @pytest.mark.parametrize("events", UNREADABLE)
 def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
     roster = joined_roster()
-    roster.tenants["other"] = Tenant("other")
+    roster.tenants["other"] = ExperimentChannel("other")
     roster.announce(roster.tenants["other"])
     incarnation, last = roster.read_batch(
         mine(roster), b"1-1", {**batch(FINISHED), redis_keys.EVENTS: events}
@@ -220,7 +220,7 @@ def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
     assert (incarnation, last >= 1) == ("inc1", True)
     assert roster.nodes["inc1"].takes_orders
     assert roster.tenants["other"].facts == [JOINED]
-    with pytest.raises(WireError, match=r"Events 1 to \d+ of node inc1 "):
+    with pytest.raises(TransportError, match=r"Events 1 to \d+ of node inc1 "):
         events_of(mine(roster).take())
 
 
@@ -246,13 +246,13 @@ def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(fi
 
 def test_f24_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
     with pytest.raises(
-        WireError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
+        TransportError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
     ):
-        read_hello(msgspec.msgpack.encode(["NodeHello", 7, "n", {"new": "field"}]))
+        read_hello(msgspec.msgpack.encode(["NodeRegistration", 7, "n", {"new": "field"}]))
 
 
 def test_an_introduction_that_is_none_is_ignored_with_a_note():
-    with pytest.raises(WireError, match="cannot be read"):
+    with pytest.raises(TransportError, match="cannot be read"):
         read_hello(b"")
 
 
@@ -303,7 +303,7 @@ def test_a_node_is_known_with_its_gpus():
 def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not():
     roster = joined_roster()
     assert roster.vitals_keys() == [redis_keys.vitals("inc1")]
-    vitals = NodeVitals("1.0", load=0.5, hosts=2, number=7)
+    vitals = NodeMetrics("1.0", load=0.5, hosts=2, number=7)
     yesterday = msgspec.structs.replace(vitals, load=2.0, number=6)
     absurd = msgspec.structs.replace(vitals, disk_free=float("nan"), number=8)
     for value in (m.encode(vitals), b"nonsense", m.encode(absurd), None, m.encode(yesterday)):

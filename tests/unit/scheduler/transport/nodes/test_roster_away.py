@@ -17,14 +17,14 @@ from tests.unit.scheduler.transport.nodes.test_roster import (
     roster_of,
 )
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 
 LOST = m.NodeLost("inc1", "its lease was not renewed for 6 s")
 
 
-def silent(roster: Roster, *leases: bytes | None, start: float = 1.0) -> float:
+def silent(roster: NodeRegistry, *leases: bytes | None, start: float = 1.0) -> float:
     """Look at unchanging leases until a node is lost; when that was."""
     now = start
     while not any(isinstance(fact, m.NodeLost) for fact in mine(roster).facts):
@@ -34,7 +34,7 @@ def silent(roster: Roster, *leases: bytes | None, start: float = 1.0) -> float:
     return now
 
 
-def away_roster() -> tuple[Roster, float]:
+def away_roster() -> tuple[NodeRegistry, float]:
     roster = joined_roster()
     now = silent(roster, b"1:0:0")
     assert mine(roster).facts == [LOST]
@@ -42,7 +42,7 @@ def away_roster() -> tuple[Roster, float]:
     return roster, now
 
 
-def settle(roster: Roster) -> None:
+def settle(roster: NodeRegistry) -> None:
     mine(roster).settle(mine(roster).given)
 
 

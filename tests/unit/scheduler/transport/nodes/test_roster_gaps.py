@@ -7,30 +7,30 @@ import sys
 import cloudpickle
 import pytest
 
-from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.registration import BatchHeader, NodeHello
+from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 
 KEY = redis_keys.events("exp")
 
 
 @pytest.fixture
-def roster() -> Roster:
+def roster() -> NodeRegistry:
     """One that has read the first three events of its only node."""
-    roster = Roster(term=1)
-    roster.tenants[KEY] = Tenant(KEY)
+    roster = NodeRegistry(term=1)
+    roster.tenants[KEY] = ExperimentChannel(KEY)
     python = ".".join(map(str, sys.version_info[:3]))
     about = ("n", "inc", "host", "127.0.0.1", 1, {"cpu": 1.0}, python, cloudpickle.__version__)
-    roster.read_hello(b"1-0", m.encode(NodeHello(m.PROTOCOL_VERSION, *about)))
+    roster.read_hello(b"1-0", m.encode(NodeRegistration(m.PROTOCOL_VERSION, *about)))
     roster.read_leases(0.0, [b"1:0:0"])
     read(roster, 1, 3)
     return roster
 
 
-def read(roster: Roster, first: int, last: int) -> list[tuple[int, int]]:
+def read(roster: NodeRegistry, first: int, last: int) -> list[tuple[int, int]]:
     """Read a batch; which batches the runner is told of."""
     header = BatchHeader(m.PROTOCOL_VERSION, "inc", first, (1, 0))
     events = [m.TrialFinished("t", 1)] * (last - first + 1)
@@ -77,7 +77,7 @@ def test_a_node_that_leaves_out_events_however_often_it_sends_all_again_is_dead(
 
 
 def test_a_gap_before_the_first_event_is_one(roster):
-    roster.tenants[KEY] = Tenant(KEY)
+    roster.tenants[KEY] = ExperimentChannel(KEY)
     roster.announce(roster.tenants[KEY])
     assert read(roster, 2, 3) == []
     assert roster.gaps == [KEY]

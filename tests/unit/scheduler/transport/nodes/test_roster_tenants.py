@@ -14,10 +14,10 @@ from tests.unit.scheduler.transport.nodes.test_roster import (
 )
 from tests.unit.scheduler.transport.nodes.test_roster_away import LOST
 from tests.unit.scheduler.transport.test_mailbox import START
-from tunemq_scheduler.transport.desired_state import Mailbox
-from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.node_batches import events_of
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END
@@ -26,7 +26,7 @@ ONE, TWO = "tunemq:events:one", "tunemq:events:two"
 
 
 @pytest.fixture
-def roster() -> Roster:
+def roster() -> NodeRegistry:
     """One node, on which each of two experiments has a trial of its own name."""
     roster = roster_of(1, ONE, TWO)
     introduce(roster)
@@ -41,21 +41,23 @@ def trial_of(key: str) -> str:
     return key.rpartition(":")[2]
 
 
-def order_of(key: str) -> m.HostOrder:
-    return m.HostOrder(trial_of(key), 1, TO_THE_END, start=START)
+def order_of(key: str) -> m.TrialOrder:
+    return m.TrialOrder(trial_of(key), 1, TO_THE_END, start=START)
 
 
-def mailbox(roster: Roster) -> Mailbox:
+def mailbox(roster: NodeRegistry) -> DesiredState:
     return roster.nodes["inc1"].mailbox
 
 
-def test_f22_experiment_is_told_that_a_lost_node_ran_trials_of_others(roster: Roster) -> None:
+def test_f22_experiment_is_told_that_a_lost_node_ran_trials_of_others(roster: NodeRegistry) -> None:
     roster.lose("inc1", "it is silent")
     for tenant in roster.tenants.values():
         assert tenant.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
-def test_f22_experiment_is_told_that_a_lost_node_ran_only_its_own_trials(roster: Roster) -> None:
+def test_f22_experiment_is_told_that_a_lost_node_ran_only_its_own_trials(
+    roster: NodeRegistry,
+) -> None:
     two = roster.tenants[TWO]
     two.stakes["inc1"].orders.release("two", 1)
     roster.lose("inc1", "it is silent")
@@ -63,19 +65,21 @@ def test_f22_experiment_is_told_that_a_lost_node_ran_only_its_own_trials(roster:
     assert two.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
-def test_f22_node_of_an_experiment_whose_process_is_away_counts_as_shared(roster: Roster) -> None:
+def test_f22_node_of_an_experiment_whose_process_is_away_counts_as_shared(
+    roster: NodeRegistry,
+) -> None:
     roster.leave(roster.tenants[TWO])
     roster.lose("inc1", "it is silent")
     assert roster.tenants[ONE].take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
-def listed(roster: Roster) -> tuple[list[str], list[str]]:
+def listed(roster: NodeRegistry) -> tuple[list[str], list[str]]:
     """The trials in the next assignment, and the experiments of which it says nothing."""
     assignment = mailbox(roster).next_assignment()
     return [order.trial for order in assignment.orders], list(assignment.untouched)
 
 
-def again(roster: Roster, key: str) -> None:
+def again(roster: NodeRegistry, key: str) -> None:
     """An experiment says all that it wants of the node, which it had before."""
     tenant = roster.tenants[key]
     orders = tenant.stakes["inc1"].orders
@@ -83,7 +87,7 @@ def again(roster: Roster, key: str) -> None:
     tenant.settle(tenant.stated)
 
 
-def silent(roster: Roster) -> None:
+def silent(roster: NodeRegistry) -> None:
     now = 1.0
     while roster.nodes["inc1"].is_heard:
         roster.read_leases(now, [b"1:0:0"])
@@ -121,7 +125,7 @@ def test_events_bring_an_expected_node_to_all_and_come_behind_that():
     ],
 )
 def test_entries_are_trimmed_up_to_any_that_was_journalled(newest, behind):
-    tenant = Tenant(ONE)
+    tenant = ExperimentChannel(ONE)
     tenant.was_read(newest, "nobody", 1)
     assert tenant.trim() == ("XTRIM", ONE, "MINID", behind)
 
@@ -139,7 +143,7 @@ def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(roster)
 
 def test_who_comes_later_is_told_of_the_nodes_that_are_there(roster):
     introduce(roster, "inc2", node="silent")
-    late = roster.tenants["late"] = Tenant("late")
+    late = roster.tenants["late"] = ExperimentChannel("late")
     roster.announce(late)
 
     assert late.take() == [JOINED]
@@ -178,7 +182,7 @@ def test_one_that_has_not_handled_that_a_node_is_back_has_not_said_what_it_wants
 
 def test_who_comes_while_a_node_is_away_is_told_that_it_joins(roster):
     silent(roster)
-    late = roster.tenants["late"] = Tenant("late")
+    late = roster.tenants["late"] = ExperimentChannel("late")
     roster.announce(late)
     assert late.take() == []
     roster.read_leases(60.0, [b"2:1:1"])
@@ -205,7 +209,7 @@ def test_when_one_is_over_nodes_keep_what_they_host_of_the_others(roster):
 
 
 def test_when_one_is_over_that_never_used_a_node_the_node_hears_nothing(roster):
-    unused = roster.tenants["unused"] = Tenant("unused")
+    unused = roster.tenants["unused"] = ExperimentChannel("unused")
     roster.announce(unused)
     mailbox(roster).next_assignment()
 
@@ -220,7 +224,7 @@ def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and
     roster.read_leases(1.0, [b"2:1:1", b"1:1:1"])
     assert roster.nodes["inc2"].mailbox.next_assignment().untouched == (ONE,)
 
-    one = roster.tenants[ONE] = Tenant(ONE)
+    one = roster.tenants[ONE] = ExperimentChannel(ONE)
     roster.expect(one, JOINED, 7)
     roster.announce(one)
     assert [fact.incarnation for fact in one.take()] == ["inc2"], "the other it knows"
@@ -231,7 +235,7 @@ def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and
 
 def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any(roster):
     roster.leave(roster.tenants[ONE])
-    one = roster.tenants[ONE] = Tenant(ONE)
+    one = roster.tenants[ONE] = ExperimentChannel(ONE)
     roster.announce(one)
     assert one.take() == [JOINED]
     assert listed(roster) == (["two"], [ONE])
@@ -241,17 +245,17 @@ def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any
 
 
 def test_a_scheduler_that_begins_with_absent_experiments_touches_nothing_of_theirs():
-    roster = Roster(5, [ONE, TWO])
+    roster = NodeRegistry(5, [ONE, TWO])
     introduce(roster)
     roster.read_leases(0.0, [b"9:4:17"])
     assert not roster.nodes["inc1"].takes_orders, "there is nobody to say anything"
 
-    two = roster.tenants[TWO] = Tenant(TWO)
+    two = roster.tenants[TWO] = ExperimentChannel(TWO)
     roster.expect(two, JOINED, 3)
     again(roster, TWO)
     assignment = mailbox(roster).next_assignment()
     assert (assignment.term, assignment.untouched) == (5, (ONE,))
-    roster.tenants[ONE] = Tenant(ONE)
+    roster.tenants[ONE] = ExperimentChannel(ONE)
     roster.over(roster.tenants[ONE])
     assert listed(roster) == (["two"], []), "it was over already"
 
@@ -265,8 +269,8 @@ def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(roster, takes_it_f
     elif it_is == "dead":
         roster.lose("inc1", "gone", is_dead=True)
     elif it_is == "unknown":
-        roster = Roster(2, [ONE])
-    one = roster.tenants[ONE] = Tenant(ONE)
+        roster = NodeRegistry(2, [ONE])
+    one = roster.tenants[ONE] = ExperimentChannel(ONE)
     roster.expect(one, JOINED, 3, away_since=None if takes_it_for == "alive" else 0.0)
     told = {
         ("alive", "away"): [m.NodeLost("inc1", "it is not heard", is_shared=True)],
@@ -278,8 +282,8 @@ def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(roster, takes_it_f
 
 
 def test_one_that_takes_a_node_for_lost_that_only_was_not_heard_yet_is_told_when_it_is():
-    roster = Roster(2, [ONE, TWO])
-    one, two = (roster.tenants.setdefault(key, Tenant(key)) for key in (ONE, TWO))
+    roster = NodeRegistry(2, [ONE, TWO])
+    one, two = (roster.tenants.setdefault(key, ExperimentChannel(key)) for key in (ONE, TWO))
     roster.expect(one, JOINED, 3)
     again(roster, ONE)
     roster.expect(two, JOINED, 3, away_since=0.0)

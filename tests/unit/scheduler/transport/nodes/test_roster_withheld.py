@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.unit.scheduler.transport.nodes.test_roster import HELLO, roster_of
-from tunemq_scheduler.transport.experiment_channel import Tenant
-from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.protocol import messages as m
 
 ONE, TWO = "tunemq:events:one", "tunemq:events:two"
@@ -17,7 +17,7 @@ BAD = {"GPU-b": "XID 79"}
 WITHHELD = m.DevicesWithheld("inc1", BAD)
 
 
-def says(roster: Roster, withheld: dict[str, str], entry_id: bytes = b"1-2") -> None:
+def says(roster: NodeRegistry, withheld: dict[str, str], entry_id: bytes = b"1-2") -> None:
     roster.read_hello(entry_id, m.encode(replace(WITH_GPUS, withheld=withheld)))
 
 
@@ -34,14 +34,14 @@ def joined(withheld: dict[str, str]) -> m.NodeJoined:
     )
 
 
-def a_node(*events_keys: str, withheld: dict[str, str] | None = None) -> Roster:
+def a_node(*events_keys: str, withheld: dict[str, str] | None = None) -> NodeRegistry:
     roster = roster_of(1, *events_keys)
     says(roster, withheld or {}, b"1-1")
     roster.read_leases(0.0, [b"1:0:0"])
     return roster
 
 
-def silence(roster: Roster, now: float) -> float:
+def silence(roster: NodeRegistry, now: float) -> float:
     while roster.nodes["inc1"].is_heard:
         now += 1.0
         roster.read_leases(now, [b"1:0:0"])
@@ -67,7 +67,7 @@ def test_a_node_that_says_hello_again_is_stated_once_where_it_withholds_other_de
 def test_who_joins_later_learns_it_with_the_node() -> None:
     roster = a_node(ONE)
     says(roster, BAD)
-    late = roster.tenants[TWO] = Tenant(TWO)
+    late = roster.tenants[TWO] = ExperimentChannel(TWO)
     roster.announce(late)
     assert late.take() == [joined(BAD)]
     begins = a_node(ONE, withheld=BAD)

@@ -13,10 +13,18 @@ import pytest
 
 from tests.support.fake_gpus import FOLDER, H100, FakeGpus, gpu, part, take_memory
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu import drivers
-from tunemq_workers.gpu.drivers import Holder, Nvml, PhysicalGpu, Xid, devices, nvml, open_driver
+from tunemq_workers.gpu.drivers import (
+    GpuProcess,
+    NvmlDriver,
+    PhysicalGpu,
+    Xid,
+    devices,
+    nvml,
+    open_driver,
+)
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 
 ME = os.getpid()
@@ -39,7 +47,7 @@ def name_of(pid: int) -> str:
 
 def test_gpus_and_mig_devices_are_listed(fake):
     driver = open_driver()
-    assert isinstance(driver, Nvml)
+    assert isinstance(driver, NvmlDriver)
     model = f"{H100} MIG 1g.10gb"
     parts = (Gpu("MIG-1", model, 10e9), Gpu("MIG-2", model, 10e9))
     assert driver.physical() == [
@@ -64,7 +72,7 @@ def test_driver_without_the_package_to_ask_it_is_refused_with_the_fix(
 
 def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):
     fake.change("GPU-a", used=3e9)
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.memory_used("GPU-a") == 3e9
     assert driver.memory_used("GPU-b") is None  # nothing can use it
     assert driver.memory_used("GPU-nobody") is None
@@ -73,15 +81,15 @@ def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):
 
 
 def test_who_holds_a_device_is_told_with_name_and_memory(fake):
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.holders("GPU-a") == []
     fake.hold("GPU-a", ME, 2e9)
     fake.hold("GPU-a", 1, None)
     mine, first = driver.holders("GPU-a")
-    assert mine == Holder(ME, 2e9, name_of(ME))
+    assert mine == GpuProcess(ME, 2e9, name_of(ME))
     assert (first.pid, first.memory) == (1, None)
     take_memory(fake.file, "MIG-2", 1e9)
-    assert driver.holders("MIG-2") == [Holder(ME, 1e9, name_of(ME))]
+    assert driver.holders("MIG-2") == [GpuProcess(ME, 1e9, name_of(ME))]
     assert driver.holders("MIG-1") == []
     assert driver.memory_used("MIG-2") == 1e9
     fake.lack("nvmlDeviceGetComputeRunningProcesses")
@@ -90,11 +98,11 @@ def test_who_holds_a_device_is_told_with_name_and_memory(fake):
 
 def test_vitals_are_of_each_device_and_say_nothing_of_what_is_not_known(fake):
     fake.change("GPU-a", utilisation=40, used=1e9)
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.vitals() == [
-        GpuVitals("GPU-a", 0.4, 1e9),
-        GpuVitals("MIG-1", None, 0.0),
-        GpuVitals("MIG-2", None, 0.0),
+        GpuMetrics("GPU-a", 0.4, 1e9),
+        GpuMetrics("MIG-1", None, 0.0),
+        GpuMetrics("MIG-2", None, 0.0),
     ]
     fake.change("GPU-a", lost=True)
     assert [one.uuid for one in driver.vitals()] == ["MIG-1", "MIG-2"]
@@ -108,7 +116,7 @@ def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkey
     monkeypatch.setattr(nvml.time, "monotonic", lambda: clock[0])
     fake.change("GPU-a", energy_mj=5_000_000)
     fake.change("GPU-b", energy_mj=8_000_000)
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.energy("GPU-a") == 5000
     assert driver.energy("MIG-1") == 1000  # by its eighth of the memory
     fake.change("GPU-a", energy_mj=None, power_mw=200_000)
@@ -121,9 +129,9 @@ def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkey
 
 
 def test_a_healthy_device_is_none_of_the_sick_ones(fake):
-    assert Nvml().health() == {}
+    assert NvmlDriver().health() == {}
     fake.change("GPU-a", remapped=[3, 0, 1, 0])  # rows that wait to be remapped are out of use
-    assert Nvml().health() == {}
+    assert NvmlDriver().health() == {}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_a_healthy_device_is_none_of_the_sick_ones(fake):
     ],
 )
 def test_a_sick_gpu_and_all_parts_of_one_are_told_of(fake, said, reason):
-    driver = Nvml()
+    driver = NvmlDriver()
     fake.change("GPU-b", **said)
     sick = driver.health()
     assert sick.keys() == {"MIG-1", "MIG-2"}
@@ -145,13 +153,13 @@ def test_a_sick_gpu_and_all_parts_of_one_are_told_of(fake, said, reason):
 
 
 def test_a_mig_device_that_was_taken_away_is_told_of(fake):
-    driver = Nvml()
+    driver = NvmlDriver()
     fake.change("GPU-b", parts=[part("MIG-2", 2)])
     assert driver.health() == {"MIG-1": "this MIG device is not there any more"}
 
 
 def test_a_driver_that_knows_no_health_says_nothing(fake):
-    driver = Nvml()
+    driver = NvmlDriver()
     fake.change("GPU-a", ecc_uncorrected=None, remapped=None)
     fake.lack("nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors")
     assert driver.health() == {}
@@ -159,11 +167,11 @@ def test_a_driver_that_knows_no_health_says_nothing(fake):
 
 def test_a_gpu_that_is_lost_from_the_beginning_is_left_out(fake):
     fake.change("GPU-a", lost=True)
-    assert [gpu.uuid for gpu in devices(Nvml())] == ["MIG-1", "MIG-2"]
+    assert [gpu.uuid for gpu in devices(NvmlDriver())] == ["MIG-1", "MIG-2"]
 
 
 def test_xids_are_told_of_the_devices_that_they_concern(fake):
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.xids(0.0) == []
     assert fake.is_listening()
     fake.xid("GPU-a", 79)
@@ -180,7 +188,7 @@ def test_xids_are_told_of_the_devices_that_they_concern(fake):
 
 def test_what_older_bindings_lack_or_cannot_decode_is_not_known(fake, monkeypatch):
     pynvml = importlib.import_module("pynvml")
-    driver = Nvml()
+    driver = NvmlDriver()
     fake.hold("GPU-a", ME, 2e9)
 
     def undecodable(pid):
@@ -190,12 +198,12 @@ def test_what_older_bindings_lack_or_cannot_decode_is_not_known(fake, monkeypatc
     assert driver._name(2**22 + 1) == ""
     monkeypatch.delattr(pynvml, "nvmlDeviceGetMPSComputeRunningProcesses")
     monkeypatch.delattr(pynvml, "nvmlDeviceGetRemappedRows")
-    assert driver.holders("GPU-a") == [Holder(ME, 2e9, name_of(ME))]
+    assert driver.holders("GPU-a") == [GpuProcess(ME, 2e9, name_of(ME))]
     assert driver.health() == {}
 
 
 def test_a_lost_gpu_that_cannot_say_its_name_is_no_crash(fake):
-    driver = Nvml()
+    driver = NvmlDriver()
     assert driver.xids(0.0) == []
     fake.xid("GPU-a", 79)
     fake.change("GPU-a", lost=True)
@@ -206,13 +214,13 @@ def test_a_lost_gpu_that_cannot_say_its_name_is_no_crash(fake):
 def test_a_driver_without_events_tells_no_xids(fake):
     fake.lack("nvmlDeviceRegisterEvents")
     fake.xid("GPU-a", 79)
-    assert Nvml().xids(0.0) == []
+    assert NvmlDriver().xids(0.0) == []
 
 
 def test_without_a_driver_there_is_none(fake):
     fake.file.unlink()
     with pytest.raises(OSError, match="NVML: nvmlInit"):
-        Nvml()
+        NvmlDriver()
 
 
 def test_some_xids_are_the_applications_fault_and_some_end_the_use_of_a_device():

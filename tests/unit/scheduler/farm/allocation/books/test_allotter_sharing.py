@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.core.allotments import Usage, Wanted
-from tunemq_scheduler.farm.allocation.books.accounts import Account, share_out
-from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.core.allotments import OfferUsage, SlotDemand
+from tunemq_scheduler.farm.allocation.books.accounts import ShareAccount, share_out
+from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 FOUR = {"cpu": 4.0, "gpu": 4.0}
@@ -23,7 +23,7 @@ def trials(
 
 
 def a_farm(gpus: int = 4, nodes: int = 1, **settings: object) -> SharedFarm:
-    farm = SharedFarm(5, AllotterSettings(**settings))  # type: ignore[arg-type]
+    farm = SharedFarm(5, FairShareSettings(**settings))  # type: ignore[arg-type]
     for place in range(nodes):
         farm.join(node(f"n{place}", gpus, 32.0))
     return farm
@@ -49,7 +49,7 @@ def test_a_higher_priority_that_waits_has_lower_ones_give_way_at_once() -> None:
     farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
     farm.run(400.0)
     farm.allotter.experiment_added("high", "bob", 1, 9)
-    farm.allotter.usage("high", Usage({}, {}, (Wanted(ONE, 2),)))
+    farm.allotter.usage("high", OfferUsage({}, {}, (SlotDemand(ONE, 2),)))
     [(name, offer)] = farm.allotter.offers()
     assert (name, offer.resources["gpu"], offer.preempt_grace_s) == ("low", 2.0, 33.0)
 
@@ -104,7 +104,7 @@ def test_who_gave_way_gets_its_slots_back() -> None:
 
 
 def test_what_one_cannot_use_goes_to_the_others_by_weight() -> None:
-    accounts = [Account(1.0), Account(2.0), Account(1.0)]
+    accounts = [ShareAccount(1.0), ShareAccount(2.0), ShareAccount(1.0)]
     for account, held, demand in zip(accounts, (8.0, 0.0, 0.0), (99.0, 99.0, 1.0), strict=True):
         account.held, account.demand = held, demand
     share_out(accounts)
