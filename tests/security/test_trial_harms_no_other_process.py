@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.integration.farm_support import order
@@ -13,6 +15,7 @@ from tests.security.guarded_farm import farm
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import Environment, ResultReported, SlotFreed, TrialFailed
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 __all__ = ["farm", "open_folder"]
 
@@ -26,6 +29,23 @@ import os, socket, sys
 import msgspec
 control = socket.socket(fileno=os.dup(int(sys.argv[1])))
 control.send(msgspec.msgpack.encode(("forked", "h1", {victim})))
+os._exit(1)
+"""
+
+
+#: A module that is preloaded and serves in its forkserver's place: it claims that a process is the
+#: trial's, and hangs up, so that the node reads the claim of a forkserver that is gone.
+SERVES = """
+import os, socket, sys
+from tunemq_workers.processes import forkserver_messages as messages
+control = socket.socket(fileno=os.dup(int(sys.argv[1])))
+control.setblocking(True)
+control.send(messages.encode(messages.ForkserverReady(())))
+while data := socket.recv_fds(control, 65536, 3)[0]:
+    command = messages.decode_command(data)
+    if isinstance(command, messages.StartProcess):
+        control.send(messages.encode(messages.ProcessForked(command.host, {victim})))
+        control.shutdown(socket.SHUT_RDWR)
 os._exit(1)
 """
 
@@ -97,6 +117,26 @@ def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process
     assert victim.poll() is None
     (failed,) = farm.scheduler.said(TrialFailed)
     assert "while it preloaded claims" in failed.error
+
+
+def test_module_that_claims_a_process_as_its_trials_has_it_moved_into_no_group(farm, victim):
+    """The kernel would kill it there at the trial's limit of memory."""
+    incarnation = farm.start(reachable(), *AS_NOBODY)
+    (farm.folder / "serves.py").write_text(SERVES.format(victim=victim.pid))
+    environment = Environment(sys.executable, ("serves",), {}, (str(farm.folder),))
+    trial = farm.order(speaks_for_its_forkserver, 0, environment, victim=victim.pid)
+    trial = msgspec.structs.replace(trial, limits=TrialLimitSpec(memory=60 * 2**20))
+    groups = Path(f"/proc/{victim.pid}/cgroup")
+    before = groups.read_text()
+    for number in range(5):  # the claim and the end of the connection have to be read together
+        farm.scheduler.assign(incarnation, order(f"t{number}", trial))
+        eventually(
+            lambda least=number + 1: len(farm.scheduler.said(SlotFreed)) >= least,
+            within=60,
+            message=farm.story,
+        )
+        assert groups.read_text() == before
+    assert victim.poll() is None
 
 
 def test_interpreter_that_a_search_names_gets_no_more_rights_than_its_trials(farm):

@@ -203,6 +203,10 @@ class ForkserverClient:
         self._send(KillProcessTree(host))
         self._hosts.kill(host)
 
+    def process_of(self, host: str) -> tuple[int, int] | None:
+        """The pidfd and the pid of a trial's process, where it is proven to be that process."""
+        return self._hosts.process_of(host)
+
     def dump(self, host: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         if (process := self._hosts.process_of(host)) is not None:

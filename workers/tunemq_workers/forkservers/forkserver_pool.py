@@ -257,7 +257,9 @@ class ForkserverPool:
         match report:
             case ProcessForked(host, pid):
                 if self._groups is not None:
-                    self._groups.enter(host, pid)
+                    # What a dead forkserver said last moves no process.
+                    is_alive = server in self._servers
+                    self._groups.enter(host, server.process_of(host) if is_alive else None)
                 self._hosted[host].listener.forked(host, pid)
             case ProcessExited(host, None):
                 self._hosted[host].listener.not_started(host, self._why)

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.system.claimed_process import exists
+from tunemq_shared.system.processes import is_readable
 from tunemq_workers.processes.tree_memory import family_of
 from tunemq_workers.system.trial_user import own_files
 
@@ -84,15 +85,31 @@ class MemoryCgroups:
         self._folders[host] = folder
         return waiting
 
-    def enter(self, host: str, pid: int) -> None:
-        """Move a host into its group, if it has one, and let it begin."""
+    def enter(self, host: str, proven: tuple[int, int] | None) -> None:
+        """Move a trial's process into its group, if it has one, and let it begin.
+
+        Args:
+            host: its name.
+            proven: its pidfd and its pid, None where nothing shows that the pid is the process's.
+                A pid is what the forkserver says, which runs modules of users: it never makes the
+                node move another process.
+        """
         if (folder := self._folders.get(host)) is not None:
             try:
-                with own_files():
-                    _write(f"{folder}/cgroup.procs", pid)
+                self._move(folder, proven)
             except OSError as problem:  # it may have ended
                 _log.warning("memory.not_entered host=%s problem=%r", host, str(problem))
         self._open_gate(host)
+
+    def _move(self, folder: str, proven: tuple[int, int] | None) -> None:
+        if proven is None:
+            raise OSError("its pid is not known for certain")
+        pidfd, pid = proven
+        with own_files():
+            _write(f"{folder}/cgroup.procs", pid)
+            if is_readable(pidfd):  # it ended: another process may have had its pid by then
+                others = f"{self._top}/{_NODE}" if self._is_v2 else self._base
+                _write(f"{others}/cgroup.procs", pid)
 
     def held_at_kill(self, host: str) -> int:
         """The most bytes that a host's group held, if the kernel killed one of it for more; else 0.

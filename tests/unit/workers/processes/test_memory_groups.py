@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 
 import pytest
 
@@ -57,8 +58,34 @@ def test_memory_groups_of_a_node_that_may_not_divide_its_own_are_none_and_say_wh
     (said,) = caplog.messages
     assert said.startswith("memory.polled reason=")
     assert why in said
-    groups.enter("h1", 1)
+    groups.enter("h1", None)
     assert groups.held_at_kill("h1") == 0
     groups.leave("h1")
     groups.close()
     assert not list((tmp_path / "cgroup").rglob("tunemq-*"))
+
+
+def test_process_that_is_not_proven_enters_no_group_and_its_trial_begins(tmp_path, caplog):
+    groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
+    (tmp_path / "h1").mkdir()
+    groups._folders["h1"] = str(tmp_path / "h1")
+    waiting, groups._gates["h1"] = os.pipe()
+    groups.enter("h1", None)
+    assert not (tmp_path / "h1" / "cgroup.procs").exists()
+    assert os.read(waiting, 1) == b""
+    assert "its pid is not known for certain" in caplog.text
+    os.close(waiting)
+
+
+def test_process_that_ended_while_it_entered_its_group_leaves_it(tmp_path):
+    """Another process may have got its pid by then."""
+    groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
+    groups._base = str(tmp_path)
+    (tmp_path / "h1").mkdir()
+    groups._folders["h1"] = str(tmp_path / "h1")
+    with subprocess.Popen(["true"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        process.wait()
+        groups.enter("h1", (pidfd, process.pid))
+        os.close(pidfd)
+    assert (tmp_path / "cgroup.procs").read_text() == str(process.pid)
