@@ -281,7 +281,7 @@ def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(
 
 _DIES_AT_ONCE = """
 import os, signal, sys
-from tunemq_scheduler.farm import experiment_forkserver as forkserver
+from tunemq_scheduler.farm.process import experiment_forkserver as forkserver
 sys.argv = sys.argv[sys.argv.index("-m") + 1:]
 leave = forkserver._leave_the_forkserver
 

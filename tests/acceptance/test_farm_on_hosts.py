@@ -191,7 +191,8 @@ def page(tmp_path: Path) -> Iterator[_Page]:
         page.open_gate(10)
         (laptop / "search.py").write_text(_SCRIPT % about)
         (laptop / "steps.py").write_text(_MODULE)
-        chain = (_ROOT / "tests" / "chain.py").read_text()
+        source = _ROOT / "tests" / "support" / "searches" / "chain.py"
+        chain = source.read_text()
         (laptop / "work.py").write_text(f"{chain}\n\nrun = chain\n")
         page.start()
         try:

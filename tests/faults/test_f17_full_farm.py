@@ -238,7 +238,7 @@ from tests.unit.scheduler.farm.service.test_experiments import Farm
 from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, piece
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.ipc import messages as r
+from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.output.event_streams import EventStreams
 from tunemq_shared.broker import redis_keys as wire
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
@@ -266,9 +266,9 @@ with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as f
 for number in range(100):
     done.add(f"full{number}", b"y" * 1000)
 assert done.get("full99") == b"y" * 1000
-process.say(r.Attach(wire.events(entry.id)))
+process.say(r.ExperimentAttached(wire.events(entry.id)))
 farm.experiments.turn()
-process.say(r.Goodbye("is over"))
+process.say(r.SearchEnded("is over"))
 process.code = 0
 for _ in range(3):
     farm.experiments.turn()

@@ -128,14 +128,14 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS
-from tunemq_scheduler.journal import Journal, read_turns, writing
-from tunemq_shared import messages as m
+from tunemq_scheduler.journal import Journal, journal_writer, read_turns
+from tunemq_shared.protocol import messages as m
 from tunemq_shared.base.errors import JournalFull
 
 disk = Path(sys.argv[1])
-writing.RESERVE_BYTES = 0
+journal_writer.RESERVE_BYTES = 0
 written = 0
-big = [m.Entry(m.NodeWarned("n" * 3000, False))]
+big = [m.JournalRecord(m.NodeWarned("n" * 3000, False))]
 with Journal.create(disk / "journal", HEADER) as journal:
     (disk / "filler").write_bytes(b"x" * 2**20)
     try:

@@ -19,7 +19,7 @@ from tunemq_scheduler.security.findings import FindingLevel
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
-_LYING = Path(__file__).parents[1] / "lying_redis.py"
+_LYING = Path(__file__).parents[1] / "support" / "proxies" / "lying_redis.py"
 
 
 class Head:

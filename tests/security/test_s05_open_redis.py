@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 _ROOT: Final = Path(__file__).parents[2]
 _OPEN, _ONE_PASSWORD, _USERS, _TLS, _BESIDE, _UNASKED = range(7001, 7007)
-_LYING: Final = Path(__file__).parents[1] / "lying_redis.py"
+_LYING: Final = Path(__file__).parents[1] / "support" / "proxies" / "lying_redis.py"
 #: What stands in a refusal.
 _IS_OPEN: Final = "lets everybody in, without a password"
 _IS_DEFAULT: Final = "default user, who may do everything"

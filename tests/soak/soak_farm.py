@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Final, Self
 
 from tests.integration.farm_support import RedisServer
 from tests.support.proxies.tcp_proxy import TcpProxy
+from tests.support.searches import chain
 from tests.support.stores.object_servers import MinioServer
 
 _REPOSITORY: Final = Path(__file__).parents[2]
@@ -250,8 +252,7 @@ class SoakFarm:
             "config": self.config,
         }
         self.script.parent.mkdir()
-        chain = (_REPOSITORY / "tests" / "chain.py").read_text()
-        self.script.with_name("work.py").write_text(chain)
+        self.script.with_name("work.py").write_text(inspect.getsource(chain))
         self.script.write_text(_SCRIPT.replace("ABOUT", repr(about)))
         environ = {**self.environ, "TUNEMQ_S3_ENDPOINT": endpoint}
         tunemq = [sys.executable, "-m", "tunemq"]

@@ -24,8 +24,7 @@ _FORKS: Final = """
 import faulthandler, gc, json, os, runpy, sys
 
 import tunemq_scheduler.cli.main, tunemq_workers.node.worker_command
-import tunemq_scheduler.api.farm_client, tunemq_shared.objects.s3_client  # which commands import
-late
+import tunemq_scheduler.api.farm_client, tunemq_shared.objects.s3_client  # imported late
 
 gc.freeze()
 

@@ -10,7 +10,7 @@ When the tail has grown long and a snapshot is given, a new segment begins:
     5. what the snapshot before the last one needed is removed
 
 What followed from turns that are let go of is on the disk before: see
-`tunemq_scheduler.experiment.open_experiment.Opened.take_snapshot`.
+`tunemq_scheduler.experiment.open_experiment.OpenExperiment.take_snapshot`.
 
 A crash between any two of these loses nothing: until 4 the old snapshot and all turns are there,
 from 4 on the new one is. The last generation is kept until the next, so that a snapshot that turns

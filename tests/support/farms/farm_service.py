@@ -11,6 +11,7 @@ Machines are processes here, or hosts of `tests.support.farms.network_namespaces
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ import msgspec
 from tests.integration.farm_support import family_of, is_alive
 from tests.support.farms.farm_processes import TcpRedis, whole_lines
 from tests.support.farms.network_namespaces import Hosts
+from tests.support.searches import chain
 from tests.support.searches.chain import executed, expected, open_gate
 from tests.support.searches.killed_searches import JournalTail
 from tests.support.waiting import eventually
@@ -287,7 +289,7 @@ class FarmService:
         if search.has_gate:
             options["gate"] = str(self._gate(search.name))
             self.open_gate(search.name, 0)
-        (folder / "work.py").write_text((_ROOT / "tests" / "chain.py").read_text())
+        (folder / "work.py").write_text(inspect.getsource(chain))
         script = folder / "search.py"
         about = {name: getattr(search, name) for name in ("trainable", "resources", "failures")}
         about |= {name: getattr(search, name) for name in ("code", "tune", "run", "policy")}

@@ -60,7 +60,7 @@ class InvalidCeleryMessage(Exception):
     """A message that no scheduler of ours made.
 
     Attributes:
-        reason: see `tunemq_shared.protocol.rejections.Refused`.
+        reason: see `tunemq_shared.protocol.rejections.RejectionCount`.
     """
 
     def __init__(self, reason: str) -> None:

@@ -46,7 +46,7 @@ class TreeWatch:
     Args:
         post: has the node's loop call something.
         held_at_kill: see
-        `tunemq_workers.runtime.trial_process_interfaces.Forkservers.held_at_kill`.
+        `tunemq_workers.runtime.trial_process_interfaces.TrialProcessLauncher.held_at_kill`.
     """
 
     def __init__(

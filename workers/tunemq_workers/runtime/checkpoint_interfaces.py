@@ -55,7 +55,7 @@ class DiskJobs(Protocol):
 
 
 class TransferService(Protocol):
-    """Uploads and downloads: `tunemq_workers.transfers.transfer_client.TransferService`.
+    """Uploads and downloads: `tunemq_workers.transfers.transfer_client.TransferClient`.
 
     Never calls back before the call that ordered a transfer has returned.
     """

@@ -32,22 +32,22 @@ from tunemq_workers.runtime.transfer_messages import *
 node, notes = socket.socket(fileno=int(sys.argv[1])), open(sys.argv[2], "a")
 def answer(*answers):
     node.sendall(b"".join(frame(ANSWER, encode(one)) for one in answers))
-done = Uploaded("sha", 7, ("t/c/a",), 3)
+done = UploadResult("sha", 7, ("t/c/a",), 3)
 decoder = FrameDecoder()
 while data := node.recv(2**16):
     for _, payload in decoder.feed(data):
         order = decode_order(payload)
-        is_begin = isinstance(order, Begin)
+        is_begin = isinstance(order, BeginTransfer)
         word = order.transfer.key if is_begin else "abandon"
         print(word, order.id, file=notes, flush=True)
         match word.partition("/")[2]:
-            case "good": answer(Done(order.id, done))
-            case "fetched": answer(Done(order.id))
-            case "bad": answer(Failed(order.id, "the disk is full"))
-            case "damaged": answer(Failed(order.id, "the hash is wrong", True))
-            case "troubled": answer(Trouble(order.id, "no answer"))
+            case "good": answer(TransferDone(order.id, done))
+            case "fetched": answer(TransferDone(order.id))
+            case "bad": answer(TransferFailed(order.id, "the disk is full"))
+            case "damaged": answer(TransferFailed(order.id, "the hash is wrong", True))
+            case "troubled": answer(TransferRetrying(order.id, "no answer"))
             case "goes-on":
-                answer(Trouble(order.id, "no answer"), Trouble(order.id, ""), Done(order.id))
+                answer(TransferRetrying(order.id, "no answer"), TransferRetrying(order.id, ""), TransferDone(order.id))
             case "deadly": os._exit(3)
         if word == "abandon" and "stuck" not in sys.argv:
             is_done = "quick" in sys.argv
