@@ -125,7 +125,7 @@ class ExperimentConnection:
         job: what it is to run.
         on: the wire.
         folder: for what its process prints.
-        begin: starts that, as `tunemq_scheduler.farm.ipc.experiment_forkservers.ExperimentForkservers` does.
+        begin: starts that, as `ExperimentForkservers` does.
         exit_within_s: how long its process gets to end when it has said that all is done.
 
     Raises:

@@ -47,7 +47,8 @@ while data := node.recv(2**16):
             case "damaged": answer(TransferFailed(order.id, "the hash is wrong", True))
             case "troubled": answer(TransferRetrying(order.id, "no answer"))
             case "goes-on":
-                answer(TransferRetrying(order.id, "no answer"), TransferRetrying(order.id, ""), TransferDone(order.id))
+                answer(TransferRetrying(order.id, "no answer"), TransferRetrying(order.id, ""))
+                answer(TransferDone(order.id))
             case "deadly": os._exit(3)
         if word == "abandon" and "stuck" not in sys.argv:
             is_done = "quick" in sys.argv
