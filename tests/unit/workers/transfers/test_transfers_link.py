@@ -52,7 +52,8 @@ while data := node.recv(2**16):
             case "deadly": os._exit(3)
         if word == "abandon" and "stuck" not in sys.argv:
             is_done = "quick" in sys.argv
-            answer(Done(order.id, done) if is_done else Failed(order.id, "called off"))
+            failed = TransferFailed(order.id, "called off")
+            answer(TransferDone(order.id, done) if is_done else failed)
 """
 
 #: See `time_ends`.
