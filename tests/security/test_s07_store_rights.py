@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer
-from tests.support.stores.store_roles import ROLES, make_roles
+from tests.support.stores.store_roles import ROLES, admin_of, make_roles
 from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.store_probes import _Asker
 from tunemq_shared.base.errors import StoreError
@@ -207,6 +207,23 @@ def test_s07_no_role_may_look_after_the_server_or_make_the_bucket_public(shelf: 
     ):
         with pytest.raises(MinioException, match=re.compile("denied", re.IGNORECASE)):
             attempt()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_s07_role_key_cannot_change_its_secret_or_make_service_accounts(shelf: Bucket, role: str):
+    """The one would lock the role out; the other would outlive a changed secret."""
+    from minio.error import MinioAdminException
+
+    environ = shelf.roles[role]
+    user = environ["AWS_ACCESS_KEY_ID"]
+    admin = admin_of(shelf.server, user, environ["AWS_SECRET_ACCESS_KEY"])
+    for attempt in (
+        lambda: admin.user_add(user, "another-secret"),
+        lambda: admin.add_service_account(name="mine"),
+    ):
+        with pytest.raises(MinioAdminException, match="403"):
+            attempt()
+    shelf.client(environ).put(RIGHTS[role]["write"][0], b"after", "")
 
 
 @pytest.mark.parametrize("role", ROLES)

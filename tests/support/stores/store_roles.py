@@ -68,15 +68,17 @@ def make_roles(
     return made
 
 
-def admin_of(server: ObjectServer) -> MinioAdmin:
-    """Who makes users of a MinIO."""
+def admin_of(server: ObjectServer, access_key: str = "", secret_key: str = "") -> MinioAdmin:
+    """A client of MinIO's admin API, with the server's own keys unless others are given."""
     from minio import MinioAdmin
     from minio.credentials import StaticProvider
 
     certificate = str(server.certificate.file) if server.certificate else None
     return MinioAdmin(
         endpoint=server.url.partition("//")[2],
-        credentials=StaticProvider(server.access_key, server.secret_key),
+        credentials=StaticProvider(
+            access_key or server.access_key, secret_key or server.secret_key
+        ),
         secure=server.certificate is not None,
         http_client=urllib3.PoolManager(
             timeout=urllib3.Timeout(connect=30, read=30), retries=False, ca_certs=certificate
