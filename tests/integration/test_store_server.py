@@ -125,6 +125,47 @@ with serving(disk / "server") as server, server.objects("tunemq") as objects:
     assert listed == "['kept'] []"
 
 
+def test_upload_in_parts_after_a_full_disk_succeeds_without_a_restart(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = """
+import hashlib, os, sys
+from pathlib import Path
+from tests.support.stores.object_servers import serving
+from tunemq_shared.base.retrying import CancelToken
+disk, file = Path(sys.argv[1]), Path(sys.argv[2])
+data = os.urandom(48 * 2**20)
+file.write_bytes(data)
+filler = disk / "filler"
+filler.write_bytes(bytes(60 * 2**20))
+failures = []
+def free(trouble):
+    if trouble:
+        failures.append(trouble)
+    if len(failures) == 3:
+        filler.unlink(missing_ok=True)
+with serving(disk / "server") as server, server.objects("tunemq") as objects:
+    sha256 = hashlib.sha256(data).hexdigest()
+    objects.put_file(
+        "a", file, size=len(data), sha256=sha256, cancel=CancelToken(60), on_trouble=free
+    )
+    print(len(failures) >= 3, filler.exists())
+    objects.get_file("a", file.with_name("copy"), size=len(data), cancel=CancelToken(60))
+    print(file.with_name("copy").read_bytes() == data, server.incomplete())
+"""
+    command = [sys.executable, "-c", script, str(disk), str(tmp_path / "file")]
+    done = subprocess.run(
+        on_small_disk(disk, command, options="size=80m"),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True False", "True []"]
+
+
 def test_a_folder_is_served_by_one_process(tmp_path):
     with serving(tmp_path / "server") as server:
         told = refused(server.served, "--listen", "127.0.0.1:1")

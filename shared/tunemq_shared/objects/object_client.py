@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.objects.multipart import PartBody
 from tunemq_shared.objects.object_store import ObjectInfo
 
@@ -17,6 +18,10 @@ class StoreRequestDenied(StoreError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class StoreInternalError(StoreUnavailable):
+    """The server answered that it failed: to an upload in parts it may answer so for ever."""
 
 
 class NoSuchUpload(StoreError):

@@ -12,14 +12,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, ignore, in_parallel, retried
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.objects.multipart import PartBody, check_end, check_hash, part_length, write_at
-from tunemq_shared.objects.object_client import NoSuchUpload, ObjectClient, StoreRequestDenied
+from tunemq_shared.objects.object_client import (
+    NoSuchUpload,
+    ObjectClient,
+    StoreInternalError,
+    StoreRequestDenied,
+)
 from tunemq_shared.objects.object_store import ObjectInfo, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.objects.store_traffic import CountedClient
 
@@ -34,6 +39,8 @@ PROBE_ANSWER_S: Final = 3.0
 PROBE: Final = ".tunemq-probe-"
 #: So many parts of a file go up or down at a time.
 PARALLEL: Final = 3
+#: After so many internal errors in answer to one request an upload in parts begins anew.
+MOST_INTERNAL_ERRORS: Final = 4
 #: So many connections are kept for the next request, of however many transfers.
 CONNECTIONS: Final = 32
 #: The name of an object that holds a file.
@@ -44,6 +51,8 @@ Reading = Callable[[], contextlib.AbstractContextManager[None]]
 #: Looks for the keys to the store, and makes a client that gives up connecting, and waiting for an
 #: answer, after so many seconds.
 Connect = Callable[[float, float], ObjectClient]
+
+_T = TypeVar("_T")
 
 
 class RemoteObjects(ObjectStore):
@@ -113,7 +122,7 @@ class RemoteObjects(ObjectStore):
         name = self._name(key)
         if size > part_length(size):
             upload = _Upload(self._client, key, name, cancel, on_trouble)
-            # Where the server has forgotten an upload that was begun, all of it is sent again.
+            # Where the server cannot continue an upload that was begun, all of it is sent again.
             checked = "" if is_unchanged else sha256
             retried(lambda: upload.send(path, size, checked), cancel, on_trouble)
             return
@@ -224,6 +233,10 @@ class RemoteObjects(ObjectStore):
             raise StoreUnavailable(f"{self.address}: {key}: {end - at} bytes did not come.")
 
 
+class _UploadBroken(StoreError):
+    """The server fails to continue an upload: send all parts again, as another upload."""
+
+
 class _UploadPart(NamedTuple):
     """A part of a file: its number, from 1, and its content."""
 
@@ -260,12 +273,12 @@ class _Upload:
                 self._free.put(PartBody(part_length(size)))
             parts = self._parts(path, size, sha256)
             etags = in_parallel(self._send_part, parts, self._cancel, at_once=PARALLEL)
-            retried(lambda: self._complete(etags), self._cancel, self._on_trouble)
-        except NoSuchUpload as error:
-            raise StoreUnavailable(str(error)) from error
-        except BaseException:
+            self._retried(lambda: self._complete(etags), self._cancel)
+        except BaseException as error:
             with contextlib.suppress(StoreError):
                 self._client.abort_upload(self._name, self._id)
+            if isinstance(error, _UploadBroken | NoSuchUpload):
+                raise StoreUnavailable(str(error)) from error
             raise
 
     def _parts(self, path: Path, size: int, sha256: str) -> Iterator[_UploadPart]:
@@ -299,12 +312,35 @@ class _Upload:
             return self._client.put_part(self._name, self._id, number, body, self._doing)
 
         try:
-            return retried(put, cancel, self._on_trouble)
+            return self._retried(put, cancel)
         finally:
             self._free.put(body)
 
     def _complete(self, etags: Sequence[str]) -> None:
         self._client.complete_upload(self._name, self._id, etags, self._doing)
+
+    def _retried(self, call: Callable[[], _T], cancel: CancelToken) -> _T:
+        """What ``call`` returns, tried again while the server may still continue the upload.
+
+        rclone writes an upload as its parts arrive: after an error of its disk, each later request
+        of that upload fails, even when there is space again.
+
+        Raises:
+            _UploadBroken: it answered with too many internal errors.
+        """
+        errors = 0
+
+        def attempt() -> _T:
+            nonlocal errors
+            try:
+                return call()
+            except StoreInternalError as error:
+                errors += 1
+                if errors == MOST_INTERNAL_ERRORS:
+                    raise _UploadBroken(str(error)) from error
+                raise
+
+        return retried(attempt, cancel, self._on_trouble)
 
 
 def _unwritten(key: str) -> str:

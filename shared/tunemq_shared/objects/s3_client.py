@@ -22,10 +22,9 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from urllib3.response import BaseHTTPResponse
 
 from tunemq_shared.base.errors import StoreError
-from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.objects import s3_errors
 from tunemq_shared.objects.multipart import PartBody
-from tunemq_shared.objects.object_client import IncompleteUpload, NoSuchUpload
+from tunemq_shared.objects.object_client import IncompleteUpload, NoSuchUpload, StoreInternalError
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectSizeMismatch
 from tunemq_shared.objects.s3_address import S3Address, S3Credentials
 
@@ -156,7 +155,7 @@ class S3Client(Minio):
         with self._asking(doing):
             done = self._complete_multipart_upload(self._bucket, name, upload, parts)
         if not done.etag:  # an error with status 200, which S3 allows itself here alone
-            raise StoreUnavailable(f"{self._address.place}: {doing}: its parts were not joined.")
+            raise StoreInternalError(f"{self._address.place}: {doing}: its parts were not joined.")
 
     def abort_upload(self, name: str, upload: str) -> None:
         """See `ObjectClient.abort_upload`."""

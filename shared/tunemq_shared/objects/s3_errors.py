@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_shared.base.retrying import StoreUnavailable
-from tunemq_shared.objects.object_client import StoreRequestDenied
+from tunemq_shared.objects.object_client import StoreInternalError, StoreRequestDenied
 from tunemq_shared.objects.s3_address import S3Address
 
 #: Refusals that another try may not meet, beside all of status 5xx, 408 and 429.
@@ -58,7 +58,9 @@ def refused(
     where = f"{address.place} at {address.endpoint}: {doing}"
     said = f"{code}: {message.rstrip('.')}" if message else code
     if code in _PASSING or status >= 500 or status in (408, 429):
-        return StoreUnavailable(f"{where}: the server cannot do it now ({said}).")
+        # Other statuses than 500 say that it is too busy, full, or away behind a proxy.
+        kind = StoreInternalError if status == 500 and code not in _PASSING else StoreUnavailable
+        return kind(f"{where}: the server cannot do it now ({said}).")
     if code == "NoSuchBucket":
         advice = (
             f"there is no bucket {address.bucket!r}; make it, correct the name, or add "

@@ -1,0 +1,115 @@
+"""When `RemoteObjects` sends a part again, and when it begins the whole upload again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunemq_shared.base import retrying
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferTimedOut
+from tunemq_shared.objects.multipart import PART, PartBody
+from tunemq_shared.objects.object_client import StoreInternalError
+from tunemq_shared.objects.remote_objects import MOST_INTERNAL_ERRORS, RemoteObjects
+
+
+class Client:
+    """A server that keeps uploads in parts, and fails as a test says."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.aborted: list[str] = []
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.objects: dict[str, bytes] = {}
+
+    def create_upload(self, name: str, doing: str) -> str:
+        self.begun.append(f"upload-{len(self.begun) + 1}")
+        self.parts[self.begun[-1]] = {}
+        return self.begun[-1]
+
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
+        self.parts[upload][number] = bytes(body)
+        return str(number)
+
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+        parts = self.parts[upload]
+        self.objects[name] = b"".join(parts[number] for number in sorted(parts))
+
+    def abort_upload(self, name: str, upload: str) -> None:
+        self.aborted.append(upload)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 0.001)
+
+
+def send(client: Any, folder: Path, cancel: CancelToken | None = None) -> bytes:
+    """Send a file in two parts; its content."""
+    data = b"a" * PART + b"b"
+    path = folder / "file"
+    path.write_bytes(data)
+    RemoteObjects("s3://bucket", "", lambda _connect, _read: client).put_file(
+        "key",
+        path,
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        cancel=cancel or CancelToken(20),
+    )
+    return data
+
+
+@pytest.mark.parametrize("verb", ["put_part", "complete_upload"])
+def test_upload_that_the_server_fails_for_ever_begins_again_as_another(verb, tmp_path):
+    class Broken(Client):
+        """Its disk was full while it wrote the first upload."""
+
+    def fail_first(self: Client, name: str, upload: str, *how: Any) -> Any:
+        if upload == "upload-1":
+            raise StoreInternalError("io: read/write on closed pipe")
+        return getattr(Client, verb)(self, name, upload, *how)
+
+    setattr(Broken, verb, fail_first)
+    client = Broken()
+    data = send(client, tmp_path)
+    assert client.objects == {"key": data}
+    assert (client.begun, client.aborted) == (["upload-1", "upload-2"], ["upload-1"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "failures"),
+    [(StoreInternalError, MOST_INTERNAL_ERRORS - 1), (StoreUnavailable, MOST_INTERNAL_ERRORS * 3)],
+)
+def test_upload_with_passing_failures_keeps_its_parts(kind, failures, tmp_path):
+    class Busy(Client):
+        """It fails so often in answer to the second part."""
+
+        left = failures
+
+        def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
+            if number == 2 and self.left:
+                self.left -= 1
+                raise kind("not now")
+            return super().put_part(name, upload, number, body, doing)
+
+    client = Busy()
+    data = send(client, tmp_path)
+    assert client.objects == {"key": data}
+    assert (client.begun, client.aborted) == (["upload-1"], [])
+
+
+def test_upload_that_always_fails_ends_with_its_time_and_leaves_no_parts(tmp_path):
+    class Dead(Client):
+        """All of its uploads fail."""
+
+        def put_part(self, *how: Any) -> str:
+            raise StoreInternalError("no")
+
+    client = Dead()
+    with pytest.raises(TransferTimedOut, match="no Gave up after 3 s"):
+        send(client, tmp_path, CancelToken(3))
+    assert client.aborted == client.begun
+    assert len(client.begun) > 1
