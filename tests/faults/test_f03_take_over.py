@@ -237,6 +237,16 @@ def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
     assert farm.redis.client.get(redis_keys.SCHEDULER) is None
 
 
+def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio, bucket):
+    """Not Amazon's, which would see the farm's access key."""
+    keys = {name: value for name, value in minio.environ.items() if name.startswith("AWS_")}
+    farm.of_home["head"] = {**keys, "TUNEMQ_S3_ENDPOINT": "http://127.0.0.1:1"}
+    store = minio.address(bucket, "searches")
+    refused = farm.start_scheduler("--store", store, "--take-over", f"s3://{bucket}/searches/none")
+    assert refused.wait(60) == 64, farm
+    assert "no farm ran a search there" in farm.said()
+
+
 @pytest.mark.soak
 def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage):
     farm.start_scheduler("--store", storage)

@@ -164,6 +164,26 @@ def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
     )
 
 
+def parse_beside(text: str, store: S3Address, environ: Mapping[str, str]) -> S3Address:
+    """What the address means on this machine to those who use ``store``.
+
+    In the same bucket the settings of ``store`` hold where ``text`` has none. One that names
+    another endpoint is in another bucket, whatever the bucket's name.
+
+    Raises:
+        ConfigError: see `parse_address`.
+    """
+    address = parse_address(text, environ)
+    given = _settings(address.place, urlsplit(text).query)
+    if address.bucket != store.bucket:
+        return address
+    if "endpoint" in given and address.endpoint != store.endpoint:
+        return address
+    names = ("endpoint", "region", "path_style", "ca_file", "profile")
+    missing = {name: getattr(store, name) for name in names if name not in given}
+    return msgspec.structs.replace(address, **missing)
+
+
 def as_reached_from_here(address: S3Address, environ: Mapping[str, str]) -> S3Address:
     """The address to connect to, which may be another than that which is known everywhere.
 

@@ -5,6 +5,7 @@ It continues here when it is submitted again. Until then its nodes keep what the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import msgspec
@@ -15,6 +16,7 @@ from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.s3_address import parse_address, parse_beside
 from tunemq_shared.objects.store_address import (
     canonical_address,
     is_remote,
@@ -46,11 +48,15 @@ class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
         return self.events_key.removeprefix(redis_keys.events(""))[:ID_DIGITS]
 
 
-def find_lost_searches(addresses: Iterable[str], keys: LiveKeys) -> dict[str, LostSearch]:
+def find_lost_searches(
+    addresses: Iterable[str], store: str, keys: LiveKeys
+) -> dict[str, LostSearch]:
     """Read what the stores say of these searches.
 
     Args:
-        addresses: of their experiments.
+        addresses: of their experiments. One in the bucket of ``store`` takes from it the settings
+            that it lacks.
+        store: the farm's, as a canonical address.
         keys: of the farm, with which the lost scheduler signed.
 
     Returns:
@@ -61,17 +67,19 @@ def find_lost_searches(addresses: Iterable[str], keys: LiveKeys) -> dict[str, Lo
         StoreError: a store cannot be reached.
         JournalError: another program wrote what is there.
     """
-    found = (_read(address, keys) for address in addresses)
+    found = (_read(address, store, keys) for address in addresses)
     return {one.name: one for one in found}
 
 
-def _read(given: str, keys: LiveKeys) -> LostSearch:
+def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
     if not is_remote(given):
         raise ConfigError(
             f"--take-over {given}: give the address of an experiment in a store, such as"
             " s3://bucket/prefix/name."
         )
     address = canonical_address(given)
+    if is_remote(store):
+        address = str(parse_beside(given, parse_address(store, {}), os.environ))
     name = name_in(address)
     with open_objects(address) as objects:
         record = stored_record(objects, journal_seal(keys.journal_keys(name)))

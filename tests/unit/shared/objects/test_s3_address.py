@@ -17,12 +17,16 @@ from tunemq_shared.objects.s3_address import (
     find_ca_file,
     find_keys,
     parse_address,
+    parse_beside,
 )
 from tunemq_shared.objects.store_address import canonical_address, is_remote, join
 
 FULL = (
     "s3://bucket/a/b?endpoint=http://host:9000&region=eu-1&path_style=true&ca_file=/ca.pem"
     "&create_bucket=true"
+)
+FULL_SETTINGS = (
+    "endpoint=http://host:9000&region=eu-1&path_style=false&ca_file=/ca.pem&profile=farm"
 )
 
 
@@ -43,6 +47,25 @@ def test_what_is_not_in_the_address_comes_from_the_environment():
     assert "endpoint=http://s3&region=eu-3" in canonical_address("s3://bucket", environ)
     environ |= {"TUNEMQ_S3_ENDPOINT": "https://ours"}
     assert "endpoint=https://ours&" in canonical_address("s3://bucket", environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://bucket/farm/first", FULL_SETTINGS),
+        ("s3://bucket/farm/first?endpoint=http://host:9000", FULL_SETTINGS),
+        ("s3://bucket/farm/first?region=eu-2", FULL_SETTINGS.replace("eu-1", "eu-2")),
+        (
+            "s3://bucket/farm/first?endpoint_override=other:9000&scheme=http",
+            "endpoint=http://other:9000&region=us-east-1&path_style=true",
+        ),
+        ("s3://other/first", "endpoint=http://ours&region=us-east-1&path_style=true"),
+    ],
+)
+def test_parse_beside_takes_from_a_store_in_the_same_bucket_what_is_missing(text, expected):
+    store = parse_address(f"s3://bucket/farm?{FULL_SETTINGS}", {})
+    address = parse_beside(text, store, {"TUNEMQ_S3_ENDPOINT": "http://ours"})
+    assert str(address) == f"{text.partition('?')[0]}?{expected}"
 
 
 def test_a_machine_may_reach_the_server_by_another_way_which_is_in_no_address():
