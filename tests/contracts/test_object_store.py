@@ -17,8 +17,13 @@ from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, TransferCancelled, in_parallel, retried
 from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.multipart import PART
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch
+from tunemq_shared.objects.object_store import (
+    InvalidObjectName,
+    NoSuchObject,
+    ObjectSizeMismatch,
+)
 from tunemq_shared.objects.remote_objects import RemoteObjects
+from tunemq_shared.objects.store_traffic import TRAFFIC
 
 LARGE = 2 * PART + 12345
 
@@ -148,6 +153,22 @@ class TestObjectStore:
         ):
             with pytest.raises(StoreError, match="is not the key of an object"):
                 use()
+
+    def test_put_file_key_that_is_too_long_fails_at_once(self, objects, tmp_path, monkeypatch):
+        (tmp_path / "file").touch()
+        # With its prefix it has 1024 bytes, and 1025; "ä" has two.
+        longest = ("ä" * 100 + "/") * 5
+        longest += "k" * (1024 - len(f"some/where/{longest}".encode()))
+        put(objects, longest, tmp_path / "file")
+        assert [found.key for found in objects.list()] == [longest]
+        with pytest.raises(InvalidObjectName, match="longer than 1024 bytes"):
+            put(objects, f"{longest}k", tmp_path / "file")
+        # A server with a lower limit says so itself.
+        monkeypatch.setattr(remote_objects, "MOST_KEY_BYTES", 10_000)
+        before = TRAFFIC.so_far().failures
+        with pytest.raises(InvalidObjectName, match="KeyTooLong"):
+            put(objects, f"{longest}k", tmp_path / "file")
+        assert TRAFFIC.so_far().failures == before
 
     def test_what_is_beside_the_prefix_is_not_seen(self, server):
         bucket = server.create_bucket()

@@ -26,6 +26,10 @@ class NoSuchObject(StoreError):
     """There is no such object."""
 
 
+class InvalidObjectName(StoreError):
+    """No store, or not this one, takes an object of this name: it is too long, for instance."""
+
+
 class ObjectSizeMismatch(CheckpointCorrupt):
     """An object is longer or shorter than it was written; ``found`` says what it is."""
 
@@ -86,6 +90,7 @@ class ObjectStore(ABC):
             on_trouble: Told what was wrong, before each try after the first; see `retried`.
 
         Raises:
+            InvalidObjectName: the store takes no object of this name.
             CheckpointCorrupt: the file has another size or hash.
             Cancelled, TimedOut: see `CancelToken`.
         """

@@ -25,7 +25,12 @@ from tunemq_shared.objects.object_client import (
     StoreInternalError,
     StoreRequestDenied,
 )
-from tunemq_shared.objects.object_store import ObjectInfo, ObjectSizeMismatch, ObjectStore
+from tunemq_shared.objects.object_store import (
+    InvalidObjectName,
+    ObjectInfo,
+    ObjectSizeMismatch,
+    ObjectStore,
+)
 from tunemq_shared.objects.store_traffic import CountedClient
 
 #: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk
@@ -43,6 +48,8 @@ PARALLEL: Final = 3
 MOST_INTERNAL_ERRORS: Final = 4
 #: So many connections are kept for the next request, of however many transfers.
 CONNECTIONS: Final = 32
+#: S3's limit for a whole key, in UTF-8.
+MOST_KEY_BYTES: Final = 1024
 #: The name of an object that holds a file.
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -205,7 +212,13 @@ class RemoteObjects(ObjectStore):
         """The whole key in the bucket."""
         if not is_safe_name(key):
             raise StoreError(f"{key!r} is not the key of an object.")
-        return self._prefix + key
+        name = self._prefix + key
+        if len(name.encode()) > MOST_KEY_BYTES:
+            raise InvalidObjectName(
+                f"{self.address}: the key {key[:100]}... is longer than {MOST_KEY_BYTES} bytes,"
+                " which S3 does not allow; give shorter names."
+            )
+        return name
 
     def _get_part(
         self, key: str, fd: int, start: int, expected: int, size: int, cancel: CancelToken

@@ -25,7 +25,12 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.objects import s3_errors
 from tunemq_shared.objects.multipart import PartBody
 from tunemq_shared.objects.object_client import IncompleteUpload, NoSuchUpload, StoreInternalError
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectSizeMismatch
+from tunemq_shared.objects.object_store import (
+    InvalidObjectName,
+    NoSuchObject,
+    ObjectInfo,
+    ObjectSizeMismatch,
+)
 from tunemq_shared.objects.s3_address import S3Address, S3Credentials
 
 #: Handed to a connection at once, and taken from it; in between a transfer can be called off.
@@ -34,6 +39,8 @@ BLOCK: Final = 2**18
 _TYPE: Final = "application/octet-stream"
 #: What of TLS another try will not mend.
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
+#: Of one object's name: the server works, and another try would end the same.
+_INVALID_NAME: Final = ("KeyTooLongError", "XMinioInvalidObjectName", "InvalidArgument")
 
 
 class S3Content(NamedTuple):
@@ -239,6 +246,10 @@ class S3Client(Minio):
         where = f"{self._address.place} at {self._address.endpoint}"
         if code == "NoSuchKey":
             return NoSuchObject(f"{where}: {doing}: there is no such object.")
+        if code in _INVALID_NAME:
+            return InvalidObjectName(
+                f"{where}: {doing}: the server takes no object of this name ({code}: {message})."
+            )
         if code == "InvalidRange":
             return ObjectSizeMismatch(f"{where}: {doing}: the object is cut short.", "fewer")
         if code == "NoSuchUpload":

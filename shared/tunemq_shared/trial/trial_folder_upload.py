@@ -15,7 +15,7 @@ from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.code.blob_store import ref_of
-from tunemq_shared.objects.object_store import ObjectStore
+from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import walk
 from tunemq_shared.system.plain_files import opened_below
 
@@ -25,6 +25,8 @@ LIMIT_BYTES: Final = 2**30
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
 #: What a worker may not write in the store, at any depth: see ``deploy/minio/worker-policy.json``.
 _SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
+#: So much of a name is shown.
+_SHOWN_CHARS: Final = 100
 
 
 def send_folder(
@@ -41,8 +43,9 @@ def send_folder(
 
     What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
     scheduler has put together while they ran. Empty output is left out, and so are a file that
-    somebody writes to (it is sent when he has ended), checkpoints of a save that did not end, and
-    files with a name that is the scheduler's alone, which the store refuses.
+    somebody writes to (it is sent when he has ended), checkpoints of a save that did not end,
+    files with a name that is the scheduler's alone, and files with a name that the store takes for
+    no object's, such as one that is too long.
 
     Raises:
         StoreError: not all could be sent; the rest was. Names the largest that was too much, or
@@ -52,6 +55,7 @@ def send_folder(
     too_much: list[tuple[int, str]] = []
     reserved: list[str] = []
     unnamed: list[str] = []
+    invalid: list[str] = []
     for size, name in sorted(_files(folder)):
         *folders, last = name.split(os.sep)
         if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
@@ -78,6 +82,8 @@ def send_folder(
                     cancel=cancel,
                     on_trouble=on_trouble,
                 )
+        except InvalidObjectName:
+            invalid.append(name)
         except (CheckpointCorrupt, FileNotFoundError):
             continue
         except OSError as error:
@@ -88,6 +94,12 @@ def send_folder(
         raise StoreError(
             f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
             " which names in a store are; have the trial give them other names."
+        )
+    if invalid:
+        raise StoreError(
+            f"{len(invalid)} files were not sent, such as {_shortened(min(invalid))}: the store"
+            " takes no object of that name, or its key has more than 1024 bytes; have the trial"
+            " give them shorter names."
         )
     if reserved:
         raise StoreError(
@@ -101,6 +113,10 @@ def send_folder(
             f"{len(too_much)} files were not sent, because a trial's may take "
             f"{show_bytes(limit_bytes)} together; the largest is {name} ({show_bytes(size)})."
         )
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
 
 
 def _is_never_copied(name: str) -> bool:

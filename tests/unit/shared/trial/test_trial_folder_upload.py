@@ -10,6 +10,7 @@ import pytest
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken
+from tunemq_shared.objects.object_store import InvalidObjectName
 from tunemq_shared.trial.trial_folder_upload import send_folder
 
 
@@ -23,6 +24,8 @@ class Objects:
 
     def put_file(self, key, path, *, size, sha256, cancel, on_trouble):
         self.before(key)
+        if len(key.encode()) > 1024:
+            raise InvalidObjectName(key)
         if key.rpartition("/")[2] in self.changes:
             raise CheckpointCorrupt(f"{path}: the file has grown")
         self.there[key] = path.read_bytes()
@@ -82,6 +85,16 @@ def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder,
         send(folder, objects=objects)
     assert f"train_a/{name}" not in objects.there
     assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
+
+
+def test_send_folder_names_that_are_too_long_are_left_out_and_told(folder):
+    long = "/".join(["d" * 200] * 6)
+    (folder / long).mkdir(parents=True)
+    (folder / long / "f").write_text("x")
+    objects = Objects()
+    with pytest.raises(StoreError, match=r"1 files were not sent, such as d{100}\.\.\.: .*1024"):
+        send(folder, objects=objects)
+    assert objects.there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
 
 
 def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
