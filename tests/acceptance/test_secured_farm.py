@@ -90,17 +90,6 @@ def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_h
         assert redis.refused() == []
 
 
-def test_s05_one_search_in_the_foreground_runs_over_tls(redis: SecuredRedis, tmp_path: Path):
-    with secured_farm(tmp_path / "farm", redis, starts=False) as farm:
-        farm.add_worker("one")
-        script = farm.write(Search(name="alone", trials=2))
-        line = ("--name", "alone", "--results", str(farm.results))
-        scheduler = farm.start_scheduler(str(script), *line)
-        assert scheduler.wait(90) == 0, str(farm)
-        farm.check_results("alone")
-        assert redis.refused() == []
-
-
 def test_s05_a_redis_that_asks_for_certificates_is_shown_them(tmp_path: Path):
     (tmp_path / "redis").mkdir()
     with (

@@ -160,7 +160,7 @@ def test_f07_scheduler_that_starts_on_a_full_redis_waits_for_room_and_comes_up(t
 
 
 def test_f07_wire_of_a_farm_opened_on_a_full_redis_is_away_until_there_is_room(server: RedisServer):
-    lease = SchedulerLease(server.url, LeaseHolder.this_process("farm"))
+    lease = SchedulerLease(server.url, LeaseHolder.this_process())
     lease.claim(1, _nobody)
     with (
         closing(lease),

@@ -156,7 +156,7 @@ def test_lease_and_start_read_no_huge_strings(server):
     with costs_little(2**20):
         refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
     server.client.set(names.SCHEDULER, HUGE, px=100)
-    lease = SchedulerLease(server.url, LeaseHolder.this_process("farm"))
+    lease = SchedulerLease(server.url, LeaseHolder.this_process())
     try:
         with costs_little(2**20):
             lease.claim(1, print)
@@ -169,7 +169,7 @@ def test_lease_and_start_read_no_huge_strings(server):
 
 def is_ours(lease: SchedulerLease) -> bool:
     try:
-        lease.check()
+        lease.check_known()
     except SchedulerSuperseded:
         return False
     return True

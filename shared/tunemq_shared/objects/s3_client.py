@@ -40,7 +40,7 @@ _TYPE: Final = "application/octet-stream"
 #: What of TLS another try will not mend.
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 #: Of one object's name: the server works, and another try would end the same.
-_INVALID_NAME: Final = ("KeyTooLongError", "XMinioInvalidObjectName", "InvalidArgument")
+_INVALID_NAME: Final = ("KeyTooLongError", "XMinioInvalidObjectName")
 
 
 class S3Content(NamedTuple):
