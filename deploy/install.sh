@@ -350,19 +350,62 @@ put_units() {
     done
 }
 
+# The folders that the unit has systemd make.
+make_folders() {
+    case $role in
+        scheduler) install -d -m 0750 -o tunemq -g tunemq $state ;;
+        store) install -d -m 0700 -o tunemq -g tunemq $store ;;
+        worker)
+            install -d -m 0755 -o $who -g $who $cache
+            # The home of the worker's user, who may also be the scheduler's.
+            [ "$who" != tunemq ] || install -d -m 0750 -o tunemq -g tunemq $state
+            ;;
+    esac
+}
+
+# The unit's ExecStart= for a shell, with the options that the files `environment` have now.
+command_line() {
+    [ "$target" = $etc ] || printf 'env TUNEMQ_CONFIG=%s ' "$target"
+    printf %s $programs/tunemq-farm
+    set -f # no word of an option is a pattern
+    for word in $(sed -n 's|^ExecStart=[^ ]* ||p' "$units/tunemq-$role.service"); do
+        case $word in
+            '$TRIALS_AS') [ "$trials_as" = worker ] || printf ' --trial-user %s' "$trials_as" ;;
+            '$'*)
+                for option in $(cat $etc/environment "$target/environment" 2> /dev/null |
+                    sed -n "s|^${word#?}=||p" | tail -n 1); do
+                    printf ' %s' "$(quoted "$option")"
+                done
+                ;;
+            *) printf ' %s' "$word" ;;
+        esac
+    done
+}
+
+quoted() { # WORD
+    case $1 in
+        *[!A-Za-z0-9_./:=,+@%-]*) printf "'%s'" "$(printf '%s\n' "$1" | sed "s|'|'\\\\''|g")" ;;
+        *) printf '%s' "$1" ;;
+    esac
+}
+
 start_service() {
     service=tunemq-$role.service
     [ -n "$mine" ] || rm -f "$due" # what starts later has it all
     if ! has_systemd; then
         say "no systemd is at work here."
+        make_folders
+        # By this file tunemq-farm knows the user, and it runs nothing without one.
+        [ -e "$target/environment" ] || put /dev/null "$target/environment" 0640 root:$who
+        if [ -n "$is_template" ]; then
+            say "fill in $etc/environment, then run this again, which prints the command to run"
+            return 0
+        fi
         if [ -n "$start" ] && command -v systemctl > /dev/null; then
             systemctl --quiet enable "$service" && say "with the next boot $service starts."
         fi
         say "Or have another supervisor run this, as root, and again whenever it ends:"
-        line=$(sed -n "s|^ExecStart=$prefix/bin/\(tunemq [^\$]*\) .*|\1|p" "$units/$service")
-        [ "$trials_as" != tunemq-trials ] || line="$line --trial-user tunemq-trials"
-        [ "$target" = $etc ] || printf '  env TUNEMQ_CONFIG=%s' "$target"
-        printf '  %s\n' "$programs/tunemq-farm ${line#tunemq }"
+        printf '  %s\n' "$(command_line)"
         return 0
     fi
     systemctl daemon-reload
@@ -417,15 +460,19 @@ report() {
     fi
     case $role in
         scheduler) next="tunemq-farm doctor; tunemq-farm nodes" ;;
-        worker) next="tunemq-farm nodes, on the head; here, systemctl status 'tunemq-worker*'" ;;
+        worker)
+            next="tunemq-farm nodes, on the head"
+            ! has_systemd || next="$next; here, systemctl status 'tunemq-worker*'"
+            ;;
         store)
             keys=$store/credentials
             tries=30
-            until [ -s $keys ] || [ $tries -eq 0 ] || ! has_systemd; do
+            until [ -s $keys ] || [ $tries -eq 0 ] || [ -z "$start" ] || ! has_systemd; do
                 sleep 1
                 tries=$((tries - 1))
             done
             next="the keys for all machines are in $keys"
+            [ -s $keys ] || next="start the store, which writes the keys for all machines to $keys"
             ;;
         submitter) next="tunemq-farm ls, tunemq-farm submit SCRIPT" ;;
     esac

@@ -26,7 +26,7 @@ _FILES: Final = {
     "tunemq.py": "import os, sys\ndef main():\n    print(*sys.argv[1:], os.getuid())\n"
     "    print(*(os.environ.get(n, '') for n in ('TUNEMQ_REDIS', 'TUNEMQ_RESULTS')))\n",
     f"{_INFO}/METADATA": "Metadata-Version: 2.1\nName: tunemq\nVersion: 1.0\n"
-    "Provides-Extra: metrics\nProvides-Extra: gpu\n",
+    "Provides-Extra: metrics\nProvides-Extra: gpu\nProvides-Extra: store\n",
     f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\n"
     "Tag: py3-none-any\n",
     f"{_INFO}/entry_points.txt": "[console_scripts]\ntunemq = tunemq:main\n",
@@ -170,7 +170,7 @@ def test_a_head_that_also_works_and_has_a_person(view: View):
     view.install("scheduler --wheels wheels --config config")
     view.sh("useradd --create-home ada-of-a-test")
     said = view.install("worker --wheels wheels --config config")
-    assert "env TUNEMQ_CONFIG=/etc/tunemq/worker  /usr/local/bin/tunemq-farm worker" in said
+    assert "env TUNEMQ_CONFIG=/etc/tunemq/worker /usr/local/bin/tunemq-farm worker" in said
     view.install("submitter --wheels wheels --config config --user ada-of-a-test")
     owners = view.sh("stat -c '%U %n' /etc/tunemq/keys.toml /etc/tunemq/worker/keys.toml")
     assert owners.split() == [
@@ -192,6 +192,33 @@ def test_a_head_that_also_works_and_has_a_person(view: View):
     assert view.sh("stat -c %a ~ada-of-a-test/.config/tunemq/keys.toml").strip() == "600"
 
 
+def test_printed_commands_of_a_head_run_as_its_user_with_options_and_folders(view: View):
+    for role, options in [
+        ("store", "--listen 192.0.2.1:7380 --cert /c.crt --key /c.key"),
+        ("scheduler", "--store s3://tunemq/farm?a=b&c=d --metrics 127.0.0.1:9464"),
+    ]:
+        line = f"TUNEMQ_{role.upper()}_OPTIONS={options}"
+        view.sh(f"echo '{line}' >> /tmp/given/config/environment")
+        said = view.install(f"{role} --wheels wheels --config config")
+        command = said[said.index("whenever it ends:\n") :].splitlines()[1]
+        ran = view.sh(command).splitlines()[0].split()
+        assert ran[-1] == view.sh("id -u tunemq").strip()
+        assert " ".join(options.split()) in " ".join(ran)
+    folders = view.sh("stat -c '%U %G %a %n' /var/lib/tunemq /var/lib/tunemq-store")
+    assert folders.splitlines() == [
+        *("tunemq tunemq 750 /var/lib/tunemq", "tunemq tunemq 700 /var/lib/tunemq-store")
+    ]
+
+
+def test_printed_command_of_a_same_user_worker_finds_its_folders(view: View):
+    view.install("worker --wheels wheels --config config --same-user")
+    folders = view.sh("stat -c '%U %a %n' /var/cache/tunemq /var/lib/tunemq")
+    assert folders.splitlines() == ["tunemq 755 /var/cache/tunemq", "tunemq 750 /var/lib/tunemq"]
+    said = view.install("worker --wheels wheels --separate-user")
+    assert "--trial-user tunemq-trials" in said
+    assert view.sh("stat -c '%U' /var/cache/tunemq").strip() == "root"
+
+
 def test_users_and_commands_that_were_there_before_are_left(view: View):
     view.sh("useradd --system tunemq; echo theirs > /usr/local/bin/tunemq")
     before = view.paths()
@@ -209,7 +236,8 @@ def test_files_in_the_folder_above_it_are_not_believed(view: View):
 
 
 def test_without_configuration_it_says_what_to_fill_in(view: View):
-    view.install("scheduler --wheels wheels")
+    said = view.install("scheduler --wheels wheels")
+    assert "fill in /etc/tunemq/environment, then run this again" in said
     text = view.sh("cat /etc/tunemq/environment")
     lines = [line for line in text.splitlines() if "=" in line]
     assert lines[1].startswith("#TUNEMQ_REDIS=rediss://scheduler:PASSWORD@")

@@ -16,6 +16,7 @@ import pytest
 PROJECT: Final = Path(__file__).parents[2]
 SCRIPT: Final = PROJECT / "deploy" / "install.sh"
 FARM: Final = PROJECT / "deploy" / "systemd" / "tunemq-farm"
+_WORKER_OPTIONS: Final = "--workdir /var/cache/tunemq/worker --grace 30 --trial-user tunemq-trials"
 
 
 def said_by(*arguments: str, code: int) -> str:
@@ -321,3 +322,78 @@ def test_unit_that_ends_twice_is_given_up_at_once_and_a_silent_one_after_a_minut
     )
     assert said.count("slept") == looks
     assert said.endswith("down\n")
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "made", "arguments"),
+    [
+        (
+            "scheduler",
+            "--store s3://b/farm?a=1&ca_file=/x'y;$(id) --metrics 127.0.0.1:9464",
+            "-m 0750 -o tunemq -g tunemq {0}/state",
+            "scheduler {options}",
+        ),
+        (
+            "store",
+            "--listen 192.0.2.1:7380 --cert /c.crt --key *",
+            "-m 0700 -o tunemq -g tunemq {0}/store",
+            "store serve {options} /var/lib/tunemq-store",
+        ),
+        (
+            "store",
+            "",
+            "-m 0700 -o tunemq -g tunemq {0}/store",
+            "store serve /var/lib/tunemq-store",
+        ),
+        (
+            "worker",
+            "--cpus 16 --gpus 0,1",
+            "-m 0755 -o root -g root {0}/cache",
+            f"worker {_WORKER_OPTIONS} {{options}}",
+        ),
+    ],
+)
+def test_install_without_systemd_prints_a_command_with_all_options_and_makes_folders(
+    installer: Installer, role: str, options: str, made: str, arguments: str
+):
+    name = f"TUNEMQ_{role.upper()}_OPTIONS"
+    config = installer.folder / "config"
+    config.mkdir()
+    (config / "environment").write_text(f"{name}=--before\n{name}={options}\nA=b\n")
+    given = f"--config {config}" if options else ""
+    said = installer.sh(
+        f"""
+        has_systemd() {{ false; }}
+        install() {{ for last; do :; done; mkdir -p "$last"; echo "install $*"; }}
+        read_arguments {role} {given}; make_users() {{ :; }}; install_role
+        """
+    )
+    assert f"install -d {made.format(installer.folder)}\n" in said
+    program = installer.programs / "tunemq"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    farm_script = FARM.read_text().replace("/opt/tunemq/bin/tunemq", str(program))
+    farm_script = farm_script.replace("/etc/tunemq", str(installer.etc))
+    (installer.programs / "tunemq-farm").write_text(farm_script)
+    (installer.programs / "tunemq-farm").chmod(0o755)
+    command = said[said.index("whenever it ends:\n") :].splitlines()[1]
+    ran = subprocess.run(["sh", "-euc", command], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:-1] == arguments.format(options=options).split()
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("keys", "the keys for all machines are in "), ("", "start the store, which writes the keys")],
+)
+def test_install_store_without_systemd_announces_only_keys_that_exist(
+    installer: Installer, written: str, expected: str
+):
+    (installer.folder / "store").mkdir()
+    (installer.folder / "store" / "credentials").write_text(written)
+    (report,) = re.findall(
+        r"^report\(\) \{\n.*?^\}\n", SCRIPT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    said = installer.sh(
+        f"{report}\nhas_systemd() {{ false; }}\nread_arguments store; is_down=''; report"
+    )
+    assert f"done. Next: {expected}" in said
