@@ -7,11 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.support.farms.doctor_answers import Examination
 from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
 from tests.support.small_disk import on_small_disk
 from tests.support.waiting import eventually
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -90,3 +93,28 @@ def test_node_that_does_not_see_the_store_in_time_costs_no_trial(farm):
     service.check_results("first")
     assert "node unmounted on " in (output := service.tunemq("logs", "first"))
     assert "is set aside" in output
+
+
+def test_doctor_folder_store_of_a_running_scheduler_is_missing_reports_a_problem(tmp_path: Path):
+    store = tmp_path / "store"
+    (tmp_path / "farm").mkdir()
+    with farm_service(tmp_path / "farm", starts=False) as service:
+        service.start_scheduler("--store", str(store))
+        service.add_worker("one", 1)
+        service.has_nodes("one")
+
+        def found(*more: str) -> Finding:
+            said = service.run("doctor", "--json", *more)
+            answer = msgspec.json.decode(said.stdout, type=Examination)
+            (one,) = (one for one in answer.findings if one.check == "store")
+            return one
+
+        assert found().level is FindingLevel.OK
+        store.rename(tmp_path / "moved")
+        for more in ((), ("--store", str(store))):
+            finding = found(*more)
+            assert finding.level is FindingLevel.PROBLEM, finding
+            assert f"{store} does not exist on this machine" in finding.what
+        # Of a folder that no scheduler is known to use, a scheduler may be about to make it.
+        assert found("--store", str(tmp_path / "other")).level is FindingLevel.WARNING
+        (tmp_path / "moved").rename(store)

@@ -24,15 +24,23 @@ _FIX: Final = (
 )
 
 
-def check_folder(check: str, what: str, folder: str) -> Finding:
+def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False) -> Finding:
     """Check the disk of a folder of this machine, and whether this user can write to the folder.
 
     Where the folder does not exist, the first existing one above it is tried.
 
     Args:
         what: the folder is, for people.
+        is_in_use: a running scheduler uses the folder, so it is a problem where it is missing.
     """
     given = os.path.abspath(folder)
+    if is_in_use and not os.path.exists(given):
+        return problem(
+            check,
+            f"{what} {folder} does not exist on this machine, and the running scheduler uses it",
+            "mount it here, or move it back to this path if it was moved: checkpoints and code of"
+            " searches are in there; ls -ld shows which folder above it exists",
+        )
     place = given
     while not os.path.exists(place) and place != "/":
         place = os.path.dirname(place)

@@ -154,7 +154,8 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
         found += _look_at_nodes(farm.url, keys, description, searches)
     store = store or (description.store if description else unknown)
     found += check_certificates(farm.url, store, farm.environ)
-    found += check_store(store, farm)
+    is_in_use = description is not None and store == description.store
+    found += check_store(store, farm, is_in_use=is_in_use)
     return found + _check_disks(farm)
 
 
@@ -205,8 +206,12 @@ def _look_at_nodes(
     return check_nodes(facts, RequiredVersions.of_farm(description), searches)
 
 
-def check_store(address: str, farm: DoctorTarget) -> list[Finding]:
-    """Whether the farm's roles can use its store, and others cannot; ends in time."""
+def check_store(address: str, farm: DoctorTarget, *, is_in_use: bool = False) -> list[Finding]:
+    """Whether the farm's roles can use its store, and others cannot; ends in time.
+
+    Args:
+        is_in_use: a running scheduler says that this is its store.
+    """
     if not address:
         return [
             warning(
@@ -216,7 +221,7 @@ def check_store(address: str, farm: DoctorTarget) -> list[Finding]:
             )
         ]
     if not is_remote(address):
-        return _check_folders("store", "the store", address)
+        return _check_folders("store", "the store", address, is_in_use=is_in_use)
     every = [StoreKeys(StoreRole.SCHEDULER, farm.environ), *farm.role_keys]
     try:
         return within(
@@ -243,12 +248,17 @@ def _check_disks(farm: DoctorTarget) -> list[Finding]:
 
 
 def _check_folders(
-    check: str, what: str, folder: str, *, backup_note: Path | None = None
+    check: str,
+    what: str,
+    folder: str,
+    *,
+    backup_note: Path | None = None,
+    is_in_use: bool = False,
 ) -> list[Finding]:
     """Check the disk of a folder, and the note of the last backup."""
 
     def look() -> list[Finding]:
-        disk = check_folder(check, what, folder)
+        disk = check_folder(check, what, folder, is_in_use=is_in_use)
         return [disk, *(check_backup(backup_note) if backup_note else ())]
 
     try:
