@@ -33,7 +33,7 @@ SCRIPT = Path(__file__).parents[2] / "faults" / "scripts" / "search.py"
 #: Whatever the script starts inherits this variable, wherever it goes.
 MARK = "SEARCH_TEST_MARK"
 #: What stands in the names or command lines of the farm's processes, and in no other's.
-KEEPER, REDIS = "embedded.keeper", "redis-server"
+KEEPER, REDIS = "embedded.watchdog", "redis-server"
 NODE, EAR = "tunemq_workers.node.node_process", "tunemq-ear"
 #: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
 GONE_WITHIN_S = 60.0
