@@ -71,7 +71,7 @@ def test_trial_waits_where_the_store_is_not_mounted_and_goes_on_when_it_is(farm)
 
     def is_named_by(*command: str) -> bool:
         said = service.run(*command).stdout
-        return "no store request of node unmounted has succeeded" in said and reason in said
+        return "store requests of node unmounted have been failing" in said and reason in said
 
     eventually(lambda: is_named_by("why", "first"), within=30, message=service)
     eventually(lambda: is_named_by("doctor"), within=30, message=service)

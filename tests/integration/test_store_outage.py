@@ -79,7 +79,7 @@ def test_store_away_shows_in_metrics_and_why_until_it_is_back(
     )
     said = service.tunemq("why", "first")
     assert "1 of its trials wait for the store" in said
-    assert "no store request of node one has succeeded for" in said
+    assert "store requests of node one have been failing for" in said
     assert server.url in said
     trial = newest_trial(service)
     assert "waits for the store" in service.tunemq("why", f"first/{trial}")

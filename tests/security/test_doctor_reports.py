@@ -39,7 +39,7 @@ def test_doctor_with_a_node_whose_store_secret_is_wrong_names_the_node(farm: Exa
         finding = found_later(farm, "node wrong")
         farm.tunemq("stop", "waits")
     assert finding.check == "store-requests", finding
-    assert "no store request of node wrong has succeeded for" in finding.what
+    assert "store requests of node wrong have been failing for" in finding.what
     assert "SignatureDoesNotMatch" in finding.what
     assert "correct the worker's keys" in finding.fix
 
@@ -53,7 +53,7 @@ def test_doctor_with_an_idle_node_whose_store_secret_is_wrong_names_the_node(far
         said = (farm.folder / "idle" / "worker.log").read_text()
     assert finding.check == "store-requests", finding
     assert "SignatureDoesNotMatch" in finding.what
-    assert "no store request has succeeded for" in nodes
+    assert "store requests have been failing for" in nodes
     assert "This worker cannot use the farm's store" in said
     assert "SignatureDoesNotMatch" in said
     assert not farm.examined().of("store-requests")
@@ -70,5 +70,5 @@ def test_doctor_with_a_changed_store_secret_of_the_scheduler_names_its_search(fa
     admin.user_add(keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
     farm.tunemq("stop", "runs")
     assert finding.check == "store-requests", finding
-    assert "no store request of the scheduler's process of runs has succeeded for" in finding.what
+    assert "store requests of the scheduler's process of runs have been failing for" in finding.what
     assert "start the scheduler again" in finding.fix

@@ -91,7 +91,11 @@ class Callback:
         """A checkpoint of a trial is complete and recorded."""
 
     def on_experiment_end(self, trials: Sequence[TrialView], **info: Any) -> None:
-        """The search is over; no hook comes after this one."""
+        """This run of the search ends; no other hook follows.
+
+        A search that was paused or interrupted calls it too, and again at the end of the run that
+        resumes it: a trial whose ``status`` is PENDING or PAUSED then continues.
+        """
 
     def get_state(self) -> dict[str, Any] | None:
         """What `set_state` needs after a restart; None for nothing."""

@@ -21,7 +21,7 @@ from tunemq_scheduler.search.space import (
 )
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
-from tunemq_shared.base.nesting import too_deep
+from tunemq_shared.base.value_limits import beyond_limits
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class SearchGenerator(Stateful):
                 f"{type(self.searcher).__name__}.suggest() gave {suggested!r}; "
                 "it must give a dict, None or Searcher.FINISHED."
             )
-        if problem := too_deep(suggested, "the configuration"):
+        if problem := beyond_limits(suggested, "the configuration"):
             raise SearchFailed(
                 f"{type(self.searcher).__name__}.suggest() gave what cannot be used: {problem}."
             )

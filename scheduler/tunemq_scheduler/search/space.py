@@ -15,8 +15,8 @@ from typing import Any
 from tunemq_scheduler.search.domain_types import Choice, Domain, Function, GridSearch
 from tunemq_scheduler.search.domains import grid_search
 from tunemq_shared.base.errors import SearchSpaceError
-from tunemq_shared.base.nesting import parts_of, too_deep
 from tunemq_shared.base.safe_text import plain_number, repr_of, text_of
+from tunemq_shared.base.value_limits import beyond_limits, parts_of
 
 SpacePath = tuple[Any, ...]
 
@@ -67,7 +67,7 @@ def read_space(space: Any) -> dict[Any, Any]:
 
 def check_depth(node: Any, name: str) -> None:
     """Raise SearchSpaceError, which names the place, if a space or a value is nested too deeply."""
-    if problem := too_deep(node, name, _parts_of):
+    if problem := beyond_limits(node, name, _parts_of):
         raise SearchSpaceError(f"{problem}.")
 
 

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_shared.base.errors import ConfigError, TransportError
-from tunemq_shared.base.nesting import too_deep
 from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import load_pickled
+from tunemq_shared.base.value_limits import beyond_limits
 
 #: The msgpack extension type of a pickled value.
 PICKLED: Final = 1
@@ -65,7 +65,7 @@ def pack_config(config: dict[str, Any]) -> bytes:
             return _encode(dict(config))
     except (OverflowError, UnicodeEncodeError):
         pass
-    if problem := too_deep(config, "the configuration"):
+    if problem := beyond_limits(config, "the configuration"):
         raise ConfigError(f"{problem}.")
     return _encode({key: _marked(value, key) for key, value in config.items()})
 

@@ -9,7 +9,10 @@ import contextlib
 import os
 import queue
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from hashlib import sha256 as new_sha256
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -37,9 +40,12 @@ from tunemq_shared.objects.store_traffic import CountedClient
 #: is busy takes its time with both.
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
-#: Seconds that `RemoteObjects.probe` may take with all retries, and for one answer.
+#: Seconds that `RemoteObjects.probe` may take with all retries, and until the next bytes of an
+#: answer.
 PROBE_S: Final = 5.0
 PROBE_ANSWER_S: Final = 3.0
+#: Seconds after which `RemoteObjects.probe` fails although each byte of an answer came in time.
+PROBE_TOTAL_S: Final = 40.0
 #: What the names of objects begin with that are written only to see whether they can be.
 PROBE: Final = ".tunemq-probe-"
 #: So many parts of a file go up or down at a time.
@@ -79,6 +85,29 @@ class RemoteObjects(ObjectStore):
 
     def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""
+        # No limit of a socket ends an answer that comes byte by byte; so a thread waits for it.
+        done: Future[None] = Future()
+
+        def probe() -> None:
+            try:
+                self._probe(is_read_only=is_read_only)
+            except BaseException as error:  # noqa: BLE001  raised by the caller, below
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        threading.Thread(target=probe, name="store probe", daemon=True).start()
+        try:
+            done.result(PROBE_TOTAL_S)
+        except FutureTimeout:
+            if done.done():
+                raise
+            raise StoreUnavailable(
+                f"{self.address} answers too slowly: a test object was not written, read and "
+                f"removed within {PROBE_TOTAL_S:g} s. Check the network and the store's load."
+            ) from None
+
+    def _probe(self, *, is_read_only: bool) -> None:
         client, cancel = self._connect(PROBE_ANSWER_S, PROBE_ANSWER_S), CancelToken(PROBE_S)
 
         def attempt() -> None:

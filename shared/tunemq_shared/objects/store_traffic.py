@@ -31,6 +31,8 @@ from tunemq_shared.protocol.messages import Message
 #: A store that was not asked for so long is not said to fail any more: an attempt and its pause are
 #: shorter.
 _FORGOTTEN_S: Final = 120.0
+#: From so many bytes on an upload counts apart: a disk that is nearly full takes small ones still.
+_LARGE_BYTES: Final = 2**20
 #: So much of an error is told.
 _PROBLEM_CHARS: Final = 500
 #: No process counts further: what says so was not counted.
@@ -42,8 +44,8 @@ class StoreTraffic(Message, frozen=True):
     """What a process, or a node, has asked of stores since it began.
 
     ``failures`` of the ``requests`` were refused or not answered. ``queue_bytes`` wait to be sent.
-    ``failing_s``: for so long no request to a store has succeeded, 0 while all do; ``problem`` is
-    its last error.
+    ``failing_s``: for so long no request to a store, or no large upload, has succeeded, 0 while all
+    do; ``problem`` is its last error.
     """
 
     requests: int = 0
@@ -77,7 +79,9 @@ class StoreTraffic(Message, frozen=True):
         """What is wrong with a store, for people; empty where all is well."""
         if not self.failing_s:
             return ""
-        return f"no store request of {who} has succeeded for {self.failing_s:.0f} s: {self.problem}"
+        return (
+            f"store requests of {who} have been failing for {self.failing_s:.0f} s: {self.problem}"
+        )
 
     @property
     def ended(self) -> StoreTraffic:
@@ -179,7 +183,7 @@ class CountedClient:
 
     def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
         """See `ObjectClient.put`."""
-        with self._counted() as client:
+        with self._counted(len(data)) as client:
             client.put(name, data, doing)
 
     @contextlib.contextmanager
@@ -210,7 +214,7 @@ class CountedClient:
 
     def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
         """See `ObjectClient.put_part`."""
-        with self._counted() as client:
+        with self._counted(len(body)) as client:
             return client.put_part(name, upload, number, body, doing)
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
@@ -233,10 +237,11 @@ class CountedClient:
         self._client.close()
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[ObjectClient]:
+    def _counted(self, sent_bytes: int = 0) -> Iterator[ObjectClient]:
         client = self._client
+        is_large = sent_bytes >= _LARGE_BYTES
         try:
-            with counted(self._store):
+            with counted(f"{self._store} (large uploads)" if is_large else self._store):
                 yield client
         except StoreRequestDenied:
             self._renew(client)

@@ -221,7 +221,7 @@ class FarmNodes:
             return self._asked[allotment.node]
         store = self._wire.vitals(allotment.incarnation).store
         if store.failing_s:
-            return f"no store request has succeeded for {store.failing_s:.0f} s: tunemq doctor"
+            return f"store requests have been failing for {store.failing_s:.0f} s: tunemq doctor"
         if not allotment.withheld:
             return "ok"
         all_, aside = len(allotment.total.devices), len(allotment.withheld)

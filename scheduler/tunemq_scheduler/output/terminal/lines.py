@@ -138,14 +138,14 @@ class LineDisplay(Display):
             self._say(f"{told}: {self._metrics(result)}" if result else told)
 
     def trial_waits(self, trial: TrialView) -> None:
-        """Say that it goes on, if it was said that it waits; `update` says that, after a while."""
+        """Report the end of a wait that was reported; `update` reports long waits."""
         name = trial.trial_id
         if trial.waits[0]:
             if name not in self._waiting:
                 self._waits.setdefault(name, (self._now(), trial))
         elif what := self._waits_no_more(trial):
-            why = "its GPU is free" if what == "device" else "the store has answered"
-            self._say(f"trial {clean(name)} goes on: {why}")
+            waited_for = "a GPU" if what == "device" else "the store"
+            self._say(f"trial {clean(name)} no longer waits for {waited_for}")
 
     def news(self, text: str) -> None:
         """Say it at once."""

@@ -143,7 +143,7 @@ def _scheduler_store(listed: NodeList) -> list[Finding]:
         if row.failing_s:
             kind = problem if row.failing_s >= _FAILS_S else warning
             what = (
-                f"no store request of {who} has succeeded for {row.failing_s:.0f} s:"
+                f"store requests of {who} have been failing for {row.failing_s:.0f} s:"
                 f" {row.problem} (it began at {_ago(row.failing_s)})"
             )
             found.append(kind(_STORE, what, fix))

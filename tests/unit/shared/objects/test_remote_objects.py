@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tunemq_shared.base import retrying
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferTimedOut
+from tunemq_shared.objects import remote_objects
 from tunemq_shared.objects.multipart import PART, PartBody
 from tunemq_shared.objects.object_client import StoreInternalError
 from tunemq_shared.objects.remote_objects import MOST_INTERNAL_ERRORS, RemoteObjects
@@ -113,3 +115,21 @@ def test_upload_that_always_fails_ends_with_its_time_and_leaves_no_parts(tmp_pat
         send(client, tmp_path, CancelToken(3))
     assert client.aborted == client.begun
     assert len(client.begun) > 1
+
+
+def test_probe_of_a_store_that_answers_byte_by_byte_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_objects, "PROBE_TOTAL_S", 1.0)
+    answers = threading.Event()
+
+    class SlowClient:
+        def listed(self, _prefix: str) -> Iterator[object]:
+            answers.wait(60)
+            return iter(())
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    store = RemoteObjects("s3://bucket", "", lambda _connect, _read: cast("Any", SlowClient()))
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket answers too slowly: .* within 1 s"):
+        store.probe(is_read_only=True)
+    answers.set()

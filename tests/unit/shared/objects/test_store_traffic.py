@@ -79,6 +79,32 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
     assert (said.requests, said.failures, said.problem) == (4, 2, "no")
 
 
+def test_counted_client_with_failing_large_uploads_is_not_well_after_a_small_one(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+):
+    count = TrafficCount()
+    monkeypatch.setattr(store_traffic, "TRAFFIC", count)
+
+    class NearlyFull:
+        room = 2**20 - 1
+
+        def put(self, _name: str, data: bytes, _doing: str) -> None:
+            if len(data) > self.room:
+                raise StoreUnavailable("no space left")
+
+    server = NearlyFull()
+    client = CountedClient(lambda: server, "s3://a/b")  # type: ignore[arg-type]
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            client.put("large", bytes(2**20), "it cannot be written")
+        client.put("small", b"x", "it cannot be written")
+        clock[0] += 30.0
+    assert "failing for 60 s: no space left" in count.so_far().shown("node one")
+    server.room = 2**20
+    client.put("large", bytes(2**20), "it cannot be written")
+    assert count.so_far() == StoreTraffic(5, 2)
+
+
 @pytest.mark.parametrize(
     "traffic",
     [

@@ -68,7 +68,7 @@ def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_goes_on(s
     trial.waits = ("", "")
     for _ in range(2):
         shown.display.trial_waits(trial)
-    assert shown.lines() == ["[00:00:02] trial ab12_00000 goes on: the store has answered"]
+    assert shown.lines() == ["[00:00:02] trial ab12_00000 no longer waits for the store"]
 
 
 def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_goes_on(shown):
@@ -81,7 +81,7 @@ def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_goes_on(shown):
     shown.display.trial_waits(trial)
     assert shown.lines() == [
         "[00:00:02] trial ab12_00000 starting: waits for its GPU (GPU A: memory not given back)",
-        "[00:00:02] trial ab12_00000 goes on: its GPU is free",
+        "[00:00:02] trial ab12_00000 no longer waits for a GPU",
     ]
 
 

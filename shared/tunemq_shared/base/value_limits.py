@@ -1,4 +1,4 @@
-"""How deep configurations may be nested, so that nothing that reads them runs out of stack."""
+"""Limits of configurations, so that nothing that reads them fails: depth and size of integers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tunemq_shared.base.safe_text import repr_of
 
 #: Far more than any configuration needs, and far less than Python's stack or JSON readers allow.
 MOST_LEVELS: Final = 64
+#: Integers with more bits cannot become a float, and Python refuses to print very large ones.
+MOST_BITS: Final = 1023
 #: Of a path that is shown, so many steps.
 _SHOWN: Final = 3
 
@@ -23,10 +25,12 @@ def parts_of(value: Any) -> Iterable[tuple[str, Any]]:
     return ()
 
 
-def too_deep(
+def beyond_limits(
     value: Any, name: str, parts: Callable[[Any], Iterable[tuple[str, Any]]] = parts_of
 ) -> str | None:
-    """What is wrong with a value that is nested deeper than `MOST_LEVELS`, or holds itself.
+    """Describe what makes a value unusable: its depth, or an integer of more than `MOST_BITS`.
+
+    A value may be nested `MOST_LEVELS` deep, and may not hold itself.
 
     Args:
         value: any; it is looked at depth first, so one that holds itself is found at once.
@@ -51,6 +55,11 @@ def too_deep(
             inner = list(parts(part))
         except Exception as error:  # noqa: BLE001  a user's class may raise anything; told here
             return f"{name} cannot be read at {name}{where}: {one_line(error)}; use a plain one"
+        if isinstance(part, int) and (bits := int.bit_length(part)) > MOST_BITS:
+            return (
+                f"{name}{where} is an integer of {bits:,} bits; use one of at most {MOST_BITS:,} "
+                "bits, or a string"
+            )
         if not inner:
             continue
         if len(levels) > MOST_LEVELS:
