@@ -44,9 +44,9 @@ def turn_us(finished: int) -> float:
         run.loop.step()
     taken: list[float] = []
     while len(taken) < 500:
-        results, begin = run.records.counts[NotifyResult], time.perf_counter()
+        results, begin = run.dispatcher.counts[NotifyResult], time.perf_counter()
         run.loop.step()
-        if run.records.counts[NotifyResult] > results:  # else it was a tick of the clock
+        if run.dispatcher.counts[NotifyResult] > results:  # else it was a tick of the clock
             taken.append(time.perf_counter() - begin)
     return median(taken) * 1e6
 
@@ -70,9 +70,11 @@ def scale(trials: int) -> tuple[float, float]:
     run = simulated(asha, trials=trials, nodes=1_000, deaths=0.01)
     begin, taken = time.perf_counter(), []
     while not run.runner.is_finished:
-        entries, turn = run.journal.entries, time.perf_counter()
+        journal_records, turn = run.journal.journal_records, time.perf_counter()
         run.loop.step()
-        taken.append((time.perf_counter() - turn) / max(1, run.journal.entries - entries))
+        taken.append(
+            (time.perf_counter() - turn) / max(1, run.journal.journal_records - journal_records)
+        )
     return time.perf_counter() - begin, median(taken) * 1e6
 
 

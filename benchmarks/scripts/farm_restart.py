@@ -29,7 +29,7 @@ tuner = tune.Tuner(
     run_config=tune.RunConfig(verbose=0),
 )
 """
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def recorded(results: Path) -> int:
@@ -39,7 +39,7 @@ def recorded(results: Path) -> int:
 
 def wait_for_more(results: Path, than: int) -> None:
     """Return when more is recorded."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while recorded(results) <= than:
         if time.monotonic() > deadline:
             raise TimeoutError("no result is recorded")

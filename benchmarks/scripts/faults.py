@@ -25,7 +25,7 @@ def search() -> FaultySearch:
         doubled=0.02,
         late=0.05,
         node_deaths=100,
-        host_deaths=200,
+        process_deaths=200,
         cut_offs=100,
         outages=2,
         wipes=5,

@@ -87,7 +87,7 @@ FRESH = (
     "print(time.time())"
 )
 KINDS = ("plain", "leaks", "plain", "killed", "plain", "loads", "plain")
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 
 
 def why_not() -> str:
@@ -113,7 +113,7 @@ def search(farm: ServedFarm, name: str, kinds: tuple[str, ...], share: float) ->
     told.mkdir()
     code = farm.code(name, SEARCH.format(folder=str(told), kinds=kinds, share=share))
     farm.submit(name, code)
-    wait_until(lambda: farm.rows()[name].state.is_over, _PATIENCE_S)
+    wait_until(lambda: farm.rows()[name].state.is_over, _TIMEOUT_S)
     found = [json.loads(path.read_text()) for path in sorted(told.glob("trial_*"))]
     if len(found) != len(kinds):
         raise RuntimeError(f"{len(found)} of {len(kinds)} trials began: {farm.said()}")

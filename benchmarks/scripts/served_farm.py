@@ -19,7 +19,7 @@ from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol import farm_requests as r
 
-_PATIENCE_S = 90.0
+_TIMEOUT_S = 90.0
 
 
 class ServedFarm:
@@ -118,7 +118,7 @@ def served_farm() -> Iterator[ServedFarm]:
             farm.end()
 
 
-def wait_until(condition: Callable[[], object], within: float = _PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], within: float = _TIMEOUT_S) -> None:
     """Return when it is true."""
     deadline = time.monotonic() + within
     while not condition():

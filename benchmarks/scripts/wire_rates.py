@@ -65,7 +65,7 @@ def batch(number: int, results: int) -> tuple[bytes, bytes]:
     events = tuple(
         m.ResultReported(
             trial="e000_00000",
-            epoch=1,
+            attempt=1,
             step=step,
             metrics=metrics({"lr": 0.001}, step),
             timestamp=1.7e9,
@@ -84,8 +84,8 @@ def batch(number: int, results: int) -> tuple[bytes, bytes]:
 def start(number: int) -> StartTrial:
     return StartTrial(
         trial=f"e000_{number:05d}",
-        epoch=1,
-        incarnation="node00000.1",
+        attempt=1,
+        instance_id="node00000.1",
         number=number,
         config=pack_config({"lr": 0.001, "layers": 4, "width": 256, "dropout": 0.1}),
         resources={"cpu": 4.0, "gpu": 1.0},
@@ -104,12 +104,12 @@ def assignment() -> str:
             1,
             TO_THE_END,
             False,
-            plan.host_start(start(number)) if number == 0 else None,
+            plan.trial_spec(start(number)) if number == 0 else None,
         )
         for number in range(8)
     ]
     told = m.Assignment(m.PROTOCOL_VERSION, "node00000.1", 1, 7, tuple(orders), ())
-    return SchedulerSigning().mail("node00000.1", m.encode(told))
+    return SchedulerSigning().message("node00000.1", m.encode(told))
 
 
 def reply(field: str, value: str) -> RedisCommand:
@@ -122,27 +122,27 @@ def reply(field: str, value: str) -> RedisCommand:
 
 def measure(redis: Redis, url: str) -> dict[str, object]:
     server = Server(redis)
-    pumps = [
+    publishers = [
         EventPublisher(parse_address(url), f"node{n:05d}.1", lambda _fact: None, lambda: b"x" * 120)
         for n in range(64)
     ]
-    for pump in pumps:
-        pump.is_hurried, pump.keys = False, (KEY,)
+    for event_publisher in publishers:
+        event_publisher.is_hurried, event_publisher.keys = False, (KEY,)
     redis.set(redis_keys.GENERATION, "g")
     redis.set(redis_keys.SCHEDULER, "s")
     redis.xadd(KEY, {"h": "", "e": ""})
 
     # Turns of the pump's thread, without the thread: it would wait for a second between two.
     def renew(number: int) -> None:
-        pump = pumps[number % len(pumps)]
-        pump._looked_at = pump._vitals_due = float("-inf")  # noqa: SLF001  see above
-        pump._turn(None)  # noqa: SLF001  see above
+        event_publisher = publishers[number % len(publishers)]
+        event_publisher._looked_at = event_publisher._node_metrics_due = float("-inf")  # noqa: SLF001  see above
+        event_publisher._turn(None)  # noqa: SLF001  see above
 
     def append(results: int) -> Callable[[int], None]:
         def act(number: int) -> None:
-            pumps[0]._looked_at = time.monotonic() + 100  # noqa: SLF001  see above
+            publishers[0]._looked_at = time.monotonic() + 100  # noqa: SLF001  see above
             order = AppendBatches(KEY, b"g", (batch(number, results),))
-            pumps[0]._turn(order)  # noqa: SLF001  see above
+            publishers[0]._turn(order)  # noqa: SLF001  see above
 
         return act
 
@@ -162,7 +162,7 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
 
     def release(number: int) -> None:
         pipeline = redis.pipeline(transaction=False)
-        pipeline.execute_command(*reply(redis_keys.journalled(KEY), str(number)))
+        pipeline.execute_command(*reply(redis_keys.acknowledged_up_to(KEY), str(number)))
         pipeline.execute_command("XTRIM", KEY, "MINID", "0-1")
         pipeline.execute()
 

@@ -32,7 +32,7 @@ REDIS: Final = os.environ.get("TUNEMQ_REDIS_PLACE", "redis:6379")
 BUCKET: Final = "tunemq"
 ROLES: Final = ("scheduler", "worker")
 #: How long a server that has just begun may take until it knows its own users.
-PATIENCE_S: Final = 60.0
+TIMEOUT_S: Final = 60.0
 #: Users that are ours: a name, and what `setup.sh` puts behind it.
 _OURS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*-[0-9a-f]{12}")
 
@@ -79,7 +79,7 @@ def _set_up_store() -> None:
 
 def _users(admin: MinioAdmin) -> dict[str, str]:
     """Those of the store, and the policy of each."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             found = json.loads(admin.user_list() or "{}")
@@ -132,7 +132,7 @@ def _text(name: str) -> str:
 
 
 #: What MinIO says to a root user that it does not know, or whose password it does not know.
-_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_REJECTED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 
 
 def _told(error: Exception) -> str:
@@ -141,7 +141,7 @@ def _told(error: Exception) -> str:
             "Redis has other passwords than those in the volumes: it was not started anew since"
             " they were changed; `docker compose down`, then `docker compose up --detach`, does so."
         )
-    if isinstance(error, S3Error) or any(code in str(error) for code in _REFUSED):
+    if isinstance(error, S3Error) or any(code in str(error) for code in _REJECTED):
         return (
             f"MinIO refuses its root user: {error}; where the password was changed,"
             " `docker compose down`, then `docker compose up --detach`, starts all anew."

@@ -35,7 +35,7 @@ def trains(config):
     tune.report({"loss": 1.0})
 
 
-def refused(*words, of=ValueError):
+def rejected(*words, of=ValueError):
     """The error is one of ours, is short, and holds all the words."""
     pattern = "".join(f"(?=.*{word})" for word in words)
     return pytest.raises(of, match=f"(?s){pattern}")
@@ -45,26 +45,26 @@ def refused(*words, of=ValueError):
 
 
 @pytest.mark.usefixtures("nothing_started")
-class TestRefusedBeforeTheStart:
+class TestRejectedBeforeTheStart:
     def test_an_unknown_mode(self):
-        with refused("mode", "'best'", "'min'", "'max'"):
+        with rejected("mode", "'best'", "'min'", "'max'"):
             fit(trains, metric="loss", mode="best")
 
     def test_a_mode_without_a_metric(self):
-        with refused("metric", "mode='min'"):
+        with rejected("metric", "mode='min'"):
             fit(trains, mode="min")
 
     def test_a_metric_that_is_no_name(self):
-        with refused("metric", "3"):
+        with rejected("metric", "3"):
             fit(trains, metric=3, mode="min")
 
     def test_a_scheduler_without_a_metric(self):
-        with refused("metric", "HyperBandScheduler", "TuneConfig"):
+        with rejected("metric", "HyperBandScheduler", "TuneConfig"):
             fit(trains, scheduler=ASHAScheduler())
 
     @pytest.mark.parametrize(("field", "name"), [("scheduler", "ashha"), ("search_alg", "optona")])
     def test_an_unknown_algorithm(self, field, name):
-        with refused(name):
+        with rejected(name):
             fit(trains, metric="loss", mode="min", **{field: name})
 
     @pytest.mark.parity(47)
@@ -74,21 +74,21 @@ class TestRefusedBeforeTheStart:
         ids=["none", "two", "three"],
     )
     def test_a_function_with_wrong_arguments(self, function):
-        with refused("lambda", "takes", r"f\(config\)", "with_parameters"):
+        with rejected("lambda", "takes", r"f\(config\)", "with_parameters"):
             fit(function)
 
     def test_a_coroutine_function(self):
         async def train(config):
             pass
 
-        with refused("train", "coroutine", "asyncio.run"):
+        with rejected("train", "coroutine", "asyncio.run"):
             fit(train)
 
     @pytest.mark.parametrize(
         ("what", "word"), [(None, "None"), ("PPO", "'PPO'"), (int, "int"), (7, "7")]
     )
     def test_what_is_no_trainable(self, what, word):
-        with refused(word):
+        with rejected(word):
             fit(what)
 
     @pytest.mark.parametrize(
@@ -104,58 +104,58 @@ class TestRefusedBeforeTheStart:
         ],
     )
     def test_a_bad_range(self, make):
-        with refused(r"\("):
+        with rejected(r"\("):
             fit(trains, {"lr": make()})
 
     def test_an_empty_grid(self):
-        with refused("grid_search"):
+        with rejected("grid_search"):
             fit(trains, {"lr": tune.grid_search([])})
 
     def test_a_range_says_its_name_its_values_and_what_to_do(self):
-        with refused("uniform", "2", "1"):
+        with rejected("uniform", "2", "1"):
             tune.uniform(2, 1)
 
     @pytest.mark.parametrize("value", [0, -2, 1.5, "3", True])
     def test_a_number_of_samples(self, value):
-        with refused("num_samples", repr(value), "whole number from 1", "-1"):
+        with rejected("num_samples", repr(value), "whole number from 1", "-1"):
             fit(trains, num_samples=value)
 
     def test_a_space_that_is_no_dict(self):
-        with refused("param_space", "dict"):
+        with rejected("param_space", "dict"):
             fit(trains, [1, 2])
 
     def test_stop_criteria_that_are_nested(self):
-        with refused("stop", "info", "info/loss"):
+        with rejected("stop", "info", "info/loss"):
             fit(trains, stop={"info": {"loss": 3}})
 
     @pytest.mark.parametrize(
         "request_", [{"cpu": -1}, {"cpu": "two"}, {"gpu": 1.5}, {}, {"cpu": math.nan}]
     )
     def test_resources_that_are_none(self, request_):
-        with refused("resources"):
+        with rejected("resources"):
             fit(tune.with_resources(trains, request_))
 
     def test_a_class_option_for_a_function(self):
-        with refused("checkpoint_frequency", "2", "report"):
+        with rejected("checkpoint_frequency", "2", "report"):
             fit(trains, checkpoint_frequency=2)
 
     def test_a_name_of_with_parameters_that_the_function_lacks(self):
-        with refused("data", "trains"):
+        with rejected("data", "trains"):
             fit(tune.with_parameters(trains, data=1))
 
     def test_a_results_folder_that_cannot_be_made(self, tmp_path):
         (tmp_path / "file").write_text("in the way")
-        with refused(str(tmp_path / "file"), "storage_path", "TUNEMQ_RESULTS"):
+        with rejected(str(tmp_path / "file"), "storage_path", "TUNEMQ_RESULTS"):
             fit(trains, storage_path=str(tmp_path / "file" / "results"))
 
     @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
     def test_a_results_folder_that_may_not_be_written(self, tmp_path):
         tmp_path.chmod(0o500)
-        with refused(str(tmp_path), "storage_path", "ermission"):
+        with rejected(str(tmp_path), "storage_path", "ermission"):
             fit(trains, storage_path=str(tmp_path))
 
     def test_a_results_folder_on_a_file_system_that_is_read_only(self):
-        with refused("/proc", "storage_path"):
+        with rejected("/proc", "storage_path"):
             fit(trains, storage_path="/proc/tunemq")
 
     @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ class TestRefusedBeforeTheStart:
             def get_state(self):
                 return state
 
-        with refused(rf"Guesser.get_state\(\){place}", "no JSON value", "None for no state"):
+        with rejected(rf"Guesser.get_state\(\){place}", "no JSON value", "None for no state"):
             fit(trains, search_alg=ConcurrencyLimiter(Guesser("loss", "min"), 2))
-        with refused(rf"Patient.get_state\(\){place}"):
+        with rejected(rf"Patient.get_state\(\){place}"):
             fit(trains, scheduler=Patient())
-        with refused(rf"Never.get_state\(\){place}"):
+        with rejected(rf"Never.get_state\(\){place}"):
             fit(trains, stop=CombinedStopper(Never(), Never()))
 
     def test_an_unpicklable_trainable(self):
@@ -209,7 +209,7 @@ class TestRefusedBeforeTheStart:
             with lock:
                 pass
 
-        with refused("train", "'lock'", "inside the function"):
+        with rejected("train", "'lock'", "inside the function"):
             fit(train)
 
     def test_an_unpicklable_attribute_of_a_class(self):
@@ -219,7 +219,7 @@ class TestRefusedBeforeTheStart:
             def step(self):
                 return {"done": True}
 
-        with refused("Model", "'lock'", r"setup\(\)"):
+        with rejected("Model", "'lock'", r"setup\(\)"):
             fit(Model)
 
 
@@ -227,7 +227,7 @@ def test_an_unpicklable_parameter():
     def train(config, data):
         pass
 
-    with refused("'data'", "lock"):
+    with rejected("'data'", "lock"):
         fit(tune.with_parameters(train, data=[threading.Lock()]))
 
 
@@ -327,13 +327,13 @@ def test_a_step_that_returns_no_dict():
 @pytest.mark.parametrize(("name", "amount"), [("cpu", 999), ("gpu", 64), ("licence", 1)])
 def test_more_of_a_resource_than_any_node_has(name, amount):
     most = r"\d+" if name == "cpu" else "[0-9]"
-    with refused(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
+    with rejected(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
         fit(tune.with_resources(trains, {name: amount}), time_budget_s=100)
 
 
 def test_more_than_any_node_has_for_one_configuration_only():
     trainable = tune.with_resources(trains, lambda config: {"cpu": config["cpus"]})
-    with refused("cpu=999", "most that any node has"):
+    with rejected("cpu=999", "most that any node has"):
         fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=100)
 
 
@@ -350,7 +350,7 @@ def test_a_redis_that_cannot_be_reached_says_where_and_for_how_long(url, tmp_pat
         environment=Environment("", (), {}, ()),
     )
     try:
-        with refused(
+        with rejected(
             url.partition("://")[2].split("/0")[0], r"Tried for \d+\.\d s", of=RedisUnavailable
         ):
             executor.open(plan)

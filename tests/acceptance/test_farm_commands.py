@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.faults
 
-REFUSED, USE, UNAVAILABLE, NO_SCHEDULER, CTRL_C = 1, 64, 69, 75, 130
+REJECTED, USE, UNAVAILABLE, NO_SCHEDULER, CTRL_C = 1, 64, 69, 75, 130
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _attached(farm: FarmService, *arguments: str) -> tuple[subprocess.Popen[byte
     return farm.laptop.start(command, farm.environ("laptop"), log), log
 
 
-def _refused(farm: FarmService, *arguments: str, code: int) -> str:
+def _rejected(farm: FarmService, *arguments: str, code: int) -> str:
     """What a command says that cannot be done; it says the same beside ``--json``."""
     done = farm.run(*arguments)
     assert done.returncode == code, f"{arguments}: {done}"
@@ -216,12 +216,12 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
     farm.tunemq("rm", "exp")
     assert farm.rows() == {}
     assert (farm.results / "exp").is_dir()  # its results are somebody's
-    _refused(farm, "show", "exp", code=USE)
+    _rejected(farm, "show", "exp", code=USE)
 
     farm.submit(Search(name="brief", trials=1, steps=2))
     farm.wait_for("brief", "FINISHED")
     done = farm.run("rm", "brief", "--files")  # nobody is there to say yes
-    assert done.returncode == REFUSED
+    assert done.returncode == REJECTED
     assert (farm.results / "brief").is_dir()
     assert farm.json("rm", "brief", "--files", "--yes")["text"]
     assert not (farm.results / "brief").exists()
@@ -308,18 +308,18 @@ def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
     for command in (
         *(("show",), ("logs",), ("stop",), ("pause",), ("resume",), ("retry",), ("rm",), ("why",)),
     ):
-        said = _refused(farm, *command, "resnat", code=USE)
+        said = _rejected(farm, *command, "resnat", code=USE)
         assert "there is no experiment 'resnat'" in said, said
         assert "resnet" in said
     for command in ("stop", "retry", "why", "logs"):
-        said = _refused(farm, command, "resnet/ffffff_00009", code=USE)
+        said = _rejected(farm, command, "resnet/ffffff_00009", code=USE)
         assert "no trial" in said
         assert "ffffff_00009" in said
     for change in ("drain", "resume", "retire"):
-        said = _refused(farm, "nodes", change, "tow", code=USE)
+        said = _rejected(farm, "nodes", change, "tow", code=USE)
         assert "there is no node 'tow'" in said
         assert "two" in said
-    assert "which node" in _refused(farm, "nodes", "drain", code=USE)
+    assert "which node" in _rejected(farm, "nodes", "drain", code=USE)
 
 
 def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
@@ -327,19 +327,19 @@ def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
     farm.tunemq("submit", str(script), "--name", "exp", "--detach")
     farm.wait_for("exp", "RUNNING")
 
-    said = _refused(farm, "rm", "exp", code=REFUSED)
+    said = _rejected(farm, "rm", "exp", code=REJECTED)
     assert "tunemq stop exp" in said
     submit = ("submit", str(script), "--detach", "--name")
-    assert "another --name" in _refused(farm, *submit, "exp", code=USE)
-    assert "call it" in _refused(farm, *submit, "a name/with spaces", code=USE)
-    assert "blobs" in _refused(farm, *submit, "blobs", code=USE)
+    assert "another --name" in _rejected(farm, *submit, "exp", code=USE)
+    assert "call it" in _rejected(farm, *submit, "a name/with spaces", code=USE)
+    assert "blobs" in _rejected(farm, *submit, "blobs", code=USE)
     missing = ("submit", "nothing.py", "--detach")
-    assert "nothing.py" in _refused(farm, *missing, code=USE)
-    assert "NAME=VALUE" in _refused(farm, *submit, "other", "--env", "A", code=USE)
+    assert "nothing.py" in _rejected(farm, *missing, code=USE)
+    assert "NAME=VALUE" in _rejected(farm, *submit, "other", "--env", "A", code=USE)
 
     farm.open_gate("exp", 4)
     farm.wait_for("exp", "FINISHED")
-    assert "cannot be paused" in _refused(farm, "pause", "exp", code=REFUSED)
+    assert "cannot be paused" in _rejected(farm, "pause", "exp", code=REJECTED)
     assert "FINISHED" in farm.tunemq("stop", "exp")  # it is what was wanted
 
 

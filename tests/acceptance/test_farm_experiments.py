@@ -239,7 +239,7 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
     found = json.loads((farm.folder / "executed" / "found.json").read_text())
     assert _PASSWORD not in json.dumps(found)
     assert str(urlsplit(farm.url).port) not in found["own sockets"]
-    assert {name for name, text in found.items() if text.startswith("refused")} >= {
+    assert {name for name, text in found.items() if text.startswith("rejected")} >= {
         f"{name} of {whose}"
         for name in ("environ", "mem", "fd")
         for whose in ("forkserver", "supervisor")
@@ -323,9 +323,9 @@ def test_search_whose_process_fails_to_start_says_so_and_why_until_it_starts(far
     assert reason in farm.tunemq("show", "search")
     assert examined()["level"] == "problem"
     assert reason in examined()["what"]
-    refused = farm.run("why", "search", "no-trial")
-    assert refused.returncode == 1
-    assert reason in refused.stderr
+    rejected = farm.run("why", "search", "no-trial")
+    assert rejected.returncode == 1
+    assert reason in rejected.stderr
 
     broken.unlink()
     farm.wait_for("search", "FINISHED")

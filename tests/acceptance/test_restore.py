@@ -337,7 +337,7 @@ def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):
         running.join()
 
 
-class Refuses(tune.stopper.Stopper):
+class Rejects(tune.stopper.Stopper):
     def __call__(self, trial_id, result):
         return False
 
@@ -349,7 +349,7 @@ def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_
     searched.fit(tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=1), steps=2)
     two = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=2)
     with pytest.raises(SearchFailed, match="ValueError: no"):
-        searched.restore(tune_config=two, run_config=tune.RunConfig(stop=Refuses(), verbose=0))
+        searched.restore(tune_config=two, run_config=tune.RunConfig(stop=Rejects(), verbose=0))
 
     grid = searched.restore(tune_config=two, run_config=tune.RunConfig(verbose=0))
 

@@ -57,8 +57,8 @@ def test_a_farm_with_keys_tls_users_and_policies_runs_a_search(
             assert row.owner == "ada"
             farm.check_results("first")
             farm.tunemq("rm", "--files", "--yes", "first")
-            assert "refused" not in farm.said()
-        assert redis.refused() == []
+            assert "rejected" not in farm.said()
+        assert redis.rejected() == []
 
 
 def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_has(
@@ -87,7 +87,7 @@ def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_h
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(90) == 0
         eventually(lambda: "one" not in farm.nodes(), message=lambda: str(farm))
-        assert redis.refused() == []
+        assert redis.rejected() == []
 
 
 def test_s05_a_redis_that_asks_for_certificates_is_shown_them(tmp_path: Path):

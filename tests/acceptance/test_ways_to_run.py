@@ -33,7 +33,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
         fit(says_pid)
         return time.monotonic() - began
 
-    def keepers():
+    def watchdogs():
         found = set()
         for process in farm_processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # a host ends just now
@@ -42,10 +42,10 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
 
     warm_farms.stop_all()
     cold = timed()
-    before = keepers()
+    before = watchdogs()
     assert min(timed() for _ in range(8)) < cold  # a busy machine slows down some of them
 
-    assert keepers() == before
+    assert watchdogs() == before
     assert len(before) == 1
 
 

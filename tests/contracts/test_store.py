@@ -63,7 +63,7 @@ class StoreContract(ABC):
         state = {"iteration": 5, "time_total_s": 0.1, "big": 2**60, "list": [1, None, "x"]}
         committed = put(store, source, metrics={"loss": 0.5, "bad": math.nan}, state=state)
         manifest = store.open_checkpoint(KEY, committed.sha256).manifest
-        assert (manifest.trial, manifest.epoch, manifest.n, manifest.step) == ("t0", 1, 1, 5)
+        assert (manifest.trial, manifest.attempt, manifest.n, manifest.step) == ("t0", 1, 1, 5)
         assert manifest.state == state
         assert manifest.metrics["loss"] == 0.5
         assert math.isnan(manifest.metrics["bad"])
@@ -284,7 +284,7 @@ class StoreContract(ABC):
         [
             ({"version": 99}, "is of version 99"),
             ({"files": "all"}, "is not one"),
-            ({"epoch": "first"}, "is not one"),
+            ({"attempt": "first"}, "is not one"),
             ({"files": [{"name": "a", "size": 0, "sha256": ""}] * 2}, "'a' is listed twice"),
         ],
     )
@@ -388,11 +388,11 @@ class StoreContract(ABC):
     ) -> None:
         sink = StoreSink(store, "train_0")
         info = CheckpointInfo(
-            trial="t0", epoch=2, n=3, step=7, state={"iteration": 7}, metrics={"a": 1.0}
+            trial="t0", attempt=2, n=3, step=7, state={"iteration": 7}, metrics={"a": 1.0}
         )
         event = sink.save(source, info)
         assert event.key == "train_0/checkpoint_2-000003"
-        assert (event.trial, event.epoch, event.n, event.step) == ("t0", 2, 3, 7)
+        assert (event.trial, event.attempt, event.n, event.step) == ("t0", 2, 3, 7)
         path, state = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=7))
         assert state == {"iteration": 7}
         assert contents(path) == contents(source)
@@ -401,7 +401,7 @@ class StoreContract(ABC):
     def test_a_dict_checkpoint_survives_the_store(self, store: CheckpointStore) -> None:
         sink = StoreSink(store, "train_0")
         with Checkpoint.from_dict({"weights": (1, 2)}).as_directory() as folder:
-            info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, state={}, metrics={})
+            info = CheckpointInfo(trial="t0", attempt=1, n=1, step=1, state={}, metrics={})
             event = sink.save(Path(folder), info)
         path, _ = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=1))
         assert Checkpoint.from_directory(path).to_dict() == {"weights": (1, 2)}

@@ -28,7 +28,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 #: Without profiles, less those that have an end.
 SERVING: Final = ("redis", "minio", "proxy", "scheduler", "worker")
 #: Machines with much else to do are given time; nobody waits longer than he must.
-PATIENCE_S: Final = 300.0
+TIMEOUT_S: Final = 300.0
 _SHOWN_LINES: Final = 16
 
 
@@ -128,7 +128,7 @@ class Run:
         return json.loads(self.tunemq(*line, "--json", is_shown=False))
 
     def eventually(
-        self, what: str, condition: Callable[[], bool], within: float = PATIENCE_S
+        self, what: str, condition: Callable[[], bool], within: float = TIMEOUT_S
     ) -> None:
         """Wait.
 

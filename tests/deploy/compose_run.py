@@ -106,7 +106,7 @@ def is_closed(run: Run) -> None:
     run.typed("rm", "-rf", str(keys), is_shown=False)
 
 
-def is_refused(run: Run) -> None:
+def is_rejected(run: Run) -> None:
     """Forged uploads do not get past the proxy, nor does who wants to look after users."""
     run.title("Forged uploads")
     context = ssl.create_default_context(cafile=str(run.folder / "tunemq-ada" / "ca.crt"))
@@ -349,7 +349,7 @@ def _project(run: Run, *, keeps: bool) -> Iterator[None]:
 
 
 PARTS: Final = (
-    *(comes_up, is_closed, is_refused, survives_a_kill, is_kept, is_looked_after),
+    *(comes_up, is_closed, is_rejected, survives_a_kill, is_kept, is_looked_after),
     *(is_used_without_python, joins_from_outside, is_restored),
 )
 

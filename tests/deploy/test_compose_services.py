@@ -101,7 +101,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 def test_each_role_is_let_in_by_the_store_and_may_do_no_more_than_it_has_to(services: Services):
     services.have("ada ben")
     body = b"x" * 70_000
-    for role, allowed, refused in (
+    for role, allowed, rejected in (
         ("scheduler", "farm/search/journal/scheduler", "elsewhere/file"),
         ("worker", "farm/search/trial/file", "farm/search/journal/scheduler"),
         ("outside/ada", "farm/blobs/code", "farm/search/trial/file"),
@@ -109,7 +109,7 @@ def test_each_role_is_let_in_by_the_store_and_may_do_no_more_than_it_has_to(serv
         client = services.client(role)
         client.put_object("tunemq", allowed, *_sent(body))
         with pytest.raises(S3Error, match="AccessDenied"):
-            client.put_object("tunemq", refused, *_sent(body))
+            client.put_object("tunemq", rejected, *_sent(body))
 
 
 def test_what_is_there_already_is_left_as_it_is(services: Services):
@@ -140,17 +140,17 @@ def test_a_submitter_who_is_removed_is_let_in_nowhere_and_one_who_is_added_every
 
 
 def test_the_keeper_of_redis_may_have_it_read_its_users_and_nothing_else(services: Services):
-    keeper = services.redis("keeper")
-    assert keeper.acl_load()
-    assert "worker" in keeper.acl_users()
-    for refused in (
+    watchdog = services.redis("watchdog")
+    assert watchdog.acl_load()
+    assert "worker" in watchdog.acl_users()
+    for rejected in (
         ("GET", "tunemq:farm"),
         ("ACL", "LIST"),
         ("CONFIG", "GET", "dir"),
         ("KEYS", "*"),
     ):
         with pytest.raises(redis.exceptions.NoPermissionError):
-            keeper.execute_command(*refused)
+            watchdog.execute_command(*rejected)
 
 
 @pytest.mark.parametrize("program", ["", "/usr/bin/redis-server"])
@@ -181,13 +181,13 @@ def test_what_was_written_together_is_there_when_redis_was_started_again(
 def test_forged_uploads_are_refused_by_the_proxy_whoever_they_name(services: Services):
     """A user whom no policy binds: that MinIO takes them is why there is a rule."""
     root = services.secrets.text("minio/root-user")
-    passed, refused = [], []
+    passed, rejected = [], []
     for forgery in forgeries("farm/", "forged", root, "us-east-1"):
         name = f"/tunemq/farm/forged?{forgery.query}"
-        for place, answers in ((services.store.minio, passed), (services.store.proxy, refused)):
+        for place, answers in ((services.store.minio, passed), (services.store.proxy, rejected)):
             answers.append(services.put(place, name, forgery.headers, forgery.body))
     assert 200 in passed, "this MinIO is not weak any more; the rule does no harm"
-    assert refused == [403, 403, 403]
+    assert rejected == [403, 403, 403]
     assert UNSIGNED in services.store.errors.read_text()
 
 

@@ -56,7 +56,7 @@ class Farm:
         self.redis = self.start("StatefulSet", "redis", "tunemq-redis.farm.svc")
         self.scheduler = self.start("StatefulSet", "scheduler")
         self.worker = self.start("Deployment", "worker-cpu")
-        self.desk = self.start("Deployment", "desk")
+        self.api = self.start("Deployment", "api")
 
     def start(self, kind: str, name: str, *aliases: str, number: int = 0) -> Pod:
         manifest = named(self._found, kind, f"tunemq-{name}")
@@ -67,8 +67,8 @@ class Farm:
     def submit(self, text: str, *options: str) -> str:
         """Submit a search, written to the desk; returns what is told of it."""
         write = ["sh", "-c", 'printf %s "$1" > /desk/search.py', "sh", text]
-        self.desk.execute(*write)
-        return self.desk.execute("tunemq-entrypoint", "submit", *options, "/desk/search.py")
+        self.api.execute(*write)
+        return self.api.execute("tunemq-entrypoint", "submit", *options, "/desk/search.py")
 
 
 def typed(script: str, folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_all_that_are_started_become_ready(farm: Farm) -> None:
 
 def test_a_search_from_the_desk_finishes(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "four")
-    shown = farm.desk.execute("tunemq-entrypoint", "show", "four")
+    shown = farm.api.execute("tunemq-entrypoint", "show", "four")
     assert shown.count("TERMINATED") == 4
 
 
@@ -171,7 +171,7 @@ def test_a_worker_that_kubernetes_ends_says_goodbye_within_its_grace(farm: Farm)
     second = farm.start("Deployment", "worker-cpu", number=1)
 
     def is_known() -> bool:
-        return second.name in farm.desk.execute("tunemq-entrypoint", "nodes")
+        return second.name in farm.api.execute("tunemq-entrypoint", "nodes")
 
     eventually(is_known, within=30, every=1)
     assert second.stop() == 0

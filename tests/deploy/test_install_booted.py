@@ -154,8 +154,8 @@ def test_a_trial_is_a_user_who_can_read_no_key_and_writes_where_it_must(farm):
     (line,) = farm.results("look")
     assert line["user"] == "tunemq-trials"
     seen = json.loads(line["seen"])
-    refused = {"keys.toml", "environment", "/etc", "/opt/tunemq", "/home"}
-    assert {name for name, what in seen.items() if what != "yes"} == refused, seen
+    rejected = {"keys.toml", "environment", "/etc", "/opt/tunemq", "/home"}
+    assert {name for name, what in seen.items() if what != "yes"} == rejected, seen
 
 
 def test_a_worker_that_is_killed_comes_back_and_its_trials_go_on(farm, rack):
@@ -334,8 +334,8 @@ def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
         (line,) = farm.results("same")
         assert line["user"] == "tunemq"
         seen = json.loads(line["seen"])
-        refused = {"/etc", "/opt/tunemq", "/home"}
-        assert {name for name, what in seen.items() if what != "yes"} == refused, seen
+        rejected = {"/etc", "/opt/tunemq", "/home"}
+        assert {name for name, what in seen.items() if what != "yes"} == rejected, seen
         farm.install_worker(spare)  # what was said before holds
         assert "User=tunemq" in spare.run("systemctl", "cat", "tunemq-worker")
         farm.install_worker(spare, "--separate-user")

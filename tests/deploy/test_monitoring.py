@@ -60,7 +60,7 @@ EVERYTHING = FarmSnapshot(
         NodeSnapshot(
             NodeRow(
                 node="a",
-                incarnation="i",
+                instance_id="i",
                 state="ready",
                 total={"cpu": 1.0, "licence": 1.0},
                 gpus=(GpuRow(uuid="G", model="M", memory=1),),
@@ -70,7 +70,7 @@ EVERYTHING = FarmSnapshot(
         ),
     ),
     accounts=(OwnerAccount("ada", 0, "gpus", 0, 0, 0), OwnerAccount("ada", 0, "others", 0, 0, 0)),
-    refused=(RejectionRow(kind="hello", reason="unsigned", times=1),),
+    rejected=(RejectionRow(kind="hello", reason="unsigned", times=1),),
     store_uses={"e": StoreUse()},
     head=HeadSnapshot(
         disks={"results": DiskState(free=1.0, size=2.0, free_inodes=1.0, is_writable=True)},

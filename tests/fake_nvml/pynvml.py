@@ -325,11 +325,11 @@ def nvmlDeviceRegisterEvents(handle: _Handle, eventTypes: int, eventSet: _EventS
 def nvmlEventSetWait_v2(eventSet: _EventSet, timeoutms: int) -> _Struct:
     Path(f"{_file()}.listening").touch()
     until = time.monotonic() + timeoutms / 1000
-    while not (news := _next_xid(eventSet)):
+    while not (notices := _next_xid(eventSet)):
         if time.monotonic() > until:
             raise NVMLError(NVML_ERROR_TIMEOUT)
         time.sleep(0.01)  # as the driver would wait
-    return news
+    return notices
 
 
 def _next_xid(events: _EventSet) -> _Struct | None:

@@ -69,7 +69,7 @@ class Script:
     process: subprocess.Popen[str]
     mark: str
     folder: str
-    keeper: int
+    watchdog: int
     #: Pids that may outlive the script: they are not of the farm.
     spared: set[int] = field(default_factory=set)
 
@@ -111,8 +111,8 @@ def run(scripts: list[Script], ending: str, **options: object) -> Script:
         env={**os.environ, MARK: mark},
         **options,
     )
-    folder, keeper = process.stdout.readline().split()[:2]
-    script = Script(process, mark, folder, int(keeper))
+    folder, watchdog = process.stdout.readline().split()[:2]
+    script = Script(process, mark, folder, int(watchdog))
     scripts.append(script)
     return script
 
@@ -129,7 +129,7 @@ def assert_gone(script: Script) -> None:
         lambda: not script.left(), within=GONE_WITHIN_S, message=lambda: f"left: {script.left()}"
     )
     # Reaping it is up to whoever inherited it.
-    eventually(lambda: status_of(script.keeper) in {None, psutil.STATUS_ZOMBIE})
+    eventually(lambda: status_of(script.watchdog) in {None, psutil.STATUS_ZOMBIE})
 
 
 @pytest.mark.parametrize("how", ENDINGS)
@@ -212,8 +212,8 @@ def test_a_pipe_behind_the_script_sees_its_end_when_the_script_is_killed(scripts
 
 def test_ctrl_c_at_the_terminal_reaches_only_the_script(scripts):
     script = run(scripts, WAITS + "search()", start_new_session=True)
-    groups = {os.getpgid(script.keeper), os.getsid(script.keeper)}
-    for process in psutil.Process(script.keeper).children(recursive=True):
+    groups = {os.getpgid(script.watchdog), os.getsid(script.watchdog)}
+    for process in psutil.Process(script.watchdog).children(recursive=True):
         with contextlib.suppress(ProcessLookupError):  # one of the node's shell ends at once
             groups |= {os.getpgid(process.pid), os.getsid(process.pid)}
     assert script.process.pid not in groups

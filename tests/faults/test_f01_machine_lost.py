@@ -29,7 +29,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     farm = cut_farm()
     # However late the journal and this test are: what is executed and not recorded has an end.
     run = CutRun(farm, tmp_path, steps=250, step_s=0.04, save_every=SAVE_EVERY, gate=90)
-    run.wait_for_recorded(60, epoch=1, within=60)
+    run.wait_for_recorded(60, attempt=1, within=60)
     node = run.node_of(0)
     killed = farm.kill(node)
     done = max(executed(tmp_path / "executed")[0])

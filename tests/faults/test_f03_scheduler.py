@@ -199,15 +199,15 @@ def test_f04_a_power_cut_repeats_at_most_one_interval_a_trial(farm, kills_redis)
     eventually(
         lambda: all(newest >= 10 for newest in committed(farm, 4)), message=lambda: str(farm)
     )
-    hosts = [event.pid for event in farm.events("search", m.TrialStarted)]
-    assert len(hosts) == 4
+    trial_pids = [event.pid for event in farm.events("search", m.TrialStarted)]
+    assert len(trial_pids) == 4
     farm.kill_scheduler()
     for worker in farm.workers.values():
         worker.kill()
     if kills_redis:
         farm.redis.client.flushall()
     # A worker's hosts end a moment after it; until then nobody's step may go on.
-    eventually(lambda: not any(map(is_alive, hosts)), within=60, message=lambda: str(farm))
+    eventually(lambda: not any(map(is_alive, trial_pids)), within=60, message=lambda: str(farm))
     before = farm.steps("search")
     farm.open_gate("search", 40)
     farm.add_worker("one")

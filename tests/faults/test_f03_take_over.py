@@ -24,7 +24,7 @@ from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -144,7 +144,7 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage,
             journal.append(
                 [m.JournalRecord(m.ConfigSuggested(0, "abc_00000", packed, "", {"cpu": 1.0}))]
             )
-            assert JournalCopy(journal, objects, journal_seal()).close(60)
+            assert JournalCopy(journal, objects, journal_signer()).close(60)
         start_elsewhere(farm, "--store", storage, *take_over)
         submit_again(farm, "search")
         eventually(
@@ -178,8 +178,8 @@ def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage):
     farm.submit(Search(name="search", trials=2, steps=150, step_s=0.05))
     farm.wait_for_steps("search", 2, 5)
     results = farm.results
-    refused = start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
-    assert refused.wait(60) == 75, farm
+    rejected = start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
+    assert rejected.wait(60) == 75, farm
     assert f"process {first.pid}" in farm.said()
     farm.scheduler, farm.results = first, results
     farm.wait_for("search", "FINISHED")
@@ -231,8 +231,8 @@ def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
     [("/somewhere", "s3://bucket/prefix/name"), ("{}/nothing", "no farm ran a search there")],
 )
 def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
-    refused = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
-    assert refused.wait(60) == 64, farm
+    rejected = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
+    assert rejected.wait(60) == 64, farm
     assert said in farm.said()
     assert farm.redis.client.get(redis_keys.SCHEDULER) is None
 
@@ -242,8 +242,8 @@ def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio,
     keys = {name: value for name, value in minio.environ.items() if name.startswith("AWS_")}
     farm.of_home["head"] = {**keys, "TUNEMQ_S3_ENDPOINT": "http://127.0.0.1:1"}
     store = minio.address(bucket, "searches")
-    refused = farm.start_scheduler("--store", store, "--take-over", f"s3://{bucket}/searches/none")
-    assert refused.wait(60) == 64, farm
+    rejected = farm.start_scheduler("--store", store, "--take-over", f"s3://{bucket}/searches/none")
+    assert rejected.wait(60) == 64, farm
     assert "no farm ran a search there" in farm.said()
 
 

@@ -35,7 +35,7 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
 ):
     reached = Path(tmp_path, "reached")
     config = {"steps": STEPS, "size": RESULT_BYTES, "reached": str(reached)}
-    scheduler.assign(node.incarnation, order("a", scheduler.start(large_results, config)))
+    scheduler.assign(node.instance_id, order("a", scheduler.start(large_results, config)))
     most, looks = 0, 0
 
     def stands_still() -> bool:
@@ -48,8 +48,8 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
 
     eventually(stands_still, message=node.log)
     assert most < STEPS * 0.75, f"{most} of {STEPS} steps"
-    scheduler.journal(node.incarnation, most // 2)
+    scheduler.journal(node.instance_id, most // 2)
     eventually(lambda: int(reached.read_text() or 0) > most + STEPS // 8, message=node.log)
-    scheduler.journal(node.incarnation, EVERYTHING)
+    scheduler.journal(node.instance_id, EVERYTHING)
     # What it still has to say nobody wants to hear.
     eventually(lambda: int(reached.read_text() or 0) == STEPS, message=node.log)

@@ -24,17 +24,17 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
 ):
     farm = cut_farm()
     run = CutRun(farm, tmp_path, steps=700, step_s=0.02, gate=600)  # neither is over too early
-    run.wait_for_recorded(60, epoch=1, within=60)
+    run.wait_for_recorded(60, attempt=1, within=60)
     node = run.node_of(0)
     zombie = run.wait_for_start(0, 1).pid
     farm.proxies[node].cut(stay=True)
     run.wait_for_start(0, 2, within=60)
-    run.wait_for_recorded(120, epoch=2)
+    run.wait_for_recorded(120, attempt=2)
     # It cannot know. The kernel may leave out some children while others end.
-    eventually(lambda: zombie in farm.family(node), message=run.state)
+    eventually(lambda: zombie in farm.process_tree(node), message=run.state)
     farm.proxies[node].heal()
     run.wait_for(m.NodeReturned)
-    eventually(lambda: zombie not in farm.family(node), message=run.state)
+    eventually(lambda: zombie not in farm.process_tree(node), message=run.state)
     freed = m.SlotFreed(run.all_of(m.TrialStarted)[0].trial, 1)
     eventually(lambda: freed in run.all_of(m.SlotFreed), message=run.state)
     run.open_gate(700)
@@ -45,7 +45,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     kept = {Path(checkpoint.path).parent for checkpoint, _ in result.best_checkpoints}
     assert kept
     assert there == kept, "nothing of what came late is left in the store"
-    late = [one for one in run.all_of(m.ResultReported) if one.epoch == 1]
+    late = [one for one in run.all_of(m.ResultReported) if one.attempt == 1]
     assert max(one.step for one in late) > 100, "it has said all that it did meanwhile"
     assert any("of a former incarnation" in line for line in run.told), run.told
     assert farm.nodes[node].process.poll() is None, "it goes on as a node"
@@ -65,7 +65,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
 
     assert len(run.all_of(m.NodeLost)) == len(run.all_of(m.NodeReturned)) == 1
     assert run.repeated() == {0: 0, 1: 0}, "nobody had a slot for it, so it went on"
-    assert {one.epoch for one in run.all_of(m.TrialStarted)} == {1}
+    assert {one.attempt for one in run.all_of(m.TrialStarted)} == {1}
     assert any("is back after" in line for line in run.told)
 
 

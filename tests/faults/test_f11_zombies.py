@@ -24,17 +24,17 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None:
     farm = cut_farm()
     run = CutRun(farm, tmp_path, steps=steps, step_s=0.02, gate=steps - 100)
-    run.wait_for_recorded(30, epoch=1, within=60)
+    run.wait_for_recorded(30, attempt=1, within=60)
     node = run.node_of(0)
     zombie = run.wait_for_start(0, 1).pid
     stopped = time.monotonic()
-    family = farm.stop(node)
+    process_tree = farm.stop(node)
     try:
         run.wait_for_start(0, 2, within=60)
         time.sleep(max(0.0, stopped + seconds - time.monotonic()))  # that long is the test
     finally:
-        farm.go_on(family)
-    eventually(lambda: zombie not in farm.family(node), message=run.state)
+        farm.go_on(process_tree)
+    eventually(lambda: zombie not in farm.process_tree(node), message=run.state)
     run.wait_for(m.NodeReturned)
     run.open_gate(steps)  # before, it might have been over while the node was waking up
     run.ends_well()

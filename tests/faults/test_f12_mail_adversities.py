@@ -68,7 +68,7 @@ def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
     each_was_started_once(run)
 
 
-def ears_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
+def consumers_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
     """Run a search whose ears die whenever they have heard so many orders, with the last one."""
     own = farm(variables={VARIABLE: f"ear.before_handover=kill@{every}"})
     run = ChainRun(own, tmp_path, steps=steps)
@@ -84,13 +84,13 @@ def ears_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
 
 @pytest.mark.slow
 def test_f12_ears_that_die_between_receipt_and_handover_lose_no_order_for_good(farm, tmp_path):
-    deaths, _ = ears_die(farm, tmp_path, steps=30, every=6)
+    deaths, _ = consumers_die(farm, tmp_path, steps=30, every=6)
     assert deaths >= 8
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_f12_a_hundred_ears_die_between_receipt_and_handover(farm, tmp_path):
-    deaths, waits = ears_die(farm, tmp_path, steps=220, every=4)
+    deaths, waits = consumers_die(farm, tmp_path, steps=220, every=4)
     assert deaths >= 100
     assert max(waits) < MADE_GOOD_WITHIN_S, sorted(waits)[-5:]

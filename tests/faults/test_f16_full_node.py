@@ -16,7 +16,7 @@ from tests.support.searches.chain import chain, expected, open_gate
 from tests.support.small_disk import on_small_disk
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.nodes.failing_nodes import FIRST_PAUSE_S, TRIALS_IN_A_ROW
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]
@@ -66,7 +66,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
     search.start()
 
     def events(kind):
-        return [e.event for e in read_entries(folder / FILE_NAME) if isinstance(e.event, kind)]
+        return [e.event for e in read_records(folder / FILE_NAME) if isinstance(e.event, kind)]
 
     eventually(lambda: list(folder.glob(".cache/*/checkpoint*")), within=60, message=own.logs)
     own.nodes.append(NodeOnAFullDisk(own.server.url, tmp_path / "full", folder / ".cache"))
@@ -95,7 +95,7 @@ def failures_until_its_pause_is_over(journal: Path) -> list[m.TrialFailed]:
     """Those before the node may be tried again, which it is if the search takes so long."""
     failures: list[m.TrialFailed] = []
     elapsed, is_over_at = 0.0, math.inf
-    for event in (entry.event for entry in read_entries(journal)):
+    for event in (entry.event for entry in read_records(journal)):
         if isinstance(event, m.Tick):
             elapsed = event.elapsed
         elif isinstance(event, m.TrialFailed) and elapsed < is_over_at:

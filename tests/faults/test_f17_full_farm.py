@@ -83,7 +83,7 @@ def disk(farm: FarmService) -> Iterator[SmallDisk]:
     disk.close()
 
 
-def is_refused(done: subprocess.CompletedProcess[str]) -> None:
+def is_rejected(done: subprocess.CompletedProcess[str]) -> None:
     """Check that a request was refused because there is no room."""
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
@@ -100,7 +100,7 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
     farm.add_worker("one", 8, machine=disk.machine())
     farm.has_nodes("one")
 
-    is_refused(farm.run("nodes", "drain", "one"))
+    is_rejected(farm.run("nodes", "drain", "one"))
     assert farm.rows() == {}
     eventually(lambda: "degraded: " in farm.said(), message=farm.said)
     disk.free()
@@ -121,15 +121,15 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
     script = str(tmp_path / "laptop" / "early" / "search.py")
     submit = ("submit", script, "--name", "late", "--detach")
     for request in (submit, ("pause", "kept"), ("retry", "early"), ("resume", "early")):
-        is_refused(farm.run(*request))
-    is_refused(farm.run("nodes", "drain", "one"))
-    is_refused(farm.run("nodes", "retire", "one"))
+        is_rejected(farm.run(*request))
+    is_rejected(farm.run("nodes", "drain", "one"))
+    is_rejected(farm.run("nodes", "retire", "one"))
     for request in (("ls",), ("show", "kept"), ("why", "kept"), ("nodes",), ("logs", "early")):
         farm.tunemq(*request)
     farm.kill_scheduler()
     farm.start_scheduler()
     eventually(lambda: set(farm.rows()) == {"early", "kept", "stopped"}, within=60)
-    is_refused(farm.run(*submit))
+    is_rejected(farm.run(*submit))
     assert "early is removed with its results" in farm.tunemq("rm", "--files", "--yes", "early")
     assert set(farm.rows()) == {"kept", "stopped"}
     eventually(lambda: not list((farm.results / ".farm/trash").iterdir()))
@@ -164,9 +164,9 @@ def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
 
     disk.make_writable(False)
     farm.open_gate("kept", 5)
-    refused = farm.run("pause", "kept")
-    assert refused.returncode == 1
-    assert "Read-only file system" in refused.stdout + refused.stderr
+    rejected = farm.run("pause", "kept")
+    assert rejected.returncode == 1
+    assert "Read-only file system" in rejected.stdout + rejected.stderr
     eventually(lambda: "degraded: " in farm.said(), message=farm.said)
     for request in (("ls",), ("show", "kept"), ("why", "kept"), ("nodes",)):
         farm.tunemq(*request)

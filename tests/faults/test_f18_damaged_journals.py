@@ -221,15 +221,15 @@ def check_rows(experiment: Path) -> None:
 
 def check_restart(experiment: Path) -> str:
     """Restore and run it: it comes to the right end, or is refused in a way that helps."""
-    grid, refusal = None, None
+    grid, rejection = None, None
     try:
         grid = Tuner.restore(str(experiment), climbs).fit(debug=True)
     except JournalError as error:
-        refusal = error
+        rejection = error
     if grid is None:
-        told = str(refusal)
+        told = str(rejection)
         assert str(experiment / FILE_NAME) in told
-        if isinstance(refusal, JournalCorrupt):
+        if isinstance(rejection, JournalCorrupt):
             assert "at byte" in told
             assert "tunemq journal salvage" in told
         return "refused"
@@ -252,14 +252,14 @@ def said_by_check(experiment: Path) -> str:
 
 def said_by_salvage(experiment: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
-    refusal = ""
+    rejection = ""
     try:
         salvage_journal(argparse.Namespace(path=str(experiment), json=False))
     except JournalError as error:
-        refusal = str(error)
-    if refusal:
-        assert str(experiment / FILE_NAME) in refusal
-        return "refused, and named" if "is damaged" in refusal else "unreadable"
+        rejection = str(error)
+    if rejection:
+        assert str(experiment / FILE_NAME) in rejection
+        return "refused, and named" if "is damaged" in rejection else "unreadable"
     told = capsys.readouterr().out
     if "Nothing was done" in told:
         return "whole"

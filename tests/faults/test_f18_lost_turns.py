@@ -16,7 +16,7 @@ from tunemq_scheduler.journal import FILE_NAME
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import turns_file
 from tunemq_scheduler.journal.salvage import salvage
-from tunemq_shared.protocol.messages import ConfigSuggested, TrialFinished, decode_entries
+from tunemq_shared.protocol.messages import ConfigSuggested, TrialFinished, decode_records
 
 pytestmark = pytest.mark.integration
 
@@ -63,7 +63,7 @@ def place_of(folder: Path, kind: type, number: int) -> int:
     """Where the turn begins that has the event of this kind and number."""
     path = turns_file(folder, 1)
     for frame in list(JournalFrames(path))[1:]:
-        number -= sum(isinstance(one.event, kind) for one in decode_entries(frame.payload))
+        number -= sum(isinstance(one.event, kind) for one in decode_records(frame.payload))
         if number <= 0:
             return frame.offset
     raise AssertionError(f"there are not so many {kind.__name__}")

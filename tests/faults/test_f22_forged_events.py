@@ -14,7 +14,7 @@ import pytest
 import tunemq as tune
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_scheduler.journal.journal_frames import JournalFrames, pack
 from tunemq_shared.protocol import messages as m
 
@@ -28,7 +28,7 @@ def line():
     from tunemq_shared.trial.session import current
 
     session = current()
-    return session._channel._line, session.trial, session.epoch
+    return session._channel._sock, session.trial, session.attempt
 
 
 def sends(*frames):
@@ -47,8 +47,8 @@ def sends(*frames):
 
 def a_result(**changes):
     """What a second report would send, with other fields."""
-    _, trial, epoch = line()
-    whole = m.ResultReported(trial, epoch, 2, {"x": 2}, time.time(), 0.1, 0.2, 0.2, 2)
+    _, trial, attempt = line()
+    whole = m.ResultReported(trial, attempt, 2, {"x": 2}, time.time(), 0.1, 0.2, 0.2, 2)
     return ["result", *(msgspec.structs.asdict(whole) | changes).values()]
 
 
@@ -114,12 +114,12 @@ def speaks_for_another_trial():
 
 
 def speaks_for_another_attempt():
-    sends(("E", a_result(epoch=2)))
+    sends(("E", a_result(attempt=2)))
 
 
 def frees_its_slot():
-    _, trial, epoch = line()
-    sends(("E", ["freed", trial, epoch]))
+    _, trial, attempt = line()
+    sends(("E", ["freed", trial, attempt]))
 
 
 def loses_the_node():
@@ -127,13 +127,13 @@ def loses_the_node():
 
 
 def sends_a_huge_text():
-    _, trial, epoch = line()
-    sends(("F", ["failed", trial, epoch, "user", "x" * 2**22, "", time.time()]))
+    _, trial, attempt = line()
+    sends(("F", ["failed", trial, attempt, "user", "x" * 2**22, "", time.time()]))
 
 
 def keeps_what_is_not_its_own():
-    _, trial, epoch = line()
-    sends(("E", ["checkpoint", trial, epoch, 1, 1, "other/checkpoint_1-000001", "", 1]))
+    _, trial, attempt = line()
+    sends(("E", ["checkpoint", trial, attempt, 1, 1, "other/checkpoint_1-000001", "", 1]))
 
 
 def sends_noise():
@@ -150,8 +150,8 @@ def sends_an_endless_frame():
 
 
 def says_that_it_is_paused():
-    _, trial, epoch = line()
-    sends(("F", ["paused", trial, epoch]))
+    _, trial, attempt = line()
+    sends(("F", ["paused", trial, attempt]))
 
 
 #: What a trial does, and the field or the words that its error names.
@@ -189,8 +189,8 @@ def trains():
 
 
 def goes_on_after_its_end():
-    _, trial, epoch = line()
-    finished = ["finished", trial, epoch]
+    _, trial, attempt = line()
+    finished = ["finished", trial, attempt]
     sends(("F", finished), ("E", a_result()), ("F", finished), ("E", a_result(step=3)))
 
 
@@ -252,7 +252,7 @@ def test_f22_what_a_trial_sends_after_its_end_counts_for_nothing(forged):
 
 def test_f22_no_node_is_lost_by_forged_events_and_the_search_can_be_restored(forged):
     folder, _ = forged
-    events = [entry.event for entry in read_entries(folder / FILE_NAME)]
+    events = [entry.event for entry in read_records(folder / FILE_NAME)]
     assert not any(isinstance(event, m.NodeLost) for event in events)
     assert sum(isinstance(event, m.NodeJoined) for event in events) == 1
     failures = [event for event in events if isinstance(event, m.TrialFailed)]
@@ -288,7 +288,7 @@ def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, t
 def as_it_was(frame, timestamp):
     """A frame of the journal, as a version wrote it that believed its trials' clocks."""
     try:
-        entries = m.decode_entries(frame.payload)
+        entries = m.decode_records(frame.payload)
     except msgspec.DecodeError:
         return pack(frame.number, frame.payload)  # the header
     for place, entry in enumerate(entries):

@@ -21,7 +21,7 @@ from tests.support.forkserver_driver import serve
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, printed_by, results_of
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
@@ -201,7 +201,7 @@ def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
         )
         for number, (trial, most) in enumerate({"t1": {"trial_s": 4.0}, "t2": {}}.items())
     }
-    scheduler.assign(node.incarnation, *(order(trial, start) for trial, start in starts.items()))
+    scheduler.assign(node.instance_id, *(order(trial, start) for trial, start in starts.items()))
 
     def reported() -> int:
         return sum(event.trial == "t2" for event in scheduler.said(m.ResultReported))
@@ -225,7 +225,7 @@ def by_number(deeds):
 def kinds_of_failures(journal: Path) -> dict[str, list[str]]:
     """The kinds of each trial's failures; each failed but once."""
     kinds: dict[str, list[str]] = {}
-    for entry in read_entries(journal):
+    for entry in read_records(journal):
         event = entry.event
         assert not isinstance(event, m.NodeLost)
         if isinstance(event, m.TrialFailed | m.TrialProcessDied):
@@ -308,11 +308,11 @@ def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, bomb):
     server = serve()
     other = server.start(sleeps, 1)
     other.result()
-    host = server.start(bomb)
-    host.result()
+    process = server.start(bomb)
+    process.result()
     began = time.monotonic()
-    server.client.kill(host.name)
-    host.gone()
+    server.client.kill(process.name)
+    process.gone()
     print(f"gone after {time.monotonic() - began:.2f} s")
     assert not left_of(server.root / "trial_0")
     assert not server.said(m.TrialProcessDied, other.name)

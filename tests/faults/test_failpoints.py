@@ -147,8 +147,8 @@ def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) 
     """A node that is started in a dead one's place introduces itself, runs a trial, and ends."""
     node = Node(server, scheduler, folder)
     try:
-        scheduler.journal(node.incarnation, 10**9)
-        scheduler.assign(node.incarnation, order("b", scheduler.start(large_results)))
+        scheduler.journal(node.instance_id, 10**9)
+        scheduler.assign(node.instance_id, order("b", scheduler.start(large_results)))
         eventually(
             lambda: any(
                 isinstance(event, ResultReported) and event.trial == "b"
@@ -170,11 +170,11 @@ def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
 ):
     process = started(server, tmp_path / "node", f"{name}=kill")
     if name.startswith("goodbye"):
-        eventually(scheduler.hellos)
+        eventually(scheduler.registrations)
         process.terminate()
     assert process.wait(90) == -signal.SIGKILL
     # Its goodbye counts if it was sent, and nobody waits for one that was not.
-    assert len(scheduler.goodbyes()) == (name == "goodbye.after_send")
+    assert len(scheduler.deregistrations()) == (name == "goodbye.after_send")
     the_next_one_works(server, scheduler, tmp_path / "node")
 
 
@@ -183,9 +183,9 @@ def test_f01_a_node_that_dies_while_its_outbox_moves_to_the_disk_leaves_nothing_
     server, scheduler, tmp_path, name
 ):
     process = started(server, tmp_path / "node", f"{name}=kill@3")
-    eventually(scheduler.hellos)
-    (hello,) = scheduler.hellos()
-    scheduler.assign(hello.incarnation, order("a", scheduler.start(large_results)))
+    eventually(scheduler.registrations)
+    (registration,) = scheduler.registrations()
+    scheduler.assign(registration.instance_id, order("a", scheduler.start(large_results)))
     assert process.wait(90) == -signal.SIGKILL
     eventually(lambda: not is_alive(process.pid))
     the_next_one_works(server, scheduler, tmp_path / "node")

@@ -41,10 +41,12 @@ class Families:
         self.search = search
         found = list(FOUND.values())
         eventually(lambda: sorted(self._found()) == sorted(found), within=60, message=str(search))
-        self.hosts = {event.trial: event.pid for event in search.all_of(m.TrialStarted)}
+        self.trial_pids = {event.trial: event.pid for event in search.all_of(m.TrialStarted)}
         known = 3 * (len(FOUND) - 1) + 1
         eventually(lambda: len(self._noted()) == known, message=lambda: str(self._noted()))
-        self._pidfds = {pid: os.pidfd_open(pid) for pid in [*self.hosts.values(), *self._noted()]}
+        self._pidfds = {
+            pid: os.pidfd_open(pid) for pid in [*self.trial_pids.values(), *self._noted()]
+        }
 
     def _found(self) -> list[int]:
         newest = {
@@ -100,10 +102,10 @@ often_and_strictly = pytest.mark.parametrize(
 @often_and_strictly
 def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(start, within):
     search = start(**HOW)
-    families = Families(search)
+    process_trees = Families(search)
     began = time.monotonic()
     (search.folder / "stop").touch()
-    families.are_gone(began, within)
+    process_trees.are_gone(began, within)
     assert search.ends() == 0
     assert not search.all_of(m.TrialFailed) + search.all_of(m.TrialProcessDied)
 
@@ -111,11 +113,11 @@ def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(sta
 @often_and_strictly
 def test_families_end_when_the_processes_of_their_trials_are_killed(start, within):
     search = start(**HOW)
-    families = Families(search)
+    process_trees = Families(search)
     began = time.monotonic()
-    for pid in families.hosts.values():
+    for pid in process_trees.trial_pids.values():
         os.kill(pid, signal.SIGKILL)
-    families.are_gone(began, within)
+    process_trees.are_gone(began, within)
     assert search.ends() == 0
     assert len(search.all_of(m.TrialProcessDied)) == len(FOUND)
 
@@ -123,10 +125,12 @@ def test_families_end_when_the_processes_of_their_trials_are_killed(start, withi
 @pytest.mark.soak
 def test_families_end_when_their_trials_have_used_up_their_time(start):
     search = start(**HOW, stall_s=STALL_S)
-    families = Families(search)
+    process_trees = Families(search)
     (search.folder / "hang").touch()
-    failed = max(search.wait_for(m.TrialFailed, trial=trial).at for trial in families.hosts)
-    families.are_gone(failed, PROMISED_S)
+    failed = max(
+        search.wait_for(m.TrialFailed, trial=trial).at for trial in process_trees.trial_pids
+    )
+    process_trees.are_gone(failed, PROMISED_S)
     assert search.ends() == 0
     assert {event.kind for event in search.all_of(m.TrialFailed)} == {"stalled"}
 
@@ -134,9 +138,9 @@ def test_families_end_when_their_trials_have_used_up_their_time(start):
 @pytest.mark.soak
 def test_families_end_with_the_script(start):
     search = start(**HOW)
-    families = Families(search)
+    process_trees = Families(search)
     began = time.monotonic()
     search.process.send_signal(signal.SIGINT)
-    families.are_gone(began, PROMISED_S)
+    process_trees.are_gone(began, PROMISED_S)
     search.ends()
     search.leaves_nothing()

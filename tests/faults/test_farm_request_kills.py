@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import CODE, ServedDesk
+from tests.support.farms.farm_api_server import CODE, ServedApi
 from tests.support.waiting import eventually
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_client import FarmClient
@@ -66,7 +66,7 @@ class Scheduler:
 
 def ask_across_a_kill(server: RedisServer, folder: Path, failpoint: str, request, answer):
     """The answer to a request whose first scheduler dies at a failpoint, and a second does it."""
-    announced = ServedDesk(server.url, folder / "nobody")  # only says that there is a scheduler
+    announced = ServedApi(server.url, folder / "nobody")  # only says that there is a scheduler
     announced.folder = folder
     announced.announce(server.client)
     first = Scheduler(server.url, folder, failpoint)

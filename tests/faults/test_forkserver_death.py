@@ -93,72 +93,72 @@ def three_results(config):
         report({"loss": n / 10})
 
 
-def forkserver_and_family(node: Node, scheduler: Scheduler, trials: int) -> tuple[int, list[int]]:
+def forkserver_and_tree(node: Node, scheduler: Scheduler, trials: int) -> tuple[int, list[int]]:
     eventually(lambda: len(scheduler.said(ResultReported)) == trials, message=node.log)
-    hosts = [event.pid for event in scheduler.said(TrialStarted)]
+    trial_pids = [event.pid for event in scheduler.said(TrialStarted)]
     daemons = [event.metrics["daemon"] for event in scheduler.said(ResultReported)]
-    assert all(map(is_alive, hosts + daemons))
-    return node.forkserver_of(hosts[0]), hosts + daemons
+    assert all(map(is_alive, trial_pids + daemons))
+    return node.forkserver_of(trial_pids[0]), trial_pids + daemons
 
 
 def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, scheduler):
     scheduler.assign(
-        node.incarnation,
+        node.instance_id,
         *(order(f"t{n}", scheduler.start(with_a_daemon, trial_number=n)) for n in range(2)),
     )
-    forkserver, family = forkserver_and_family(node, scheduler, 2)
-    ear = node.ear()
+    forkserver, process_tree = forkserver_and_tree(node, scheduler, 2)
+    consumer = node.consumer()
     os.kill(forkserver, signal.SIGKILL)
     eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=SOON, message=node.log)
 
-    assert not any(map(is_alive, family))
+    assert not any(map(is_alive, process_tree))
     lost = scheduler.said(TrialFailed)
     assert [event.kind for event in lost] == [FORKSERVER_LOST] * 2
     assert all(f"the forkserver {forkserver} was killed by SIGKILL" in e.error for e in lost)
     assert not scheduler.said(TrialProcessDied)
-    assert node.ear() == ear
-    assert children_of(node.process.pid) == [node.ears()], "no zombie is left either"
+    assert node.consumer() == consumer
+    assert children_of(node.process.pid) == [node.consumers()], "no zombie is left either"
 
 
 def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(with_a_daemon)))
-    forkserver, _ = forkserver_and_family(node, scheduler, 1)
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(with_a_daemon)))
+    forkserver, _ = forkserver_and_tree(node, scheduler, 1)
     os.kill(forkserver, signal.SIGKILL)
     eventually(lambda: scheduler.said(TrialFailed), within=SOON, message=node.log)
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
-    assert scheduler.said(SlotFreed)[0].epoch == 1
+    assert scheduler.said(SlotFreed)[0].attempt == 1
 
 
 def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
-    (forkserver,) = set(children_of(node.process.pid)) - {node.ears()}
+    (forkserver,) = set(children_of(node.process.pid)) - {node.consumers()}
     os.kill(forkserver, signal.SIGKILL)
     eventually(lambda: "forkserver.lost" in node.log())
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: len(scheduler.said(TrialFinished)) == 2, message=node.log)
 
 
 def test_node_kills_trial_whose_forkserver_is_stopped_within_a_bound(node, scheduler):
     innocent = order("t2", scheduler.start(with_a_daemon, trial_number=1))
     guilty = order("t1", scheduler.start(stops_its_forkserver))
-    scheduler.assign(node.incarnation, innocent)
+    scheduler.assign(node.instance_id, innocent)
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     daemon = scheduler.said(ResultReported)[0].metrics["daemon"]
-    scheduler.assign(node.incarnation, innocent, guilty)
+    scheduler.assign(node.instance_id, innocent, guilty)
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
-    hosts = {event.trial: event.pid for event in scheduler.said(TrialStarted)}
+    trial_pids = {event.trial: event.pid for event in scheduler.said(TrialStarted)}
 
-    scheduler.assign(node.incarnation, guilty)
-    eventually(lambda: not is_alive(hosts["t2"]), within=5.0, message=node.log)
+    scheduler.assign(node.instance_id, guilty)
+    eventually(lambda: not is_alive(trial_pids["t2"]), within=5.0, message=node.log)
     eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=SOON, message=node.log)
 
-    assert not any(map(is_alive, [*hosts.values(), daemon]))
+    assert not any(map(is_alive, [*trial_pids.values(), daemon]))
     (lost,) = scheduler.said(TrialFailed)
     assert (lost.trial, lost.kind) == ("t1", FORKSERVER_LOST)
     assert "because it was stopped" in lost.error
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
 
 
@@ -192,12 +192,12 @@ def test_node_with_a_forkserver_stopped_before_it_is_ready_starts_another(
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(600)")
     slow = Environment(sys.executable, ("slow_to_import",), {}, (str(tmp_path),))
     scheduler.assign(
-        node.incarnation, order("t1", scheduler.start(three_results, environment=slow))
+        node.instance_id, order("t1", scheduler.start(three_results, environment=slow))
     )
     eventually(lambda: "forkserver.preloading" in node.log(), message=node.log)
-    (forkserver,) = set(children_of(node.process.pid)) - {node.ears()}
+    (forkserver,) = set(children_of(node.process.pid)) - {node.consumers()}
     os.kill(forkserver, signal.SIGSTOP)
     eventually(lambda: scheduler.said(TrialFailed), within=SOON, message=node.log)
     assert scheduler.said(TrialFailed)[0].kind == FORKSERVER_LOST
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)

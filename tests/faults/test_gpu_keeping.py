@@ -81,7 +81,7 @@ class Gpus:
             devices={uuid: share},
         )
         self._orders[trial] = order(trial, start)
-        self.scheduler.assign(self.node.incarnation, *self._orders.values())
+        self.scheduler.assign(self.node.instance_id, *self._orders.values())
 
     def forget(self, trial):
         """It is over."""
@@ -98,7 +98,7 @@ class Gpus:
 
     def withheld(self):
         """What the node says of itself."""
-        return self.scheduler.hellos()[-1].withheld
+        return self.scheduler.registrations()[-1].withheld
 
 
 @pytest.fixture

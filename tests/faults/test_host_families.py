@@ -26,14 +26,14 @@ pytestmark = pytest.mark.faults
 SOON = 40.0
 
 
-def raise_a_family(config):
+def start_a_process_tree(config):
     """Two forked children that hold all pipes, and a grandchild in a session of its own."""
     import os
     import time
 
     from tunemq_shared.trial.session import report
 
-    family = []
+    process_tree = []
     for _ in range(2):
         reading, writing = os.pipe()
         pid = os.fork()
@@ -44,33 +44,33 @@ def raise_a_family(config):
                 os.write(writing, b"%d" % grandchild)
             while True:
                 time.sleep(600)
-        family += [pid, int(os.read(reading, 20))]
-    report({"family": family})
+        process_tree += [pid, int(os.read(reading, 20))]
+    report({"process_tree": process_tree})
     while True:
         time.sleep(600)
 
 
 def test_f02_a_killed_host_takes_its_whole_family_along(serve):
-    host = serve().start(raise_a_family)
-    family = host.result()["family"]
-    assert all(map(alive, family))
+    process = serve().start(start_a_process_tree)
+    process_tree = process.result()["process_tree"]
+    assert all(map(alive, process_tree))
 
-    os.kill(host.pid, signal.SIGKILL)
-    host.gone(within=SOON)
+    os.kill(process.pid, signal.SIGKILL)
+    process.gone(within=SOON)
 
-    assert host.exited().signal == signal.SIGKILL
-    assert not any(map(alive, [host.pid, *family]))
+    assert process.exited().signal == signal.SIGKILL
+    assert not any(map(alive, [process.pid, *process_tree]))
 
 
 def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serve):
     server = serve()
-    one, other = server.start(raise_a_family, 1), server.start(raise_a_family, 2)
-    family, others = one.result()["family"], other.result()["family"]
+    one, other = server.start(start_a_process_tree, 1), server.start(start_a_process_tree, 2)
+    process_tree, others = one.result()["process_tree"], other.result()["process_tree"]
 
     server.client.kill(one.name)
     one.gone(within=SOON)
 
-    assert not any(map(alive, family))
+    assert not any(map(alive, process_tree))
     assert all(map(alive, others))
     assert not server.said(ProcessExited, other.name)
 
@@ -103,15 +103,15 @@ def hold_shared_memory(config):
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_a_killed_trial_has_in_shared_memory_is_removed(serve, is_ours):
     server = serve()
-    host = server.start(hold_shared_memory)
-    block = Path("/dev/shm", host.result()["block"])  # where Python has it
+    process = server.start(hold_shared_memory)
+    block = Path("/dev/shm", process.result()["block"])  # where Python has it
     assert block.exists()
 
     if is_ours:
-        server.client.kill(host.name)
+        server.client.kill(process.name)
     else:
-        os.kill(host.pid, signal.SIGKILL)
-    host.gone(within=SOON)
+        os.kill(process.pid, signal.SIGKILL)
+    process.gone(within=SOON)
 
     assert not block.exists()
 
@@ -132,11 +132,11 @@ def pretend_to_clean_up(config):
 
 
 def test_who_only_looks_as_if_it_cleaned_up_is_killed_a_moment_later(serve):
-    host = serve().start(pretend_to_clean_up)
-    child = host.result()["child"]
+    process = serve().start(pretend_to_clean_up)
+    child = process.result()["child"]
 
-    os.kill(host.pid, signal.SIGKILL)
-    host.gone(within=SOON)
+    os.kill(process.pid, signal.SIGKILL)
+    process.gone(within=SOON)
 
     assert not alive(child)
 
@@ -164,33 +164,35 @@ def leave_a_daemon(config):
 
 @pytest.mark.parity(128)
 def test_a_trial_that_ends_by_itself_leaves_no_daemon_behind(serve):
-    host = serve().start(leave_a_daemon)
-    daemon = host.result()["daemon"]
+    process = serve().start(leave_a_daemon)
+    daemon = process.result()["daemon"]
 
-    host.gone()
+    process.gone()
 
-    assert host.exited().exit_code == 0
-    assert isinstance(host.events[-1], TrialFinished)
+    assert process.exited().exit_code == 0
+    assert isinstance(process.events[-1], TrialFinished)
     assert not alive(daemon)
 
 
 def test_all_hosts_that_die_at_once_are_said_to_be_gone(serve):
     server = serve()
-    hosts = [server.start(raise_a_family, number) for number in range(4)]
-    pids = [pid for host in hosts for pid in [host.pid, *host.result()["family"]]]
+    processes = [server.start(start_a_process_tree, number) for number in range(4)]
+    pids = [
+        pid for process in processes for pid in [process.pid, *process.result()["process_tree"]]
+    ]
 
-    for host in hosts:
-        os.kill(host.pid, signal.SIGKILL)
-    for host in hosts:
-        host.gone(within=2 * SOON)
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.gone(within=2 * SOON)
 
     assert not any(map(alive, pids))
 
 
 def test_closing_the_control_socket_ends_the_forkserver_and_every_family(serve):
     server = serve()
-    host = server.start(raise_a_family)
-    pids = [server.client.pid, host.pid, *host.result()["family"]]
+    process = server.start(start_a_process_tree)
+    pids = [server.client.pid, process.pid, *process.result()["process_tree"]]
 
     server.client.close(within_s=SOON)
 
@@ -228,10 +230,10 @@ def test_everything_dies_with_a_killed_node(tmp_path):
 
 def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
     server = serve()
-    hosts = [server.start(wait_for_ever, number) for number in range(2)]
-    pids = [host.pid for host in hosts]
-    for host in hosts:
-        host.result()
+    processes = [server.start(wait_for_ever, number) for number in range(2)]
+    pids = [process.pid for process in processes]
+    for process in processes:
+        process.result()
 
     os.kill(server.client.pid, signal.SIGKILL)
     with pytest.raises(ForkserverLost, match="was killed by SIGKILL") as lost:
@@ -241,7 +243,7 @@ def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
     assert not [
         one for one in lost.value.reports if isinstance(one, ProcessExited | ProcessTreeGone)
     ]
-    assert lost.value.unended == lost.value.hosts == ["h0", "h1"]
+    assert lost.value.unended == lost.value.processes == ["h0", "h1"]
     assert not lost.value.is_unusable
 
 
@@ -270,31 +272,31 @@ def hold_the_gil(config):
 @pytest.mark.parity(18, 74)
 def test_a_step_that_holds_the_gil_ends_when_it_is_asked_by_signal(serve):
     server = serve()
-    host = server.start(hold_the_gil, config={"stubborn": False})
-    host.result()
+    process = server.start(hold_the_gil, config={"stubborn": False})
+    process.result()
 
-    server.client.term(host.name)
+    server.client.term(process.name)
 
-    assert host.exited(within=SOON).signal == signal.SIGTERM
-    host.gone(within=SOON)
+    assert process.exited(within=SOON).signal == signal.SIGTERM
+    process.gone(within=SOON)
 
 
 def test_a_step_that_holds_the_gil_and_ignores_the_signal_is_killed(serve):
     server = serve()
     other = server.start(wait_for_ever, 1)
-    host = server.start(hold_the_gil, config={"stubborn": True})
-    host.result()
+    process = server.start(hold_the_gil, config={"stubborn": True})
+    process.result()
 
-    server.client.term(host.name)
+    server.client.term(process.name)
     # That the forkserver has seen the first command by now, another host's answer to the next one
     # shows.
     server.client.kill(other.name)
     other.gone(within=SOON)
-    assert not server.said(ProcessExited, host.name)
-    server.client.kill(host.name)
+    assert not server.said(ProcessExited, process.name)
+    server.client.kill(process.name)
 
-    host.gone(within=SOON)
-    assert host.exited().signal == signal.SIGKILL
+    process.gone(within=SOON)
+    assert process.exited().signal == signal.SIGKILL
 
 
 def crash(config):
@@ -304,14 +306,14 @@ def crash(config):
 
 
 def test_a_crash_is_reported_with_its_signal_and_leaves_a_traceback(serve):
-    host = serve().start(crash)
+    process = serve().start(crash)
 
-    host.gone()
+    process.gone()
 
-    assert host.exited().signal == signal.SIGSEGV
-    assert isinstance(host.events[-1], TrialStarted)
-    assert "Segmentation fault" in host.output()
-    assert "in crash" in host.output()
+    assert process.exited().signal == signal.SIGSEGV
+    assert isinstance(process.events[-1], TrialStarted)
+    assert "Segmentation fault" in process.output()
+    assert "in crash" in process.output()
 
 
 def exit_at_once(config):
@@ -321,11 +323,11 @@ def exit_at_once(config):
 
 
 def test_an_exit_of_its_own_is_reported_with_its_code(serve):
-    host = serve().start(exit_at_once)
+    process = serve().start(exit_at_once)
 
-    host.gone()
+    process.gone()
 
-    assert (host.exited().exit_code, host.exited().signal) == (3, None)
+    assert (process.exited().exit_code, process.exited().signal) == (3, None)
 
 
 def stop_in_atexit(config):
@@ -337,10 +339,10 @@ def stop_in_atexit(config):
 
 
 def test_a_handler_that_hangs_at_exit_does_not_hold_the_host(serve):
-    host = serve().start(stop_in_atexit)
+    process = serve().start(stop_in_atexit)
 
-    assert host.exited(within=40.0).signal == signal.SIGALRM
-    assert isinstance(host.events[-1], TrialFinished)
+    assert process.exited(within=40.0).signal == signal.SIGALRM
+    assert isinstance(process.events[-1], TrialFinished)
 
 
 OPENMP_AT_IMPORT = """
@@ -382,9 +384,9 @@ def test_a_module_that_would_hang_every_host_is_refused_by_name(serve, tmp_path,
     write_module(tmp_path, "harmless", "value = 1")
 
     server = serve(preload=["harmless", "harmful"], sys_path=[str(tmp_path)])
-    host = server.start(which_are_loaded, config={"names": ["harmless", "harmful"]})
+    process = server.start(which_are_loaded, config={"names": ["harmless", "harmful"]})
 
-    assert host.result() == {"loaded": ["harmless"]}
+    assert process.result() == {"loaded": ["harmless"]}
     (warning,) = server.warnings()
     assert warning.startswith("harmful is not preloaded")
     assert reason in warning
@@ -402,9 +404,9 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_others_are_preloaded(
     write_module(tmp_path, "harmful", "raise SystemExit('no licence')")
 
     server = serve(preload=["harmful", "no_such_module", "wave"], sys_path=[str(tmp_path)])
-    host = server.start(which_are_loaded, config={"names": ["wave"]})
+    process = server.start(which_are_loaded, config={"names": ["wave"]})
 
-    assert host.result() == {"loaded": ["wave"]}
+    assert process.result() == {"loaded": ["wave"]}
     first, second = server.warnings()
     assert "harmful could not be preloaded (SystemExit: no licence)" in first
     assert "no_such_module could not be preloaded (ModuleNotFoundError" in second
@@ -418,7 +420,7 @@ def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_pa
     with pytest.raises(ForkserverLost, match="ended with 9 while it preloaded deadly") as lost:
         eventually(server.listen)
 
-    assert lost.value.unended == lost.value.hosts == ["h0"]
+    assert lost.value.unended == lost.value.processes == ["h0"]
     assert lost.value.is_unusable
 
 
@@ -435,11 +437,11 @@ class Unloadable:
 def test_code_that_cannot_be_loaded_fails_its_trial(serve):
     server = serve()
     unloadable = Unloadable()
-    host = server.start(lambda _config: unloadable.is_loaded)
+    process = server.start(lambda _config: unloadable.is_loaded)
 
-    host.gone()
+    process.gone()
 
-    failure = host.events[-1]
+    failure = process.events[-1]
     assert isinstance(failure, TrialFailed)
     assert failure.kind == "load"
     assert "not on this node" in failure.error
@@ -449,11 +451,11 @@ def test_code_that_is_not_there_is_no_failure_of_the_trial(serve):
     server = serve()
     order = server.order(which_are_loaded)
     Path(order.start.code.path).unlink()
-    host = server.start_order(order)
+    process = server.start_order(order)
 
-    host.gone()
+    process.gone()
 
-    failure = host.events[-1]
+    failure = process.events[-1]
     assert isinstance(failure, TrialFailed)
     assert failure.kind == "fetch"
 
@@ -461,10 +463,10 @@ def test_code_that_is_not_there_is_no_failure_of_the_trial(serve):
 def test_a_folder_that_cannot_be_made_fails_its_trial(serve):
     server = serve()
     (server.root / "trial_0").write_text("in the way")
-    host = server.start(which_are_loaded)
+    process = server.start(which_are_loaded)
 
-    host.gone()
+    process.gone()
 
-    failure = host.events[-1]
+    failure = process.events[-1]
     assert isinstance(failure, TrialFailed)
     assert failure.kind == "storage"

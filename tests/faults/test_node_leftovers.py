@@ -15,9 +15,9 @@ from tests.integration.farm_support import (
     RedisServer,
     Scheduler,
     command_line,
-    family_of,
     is_alive,
     order,
+    process_tree_of,
 )
 from tests.integration.node_fixtures import scheduler, server
 from tests.integration.test_node_checkpoints import SIZE, committed, keys, start
@@ -57,13 +57,13 @@ def the_next_one_leaves_only_logs(
     server: RedisServer, scheduler: Scheduler, node: Node, folder: Path
 ) -> None:
     """Kill a node, start another one there, have the experiment be over."""
-    family = family_of(node.process.pid)
+    process_tree = process_tree_of(node.process.pid)
     os.kill(node.process.pid, signal.SIGKILL)
     node.process.wait()
-    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(map(is_alive, process_tree)))
     again = Node(server, scheduler, folder)
     try:
-        scheduler.journal(again.incarnation, redis_keys.EVERYTHING)
+        scheduler.journal(again.instance_id, redis_keys.EVERYTHING)
         eventually(
             lambda: set(files_in(folder)) <= CACHES,
             message=lambda: f"{files_in(folder)}\n{again.log()}",
@@ -79,25 +79,25 @@ def test_f01_a_node_that_is_killed_leaves_no_process_although_all_of_them_were_s
     node = Node(server, scheduler, tmp_path / "node")
     begin = start(scheduler, store, steps=1)
     daemon = scheduler.start(with_a_daemon, trial_number=1)
-    scheduler.assign(node.incarnation, order("t", begin), order("with a daemon", daemon))
+    scheduler.assign(node.instance_id, order("t", begin), order("with a daemon", daemon))
     eventually(lambda: keys(scheduler, CheckpointCommitted), message=node.log)
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
-    family = family_of(node.process.pid)
-    lines = b" ".join(map(command_line, family))
+    process_tree = process_tree_of(node.process.pid)
+    lines = b" ".join(map(command_line, process_tree))
     for each in (
         b"tunemq_workers.forkservers.forkserver",
         b"tunemq_workers.broker.celery_consumer",
         b"tunemq_workers.transfers",
     ):
         assert each in lines
-    for pid in family[1:]:
+    for pid in process_tree[1:]:
         os.kill(pid, signal.SIGSTOP)
     node.process.kill()
     node.process.wait()
     try:
-        eventually(lambda: not any(map(is_alive, family)), within=SOON)
+        eventually(lambda: not any(map(is_alive, process_tree)), within=SOON)
     finally:
-        for pid in filter(is_alive, family):
+        for pid in filter(is_alive, process_tree):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -118,7 +118,7 @@ def test_f01_a_node_that_is_killed_while_a_checkpoint_is_on_its_way_leaves_only_
     monkeypatch.setenv(VARIABLE, f"{failpoint}=delay:60")
     node = Node(server, scheduler, folder)
     monkeypatch.delenv(VARIABLE)
-    scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
+    scheduler.assign(node.instance_id, order("t", start(scheduler, store)))
     eventually(lambda: list(folder.glob(seen)), message=node.log)
     the_next_one_leaves_only_logs(server, scheduler, node, folder)
 
@@ -128,7 +128,7 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
 ):
     first = Node(server, scheduler, tmp_path / "first")
     try:
-        scheduler.assign(first.incarnation, order("t", start(scheduler, store, steps=1)))
+        scheduler.assign(first.instance_id, order("t", start(scheduler, store, steps=1)))
         eventually(lambda: scheduler.said(TrialFinished), message=first.log)
         eventually(lambda: keys(scheduler, CheckpointWritten), message=first.log)
         eventually(lambda: keys(scheduler, CheckpointCommitted), message=first.log)
@@ -139,7 +139,7 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
     node = Node(server, scheduler, folder)
     monkeypatch.delenv(VARIABLE)
     begin = start(scheduler, store, steps=2, restore=(committed(scheduler),))
-    scheduler.assign(node.incarnation, order("t", begin, epoch=2))
+    scheduler.assign(node.instance_id, order("t", begin, attempt=2))
     staged = "cache/*/.staging/*/files/weights"
     eventually(
         lambda: [path for path in folder.glob(staged) if path.stat().st_size == SIZE],
@@ -172,10 +172,10 @@ def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_goes_on(
     try:
         assert TEMPORARY_PREFIX == "checkpoint_tmp"
         begin = scheduler.start(leaves_its_folder, {"is_first": True})
-        scheduler.assign(node.incarnation, order("t", begin))
+        scheduler.assign(node.instance_id, order("t", begin))
         eventually(lambda: scheduler.said(ResultReported), message=node.log)
         again = scheduler.start(leaves_its_folder, {"is_first": False})
-        scheduler.assign(node.incarnation, order("t", again, epoch=2))
+        scheduler.assign(node.instance_id, order("t", again, attempt=2))
         eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
         first, second = scheduler.said(ResultReported)
         assert first.metrics["left"] == 1

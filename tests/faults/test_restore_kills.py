@@ -18,7 +18,7 @@ from tests.support.searches.chain_searches import ChainSearch
 from tests.support.searches.killed_searches import GONE_WITHIN_S
 from tests.support.stores.object_servers import ObjectServer
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
+from tunemq_scheduler.journal import FILE_NAME, read_records, recover
 from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
@@ -61,7 +61,7 @@ def repeats(folder: Path) -> list[int]:
     recorded: dict[str, int] = {}
     first: dict[str, int] = {}
     found = []
-    for entry in read_entries(folder / "search" / FILE_NAME):
+    for entry in read_records(folder / "search" / FILE_NAME):
         event = entry.event
         if isinstance(event, m.ExperimentResumed):
             first = {}
@@ -82,7 +82,7 @@ def check(search: ChainSearch) -> None:
     assert min(found) >= 0, (found, "a step is missing")
     assert max(found) <= search.save_every, (found, search)
     path = search.folder / "search" / FILE_NAME
-    again = replay(recover(path).header.settings, read_entries(path))
+    again = replay(recover(path).header.settings, read_records(path))
     assert again.snapshot() == (search.folder / "snapshot").read_bytes()
     search.leaves_nothing()
 

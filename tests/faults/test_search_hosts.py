@@ -24,7 +24,7 @@ KILLS = 20
 #: Medians of `KILLS`: from the kill to its record, and to the next result of the trial. They are a
 #: tenth and half a second where nobody else needs the processors.
 KNOWN_WITHIN_S, BACK_WITHIN_S = 4.0, 10.0
-FAMILY_GONE_WITHIN_S = 40.0
+TREE_GONE_WITHIN_S = 40.0
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notice
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1, gate=7)
     killed = search.wait_for_step(1, step=8)
     search.wait_for(m.ResultReported, trial=search.trial(1), step=7)
-    relatives = family_of(search, 1, killed)
+    relatives = process_tree_of(search, 1, killed)
     os.kill(killed, signal.SIGKILL)
     gone_after = seconds_until_dead([killed, *relatives])
     search.open_gate(12)
@@ -52,7 +52,7 @@ def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notice
     again = steps[steps.index(8) + 1 :]
     assert steps[:8] == once_each(8)
     assert again == list(range(7, 13)), "from the checkpoint of step 6"
-    assert gone_after < FAMILY_GONE_WITHIN_S
+    assert gone_after < TREE_GONE_WITHIN_S
     (died,) = search.all_of(m.TrialProcessDied)
     assert (died.pid, died.signal, died.trial) == (killed, signal.SIGKILL, search.trial(1))
     for number in (0, 2):
@@ -67,13 +67,13 @@ def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notice
 def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_signal(start, kind):
     search = start(kind=kind, trials=3, steps=8, max_failures=0, gate=3)
     killed = search.wait_for_step(1, step=4)
-    relatives = family_of(search, 1, killed)
+    relatives = process_tree_of(search, 1, killed)
     os.kill(killed, signal.SIGKILL)
     gone_after = seconds_until_dead([killed, *relatives])
     search.open_gate(8)
     assert search.ends() == 0, str(search)
 
-    assert gone_after < FAMILY_GONE_WITHIN_S
+    assert gone_after < TREE_GONE_WITHIN_S
     (error,) = search.folder.glob("search/*_00001/error.txt")
     assert "SIGKILL" in error.read_text(encoding="utf-8")
     said = search.said.decode()
@@ -115,15 +115,15 @@ def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property)
     search = start(trials=2, steps=10_000, step_s=0.03, save_every=1, max_failures=-1, cpus=2)
     trial = search.trial(0)
     known, back = [], []
-    for epoch in range(1, KILLS + 1):
-        pid = search.wait_for(m.TrialStarted, trial=trial, epoch=epoch).event.pid
-        search.wait_for(m.CheckpointCommitted, trial=trial, epoch=epoch)
+    for attempt in range(1, KILLS + 1):
+        pid = search.wait_for(m.TrialStarted, trial=trial, attempt=attempt).event.pid
+        search.wait_for(m.CheckpointCommitted, trial=trial, attempt=attempt)
         before = len(search.journal.seen)
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        died = search.wait_for(m.TrialProcessDied, after=before, trial=trial, epoch=epoch)
+        died = search.wait_for(m.TrialProcessDied, after=before, trial=trial, attempt=attempt)
         known.append(died.at - killed_at)
-        result = search.wait_for(m.ResultReported, after=before, trial=trial, epoch=epoch + 1)
+        result = search.wait_for(m.ResultReported, after=before, trial=trial, attempt=attempt + 1)
         back.append(result.at - killed_at)
 
     record_property("known_s", statistics.median(known))
@@ -137,7 +137,7 @@ def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property)
     assert other == once_each(len(other))
 
 
-def family_of(search: RunningSearch, number: int, pid: int) -> list[int]:
+def process_tree_of(search: RunningSearch, number: int, pid: int) -> list[int]:
     """The members of the family of a trial's process, if it has one; all of them run."""
     members = search.folder / "families" / f"{number}_{pid}"
     if not members.exists():

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.searches.killed_searches import (
-    EAR,
+    CONSUMER,
     GONE_WITHIN_S,
-    KEEPER,
     NODE,
     REDIS,
+    WATCHDOG,
     RunningSearch,
     is_alive,
     searches,
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 Start = Callable[..., RunningSearch]
 
 #: Of each kind of service so many are killed.
-EARS, REDISES = 10, 3
+CONSUMERS, REDISES = 10, 3
 #: The median time until a command has its effect when the ear was killed just before; it is below a
 #: second where nobody else needs the processors.
 HEARS_AGAIN_WITHIN_S = 5.0
@@ -54,7 +54,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
         # The next checkpoint may be on its way for as long as a busy disk likes.
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
-    its_own = {child.pid for child in node.children(recursive=True)} | search.families()
+    its_own = {child.pid for child in node.children(recursive=True)} | search.process_trees()
     assert len(its_own) >= 2 + 2 * (4 if kind == "family" else 1), "ear, forkserver, hosts"
     node.kill()
     killed_at = time.monotonic()
@@ -62,7 +62,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     gone_s = time.monotonic() - killed_at
     search.open_gate(15)
     lost = search.wait_for(m.NodeLost)
-    again = search.wait_for(m.TrialStarted, epoch=2)
+    again = search.wait_for(m.TrialStarted, attempt=2)
     print(f"gone {gone_s:.3f} lost {lost.at - killed_at:.3f} back {again.at - killed_at:.3f}")
     assert search.ends() == 0, str(search)
 
@@ -79,12 +79,12 @@ def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soo
     search = start(trials=2, steps=60, step_s=0.02, lock_step=True, gate=2)
     trial = search.trial(0)
     heard_after = []
-    for n in range(EARS):
+    for n in range(CONSUMERS):
         search.wait_for(m.ResultReported, trial=trial, step=2 + 4 * n)
-        ear = search.one(EAR)
-        ear.kill()
+        consumer = search.one(CONSUMER)
+        consumer.kill()
         killed_at = time.monotonic()
-        eventually(lambda ear=ear: not is_alive(ear.pid))
+        eventually(lambda consumer=consumer: not is_alive(consumer.pid))
         before = len(search.journal.read())
         search.open_gate(6 + 4 * n)
         # A result that was read after this is answered by a command, without which no other comes.
@@ -125,10 +125,10 @@ def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start
     search = start(kind=kind, trials=2, steps=600, cpus=2)
     for number in (0, 1):  # what has not come when Redis goes with the keeper is lost
         search.wait_for(m.ResultReported, trial=search.trial(number), step=2)
-    search.one(KEEPER).kill()
+    search.one(WATCHDOG).kill()
     assert search.ends() == 1, str(search)
 
     assert "its keeper process ended (-9)" in search.said.decode()
     assert search.recorded(0)[:2] == [(1, 1), (2, 2)]
     search.journal_gives_the_state()
-    search.leaves_nothing(search.families())
+    search.leaves_nothing(search.process_trees())

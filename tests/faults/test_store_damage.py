@@ -113,7 +113,7 @@ def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
     with file.open("r+b") as opened:
         opened.seek(5_000)
         opened.write(b"damaged")
-    killed = search.hosts()
+    killed = search.trial_pids()
     search.kill(killed[0])
     search.open_gate(30)
     assert search.ends() == 0, str(search)

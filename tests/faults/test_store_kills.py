@@ -23,10 +23,10 @@ def start(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Start]:
     yield from chain_searches(tmp_path, minio, bucket)
 
 
-def kill_hosts(search: ChainSearch, kills: int, chance: random.Random) -> int:
+def kill_trials(search: ChainSearch, kills: int, chance: random.Random) -> int:
     done = 0
     while done < kills and search.pause(chance, 0.05, 0.4):
-        done += search.kill_a_host(chance)
+        done += search.kill_a_trial(chance)
     return done
 
 
@@ -42,9 +42,9 @@ def check(search: ChainSearch, most_repeated: int) -> None:
 def test_a_killed_host_repeats_at_most_one_interval(start: Start, form: str) -> None:
     chance = random.Random(form)
     search = start(trials=3, steps=60, save_every=4, form=form, gate=40)
-    assert kill_hosts(search, 4, chance) == 4, str(search)
+    assert kill_trials(search, 4, chance) == 4, str(search)
     search.open_gate(60)
-    kill_hosts(search, 2, chance)
+    kill_trials(search, 2, chance)
     check(search, search.save_every)
 
 
@@ -65,7 +65,7 @@ def test_fifty_killed_hosts_and_fifty_killed_nodes(start: Start, round_: int) ->
     chance = random.Random(round_)
     form = chance.choice(["function", "class"])
     search = start(trials=3, steps=150, save_every=5, form=form, step_s=0.02)
-    assert kill_hosts(search, 5, chance) == 5, str(search)
+    assert kill_trials(search, 5, chance) == 5, str(search)
     check(search, search.save_every)
 
     search = start(trials=2, steps=250, save_every=5, form=form, step_s=0.03)

@@ -43,7 +43,7 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
         assert [event.step for event in committed] == list(range(3, 61, 3)), (
             "in order, none left out"
         )
-        assert {event.epoch for event in committed} == {1}, "no trial had to begin again"
+        assert {event.attempt for event in committed} == {1}, "no trial had to begin again"
     assert search.all_of(m.TrialFailed) == search.all_of(m.TrialProcessDied) == []
     search.journal_gives_the_state()
     search.is_whole()

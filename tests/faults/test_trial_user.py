@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.farm_support import command_line, family_of
+from tests.integration.farm_support import command_line, process_tree_of
 from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.stores.object_servers import ObjectServer
@@ -70,10 +70,10 @@ def workdir(farm: FarmService) -> Path:
     return farm.folder / "one" / "node"
 
 
-def hosts(farm: FarmService) -> list[int]:
+def trial_pids(farm: FarmService) -> list[int]:
     """The processes of trials."""
     found = []
-    for pid in family_of(farm.workers["one"].pid):
+    for pid in process_tree_of(farm.workers["one"].pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             is_theirs = f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in lines
@@ -113,7 +113,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
     found: list[int] = []
 
     def all_are_there() -> bool:
-        found[:] = hosts(farm)
+        found[:] = trial_pids(farm)
         return len(found) == 4
 
     eventually(all_are_there, message=lambda: str(farm))
@@ -126,7 +126,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
 
     farm.check_results("search")
     farm.check_steps("search")  # the third was saved: nothing is repeated
-    eventually(lambda: not hosts(farm), message=lambda: str(farm))
+    eventually(lambda: not trial_pids(farm), message=lambda: str(farm))
     root = workdir(farm)
     eventually(lambda: not list((root / "trials").iterdir()), message=lambda: str(farm))
     stored = {

@@ -25,7 +25,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.decoder import Bench, Decoder
 from tests.fuzz.decoders import all_decoders
 from tests.fuzz.fuzzing import Fuzzer, in_turns
 
@@ -67,15 +67,15 @@ def _all(options: argparse.Namespace) -> int:
         said, _ = child.communicate()
         with contextlib.suppress(json.JSONDecodeError, IndexError):
             for name, one in json.loads(said.splitlines()[-1]).items():
-                _add(tallies.setdefault(name, {"taken": 0, "refused": 0, "failures": []}), one)
+                _add(tallies.setdefault(name, {"taken": 0, "rejected": 0, "failures": []}), one)
         if child.returncode:
             deaths.append((number, child.returncode))
-    sys.stdout.write(f"{'decoder':<60}{'taken':>10}{'refused':>10}{'wrong':>7}\n")
+    sys.stdout.write(f"{'decoder':<60}{'taken':>10}{'rejected':>10}{'wrong':>7}\n")
     for name, one in sorted(tallies.items()):
         failures += one["failures"]
         wrong = len(one["failures"])
-        sys.stdout.write(f"{name:<60}{one['taken']:>10}{one['refused']:>10}{wrong:>7}\n")
-    tried = sum(one["taken"] + one["refused"] for one in tallies.values())
+        sys.stdout.write(f"{name:<60}{one['taken']:>10}{one['rejected']:>10}{wrong:>7}\n")
+    tried = sum(one["taken"] + one["rejected"] for one in tallies.values())
     sys.stdout.write(f"{tried} inputs on {len(tallies)} decoders, {len(failures)} wrong\n")
     for problem, path in failures:
         sys.stdout.write(f"WRONG {problem}\n  {path}\n")
@@ -85,7 +85,7 @@ def _all(options: argparse.Namespace) -> int:
 
 
 def _add(total: dict[str, Any], one: dict[str, Any]) -> None:
-    for name in ("taken", "refused"):
+    for name in ("taken", "rejected"):
         total[name] += one[name]
     known = {problem for problem, _ in total["failures"]}
     total["failures"] += [found for found in one["failures"] if found[0] not in known]
@@ -93,8 +93,8 @@ def _add(total: dict[str, Any], one: dict[str, Any]) -> None:
 
 def _child(options: argparse.Namespace) -> int:
     _prepare()
-    with _last_input(Path(options.child)) as note, _desk() as desk:
-        fuzzers = [Fuzzer(one, options.seed, note) for one in _chosen(options, desk)]
+    with _last_input(Path(options.child)) as note, _bench() as bench:
+        fuzzers = [Fuzzer(one, options.seed, note) for one in _chosen(options, bench)]
         until = time.monotonic() + options.seconds
         for fuzzer in fuzzers:
             fuzzer.begin()
@@ -107,7 +107,7 @@ def _child(options: argparse.Namespace) -> int:
         kept = [(one.kind, str(_keep(one.decoder, one.data))) for one in tally.failures]
         found[fuzzer.decoder.name] = {
             "taken": tally.taken,
-            "refused": tally.refused,
+            "rejected": tally.rejected,
             "failures": kept,
         }
     sys.stdout.write(json.dumps(found) + "\n")
@@ -118,13 +118,13 @@ def _again(options: argparse.Namespace) -> int:
     """Try one input, with all that a person wants to see."""
     _prepare()
     code = 0
-    with _desk() as desk:
-        for decoder in _chosen(options, desk):
+    with _bench() as bench:
+        for decoder in _chosen(options, bench):
             sys.stdout.write(f"{decoder.name}: ")
             try:
                 sys.stdout.write(f"{decoder.read(options.input.read_bytes())!r}\n")
-            except decoder.refuses as refusal:
-                sys.stdout.write(f"refused: {refusal!r}\n")
+            except decoder.refuses as rejection:
+                sys.stdout.write(f"refused: {rejection!r}\n")
             except Exception:  # noqa: BLE001  shown, for who mends it
                 sys.stdout.write(traceback.format_exc())
                 code = 1
@@ -137,13 +137,13 @@ def _prepare() -> None:
 
 
 @contextlib.contextmanager
-def _desk() -> Any:
-    with tempfile.TemporaryDirectory(prefix="tunemq-fuzz-") as folder, Desk(Path(folder)) as desk:
-        yield desk
+def _bench() -> Any:
+    with tempfile.TemporaryDirectory(prefix="tunemq-fuzz-") as folder, Bench(Path(folder)) as bench:
+        yield bench
 
 
-def _chosen(options: argparse.Namespace, desk: Desk) -> list[Decoder]:
-    chosen = [one for one in all_decoders(desk) if (options.decoder or "") in one.name]
+def _chosen(options: argparse.Namespace, bench: Bench) -> list[Decoder]:
+    chosen = [one for one in all_decoders(bench) if (options.decoder or "") in one.name]
     if not chosen:
         sys.exit(f"no decoder has {options.decoder!r} in its name")
     return chosen

@@ -15,7 +15,7 @@ from tunemq_shared.base.undecodable import UNDECODABLE
 #: So many random values of a type are there to begin with.
 _SAMPLES = 12
 #: May be raised by whatever holds that those who call it take it for what it is.
-Refuses = tuple[type[BaseException], ...]
+Rejects = tuple[type[BaseException], ...]
 
 
 class Decoder(NamedTuple):
@@ -31,7 +31,7 @@ class Decoder(NamedTuple):
 
     name: str
     read: Callable[[bytes], object]
-    refuses: Refuses
+    refuses: Rejects
     seeds: tuple[bytes, ...]
     covers: tuple[str, ...]
 
@@ -47,7 +47,7 @@ def of_type(
     place: str,
     decode: Callable[[bytes], object],
     *kinds: Any,
-    refuses: Refuses = UNDECODABLE,
+    refuses: Rejects = UNDECODABLE,
     as_json: bool = False,
 ) -> Decoder:
     """One that makes a value of a type, and whose callers catch `UNDECODABLE`."""
@@ -55,7 +55,7 @@ def of_type(
     return Decoder(place.replace("tunemq_", ""), decode, refuses, seeds, (place,))
 
 
-class Desk:
+class Bench:
     """A folder in which readers of files find what they are to read; a context, to its end."""
 
     def __init__(self, folder: Path) -> None:

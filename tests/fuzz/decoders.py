@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.decoder import Bench, Decoder
 from tests.fuzz.on_files import of_code, of_results, of_users
 from tests.fuzz.on_own_files import of_scheduler
-from tests.fuzz.on_seals import of_seals
+from tests.fuzz.on_seals import of_signing
 from tests.fuzz.on_the_wire import of_processes, of_redis
 
 #: Of `tests.fuzz.places` those that no decoder goes through, each with the reason.
@@ -30,14 +30,14 @@ EXCUSED: Final = {
 }
 
 
-def all_decoders(desk: Desk) -> list[Decoder]:
-    """All of them; files that they read lie in the folder of ``desk``."""
+def all_decoders(bench: Bench) -> list[Decoder]:
+    """All of them; files that they read lie in the folder of ``bench``."""
     return [
         *of_redis(),
         *of_processes(),
-        *of_seals(desk),
-        *of_scheduler(desk),
-        *of_results(desk),
-        *of_code(desk),
-        *of_users(desk),
+        *of_signing(bench),
+        *of_scheduler(bench),
+        *of_results(bench),
+        *of_code(bench),
+        *of_users(bench),
     ]

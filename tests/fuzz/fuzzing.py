@@ -26,14 +26,14 @@ class Tally:
     """What has become of all input of a decoder."""
 
     taken: int = 0
-    refused: int = 0
+    rejected: int = 0
     kinds: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
 
     @property
     def tried(self) -> int:
         """How much input there was."""
-        return self.taken + self.refused + len(self.failures)
+        return self.taken + self.rejected + len(self.failures)
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def outcome(decoder: Decoder, data: bytes, tally: Tally) -> Failure | None:
     """Read once, and count what became of it."""
     try:
         found = decoder.read(data)
-    except decoder.refuses as refusal:
-        tally.refused += 1
-        tally.kinds.add(_shape(refusal))
+    except decoder.refuses as rejection:
+        tally.rejected += 1
+        tally.kinds.add(_shape(rejection))
         return None
     except Exception as error:  # noqa: BLE001  what this is looking for
         return Failure(decoder.name, data, f"{type(error).__name__}: {error}")
@@ -110,8 +110,8 @@ def outcome(decoder: Decoder, data: bytes, tally: Tally) -> Failure | None:
     return None
 
 
-def _shape(refusal: BaseException) -> str:
-    return _DIGITS.sub("#", f"{type(refusal).__name__}: {refusal}")[:160]
+def _shape(rejection: BaseException) -> str:
+    return _DIGITS.sub("#", f"{type(rejection).__name__}: {rejection}")[:160]
 
 
 def in_turns(fuzzers: Sequence[Fuzzer], until: float) -> Iterator[Fuzzer]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
-from tests.fuzz.decoder import Decoder, Desk, samples_of
+from tests.fuzz.decoder import Bench, Decoder, samples_of
 from tunemq_scheduler.cli.run_command import _pairs
 from tunemq_scheduler.output.result_rows import ends_with, read_rows, results_in
 from tunemq_scheduler.results import result
@@ -55,7 +55,7 @@ _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
 _HASH = "0" * 64
 
 
-def of_results(desk: Desk) -> list[Decoder]:
+def of_results(bench: Bench) -> list[Decoder]:
     """What trials have left in their folders, and what programs print."""
     _s, _h = "tunemq_scheduler", "tunemq_shared"
     csv = b"training_iteration,loss\n"
@@ -69,7 +69,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "params.json",
-            lambda data: result.Result.from_path(desk.written("trial/params.json", data).parent),
+            lambda data: result.Result.from_path(bench.written("trial/params.json", data).parent),
             (ConfigError,),
             _JSON,
             ("tunemq_scheduler.results.result:Result.from_path",),
@@ -77,7 +77,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         Decoder(
             "state beside a checkpoint",
             lambda data: restored_checkpoint._state_in(
-                str(desk.written(f"cp/{manifest.MANIFEST}", data).with_name(manifest.FILES))
+                str(bench.written(f"cp/{manifest.MANIFEST}", data).with_name(manifest.FILES))
             ),
             (CheckpointCorrupt,),
             _manifests(),
@@ -85,7 +85,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "rows of result.json",
-            lambda data: _rows_in(desk.written("rows/result.json", data)),
+            lambda data: _rows_in(bench.written("rows/result.json", data)),
             (),
             (b'{"loss": NaN, "training_iteration": 1, "trial_id": "t_00000"}\n' * 2, *_JSON),
             (
@@ -97,7 +97,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "rows of progress.csv",
-            lambda data: _rows_in(desk.written("rows/progress.csv", data)),
+            lambda data: _rows_in(bench.written("rows/progress.csv", data)),
             (),
             (csv, b'training_iteration,trial_id,a\n1,t_00000,"b,c"\n2,t_00000,\n'),
             ("tunemq_scheduler.output.result_rows:_cells",),
@@ -112,7 +112,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         Decoder(
             "metadata of a checkpoint",
             lambda data: Checkpoint(
-                str(desk.written(f"meta/{METADATA_FILE}", data).parent)
+                str(bench.written(f"meta/{METADATA_FILE}", data).parent)
             ).get_metadata(),
             (CheckpointError,),
             _JSON,
@@ -120,7 +120,7 @@ def of_results(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "notes of a checkpoint",
-            lambda data: read_notes(str(desk.written("notes/.tune_metadata.json", data).parent)),
+            lambda data: read_notes(str(bench.written("notes/.tune_metadata.json", data).parent)),
             (CheckpointError,),
             _JSON,
             ("tunemq_shared.checkpoints.checkpoint_folders:read_notes",),
@@ -134,14 +134,14 @@ def of_results(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "checkpoint as an object",
-            lambda data: _unpacked_object(desk, data),
+            lambda data: _unpacked_object(bench, data),
             (CheckpointError,),
             (msgspec.msgpack.encode({"a": b"1", "b/c": b"2"}),),
             ("tunemq_shared.checkpoints.temporary_checkpoints:bytes_to_folder",),
         ),
         Decoder(
             "followed file",
-            lambda data: _followed(desk, data),
+            lambda data: _followed(bench, data),
             (MetricError,),
             (b'{"loss": 1}\n{"loss": 2}\n',),
             ("tunemq_shared.executables.followed_file:FollowedFile._read",),
@@ -170,9 +170,9 @@ def of_results(desk: Desk) -> list[Decoder]:
     ]
 
 
-def of_code(desk: Desk) -> list[Decoder]:
+def of_code(bench: Bench) -> list[Decoder]:
     """Code, configurations and parameters on their way, as far as nothing of them is run."""
-    blobs = BlobFolder(desk.folder / "blobs")
+    blobs = BlobFolder(bench.folder / "blobs")
 
     def blob(data: bytes) -> messages.BlobRef:
         return blobs.put(data)
@@ -214,9 +214,9 @@ def of_code(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "bundle",
-            lambda data: _unpacked_bundle(desk, data),
+            lambda data: _unpacked_bundle(bench, data),
             (BlobCorrupt, OSError),
-            _bundles(desk),
+            _bundles(bench),
             (
                 "tunemq_shared.code.bundles:unpack",
                 "tunemq_shared.code.bundles:_checked",
@@ -226,12 +226,12 @@ def of_code(desk: Desk) -> list[Decoder]:
     ]
 
 
-def of_users(desk: Desk) -> list[Decoder]:
+def of_users(bench: Bench) -> list[Decoder]:
     """Files and options that people write."""
     return [
         Decoder(
             "key file",
-            lambda data: read_key_file(_private(desk.written("keys.toml", data))),
+            lambda data: read_key_file(_private(bench.written("keys.toml", data))),
             (ConfigError,),
             (
                 b'[orders]\n0011223344556677 = "' + b"A" * 43 + b'="\n[submitters.ada]\n'
@@ -243,7 +243,7 @@ def of_users(desk: Desk) -> list[Decoder]:
         Decoder(
             "credentials file",
             lambda data: find_keys(
-                {"AWS_SHARED_CREDENTIALS_FILE": str(desk.written("credentials", data))}
+                {"AWS_SHARED_CREDENTIALS_FILE": str(bench.written("credentials", data))}
             ),
             (StoreError,),
             (b"[default]\naws_access_key_id = a\naws_secret_access_key = b\n",),
@@ -251,14 +251,14 @@ def of_users(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "space in YAML",
-            lambda data: read_space_file(str(desk.written("space.yaml", data))),
+            lambda data: read_space_file(str(bench.written("space.yaml", data))),
             (SearchSpaceError,),
             (b"lr: {loguniform: [1e-4, 1e-1]}\nlayers: {choice: [1, 2]}\nseed: 3\n",),
             ("tunemq_scheduler.search.space_file:_yaml",),
         ),
         Decoder(
             "space in JSON",
-            lambda data: read_space_file(str(desk.written("space.json", data))),
+            lambda data: read_space_file(str(bench.written("space.json", data))),
             (SearchSpaceError,),
             (b'{"lr": {"loguniform": [1e-4, 1e-1]}, "seed": 3}',),
             ("tunemq_scheduler.search.space_file:_json",),
@@ -279,7 +279,7 @@ def of_users(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "--prewarm",
-            lambda data: node_setup._environment(str(desk.written("prewarm", data))),
+            lambda data: node_setup._environment(str(bench.written("prewarm", data))),
             (ConfigError,),
             samples_of(messages.Environment, as_json=True),
             ("tunemq_workers.node.node_setup:_environment",),
@@ -308,7 +308,7 @@ def _private(path: Path) -> Path:
 
 def _manifests() -> tuple[bytes, ...]:
     info = manifest.CheckpointInfo(
-        trial="t", epoch=1, n=1, step=3, metrics={"loss": float("nan")}, state={"n": [1]}
+        trial="t", attempt=1, n=1, step=3, metrics={"loss": float("nan")}, state={"n": [1]}
     )
     files = (manifest.FileEntry("a/b", 3, _HASH), manifest.FileEntry("c", 0, "f" * 64))
     objects = {_HASH: f"t/1-1/{_HASH}", "f" * 64: f"t/1-1/{'f' * 64}"}
@@ -318,8 +318,8 @@ def _manifests() -> tuple[bytes, ...]:
     )
 
 
-def _unpacked_object(desk: Desk, data: bytes) -> None:
-    parent = desk.folder / "objects"
+def _unpacked_object(bench: Bench, data: bytes) -> None:
+    parent = bench.folder / "objects"
     parent.mkdir(exist_ok=True)
     try:
         bytes_to_folder(data, str(parent))
@@ -327,16 +327,16 @@ def _unpacked_object(desk: Desk, data: bytes) -> None:
         shutil.rmtree(parent)
 
 
-def _followed(desk: Desk, data: bytes) -> object:
-    path = desk.folder / "followed"
+def _followed(bench: Bench, data: bytes) -> object:
+    path = bench.folder / "followed"
     path.unlink(missing_ok=True)
     file = FollowedFile(str(path))
     path.write_bytes(data)
     return list(file.new_objects(is_last=True))
 
 
-def _bundles(desk: Desk) -> tuple[bytes, ...]:
-    path = desk.folder / "bundle.zip"
+def _bundles(bench: Bench) -> tuple[bytes, ...]:
+    path = bench.folder / "bundle.zip"
     made = []
     for names in (["train.py", "models/net.py"], ["../out.py"], ["a", "a/b"], []):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -346,11 +346,11 @@ def _bundles(desk: Desk) -> tuple[bytes, ...]:
     return tuple(made)
 
 
-def _unpacked_bundle(desk: Desk, data: bytes) -> None:
-    target = desk.folder / "unpacked" / "code"
+def _unpacked_bundle(bench: Bench, data: bytes) -> None:
+    target = bench.folder / "unpacked" / "code"
     target.parent.mkdir(exist_ok=True)
     try:
-        unpack(desk.written("archive.zip", data), target)
+        unpack(bench.written("archive.zip", data), target)
     finally:
         remove(target)
         beside = os.listdir(target.parent)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tests.fuzz.decoder import Decoder, Desk, of_type, samples_of
+from tests.fuzz.decoder import Bench, Decoder, of_type, samples_of
 from tests.unit.scheduler.journals import TURNS, begun
 from tunemq_scheduler.api.farm_answers import ExperimentDetail
 from tunemq_scheduler.core import runner_snapshot, runner_state
@@ -40,11 +40,11 @@ _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
 _HASH = "0" * 64
 
 
-def of_scheduler(desk: Desk) -> list[Decoder]:
+def of_scheduler(bench: Bench) -> list[Decoder]:
     """What a farm's scheduler keeps of itself."""
-    queue = desk.folder / "queue"
+    queue = bench.folder / "queue"
     return [
-        *_of_journal(desk),
+        *_of_journal(bench),
         Decoder(
             "snapshot's state",
             lambda data: runner_snapshot.restore(_runner(), data, {}),
@@ -65,19 +65,19 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             runner_state._unpack_summary,
             runner_state.TrialSummary,
         ),
-        of_type("tunemq_shared.protocol.messages:decode_entries", messages.decode_entries,
+        of_type("tunemq_shared.protocol.messages:decode_entries", messages.decode_records,
                 list[messages.JournalRecord]),
         Decoder(
             "done requests",
-            lambda data: DoneRequests(desk.written("done", data)),
+            lambda data: DoneRequests(bench.written("done", data)),
             (JournalError,),
-            (_done(desk),),
+            (_done(bench),),
             ("tunemq_scheduler.farm.service.done_requests:DoneRequests._read",),
         ),
         Decoder(
             "known output",
             lambda data: TrialOutputFiles(
-                desk.written("output/.output-known", data).parent, "events", lambda *_: None
+                bench.written("output/.output-known", data).parent, "events", lambda *_: None
             ),
             (),
             (b'[["t",1,"stdout"],[1,5]]\n',),
@@ -85,7 +85,8 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "details",
-            lambda data: (desk.written("details/one", data), RunDetails(desk.folder / "details"))[1]
+            lambda data: (
+ bench.written("details/one", data), RunDetails(bench.folder / "details"))[1]
             .read("one"),
             (),
             samples_of(ExperimentDetail),
@@ -93,7 +94,7 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "nodes' states",
-            lambda data: farm_nodes._read(desk.written("nodes", data)),
+            lambda data: farm_nodes._read(bench.written("nodes", data)),
             (JournalError,),
             (b'{"one": "drain"}',),
             ("tunemq_scheduler.farm.service.farm_nodes:_read",),
@@ -114,28 +115,28 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
         ),
         Decoder(
             "farm settings",
-            lambda data: read_settings(str(desk.written("farm.toml", data))),
+            lambda data: read_settings(str(bench.written("farm.toml", data))),
             (ConfigError,),
             (b"max_running = 3\n[shares]\nada = 2\n[quotas.ben]\ngpu = 4\n",),
             ("tunemq_scheduler.farm.farm_settings:read_settings",),
         ),
         Decoder(
             "streams",
-            lambda data: EventStreams(desk.written("streams", data)),
+            lambda data: EventStreams(bench.written("streams", data)),
             (JournalError,),
             (b'{"search": "tunemq:events:1"}',),
             ("tunemq_scheduler.farm.output.event_streams:EventStreams.__init__",),
         ),
         Decoder(
             "callbacks' states",
-            lambda data: _take_back(desk, data),
+            lambda data: _take_back(bench, data),
             (ConfigError,),
             (b'{"0/_Kept": {"a": 1}}', *_JSON),
             ("tunemq_scheduler.output.callback_states:CallbackStates.take_back",),
         ),
         Decoder(
             "saved tuner",
-            lambda data: saved_tuner.read_tuner(str(desk.written(f"t/{_TUNER}", data).parent)),
+            lambda data: saved_tuner.read_tuner(str(bench.written(f"t/{_TUNER}", data).parent)),
             (ConfigError,),
             _tuners(),
             ("tunemq_scheduler.settings.saved_tuner:read_tuner",),
@@ -150,8 +151,8 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
     ]  # fmt: skip
 
 
-def _of_journal(desk: Desk) -> Iterator[Decoder]:
-    whole = desk.folder / "journal"
+def _of_journal(bench: Bench) -> Iterator[Decoder]:
+    whole = bench.folder / "journal"
     begun(whole, TURNS)
     names = sorted(path.name for path in whole.iterdir() if path.name != "lock")
     for name in names:
@@ -194,7 +195,7 @@ def _of_journal(desk: Desk) -> Iterator[Decoder]:
         )
     yield Decoder(
         "turn of a journal",
-        lambda data: journal_contents.readable(data, messages.decode_entries, whole),
+        lambda data: journal_contents.readable(data, messages.decode_records, whole),
         (JournalError,),
         tuple(messages.encode(turn) for turn in TURNS),
         (),
@@ -230,8 +231,8 @@ def _runner() -> Any:
     return runner_state.RunnerState(RunnerSettings())
 
 
-def _done(desk: Desk) -> bytes:
-    path = desk.folder / "done-before"
+def _done(bench: Bench) -> bytes:
+    path = bench.folder / "done-before"
     done = DoneRequests(path)
     done.add("0" * 32, b"answer")
     done.add("1" * 32, b"")
@@ -261,8 +262,8 @@ class _Kept(Callback):
         pass
 
 
-def _take_back(desk: Desk, data: bytes) -> None:
-    folder = desk.written(f"callbacks/{STATES_FILE}", data).parent
+def _take_back(bench: Bench, data: bytes) -> None:
+    folder = bench.written(f"callbacks/{STATES_FILE}", data).parent
     CallbackStates(str(folder), [_Kept()]).take_back()
 
 

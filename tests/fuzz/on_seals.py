@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.decoder import Bench, Decoder
 from tests.support.keys import key_folder, of_scheduler
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.base.undecodable import UNDECODABLE
@@ -21,15 +21,15 @@ _NODE = "0123456789abcdef"
 _KEY = "tunemq:events:1"
 
 
-def of_seals(desk: Desk) -> list[Decoder]:
+def of_signing(bench: Bench) -> list[Decoder]:
     """Both sides', each of which counts what it refuses and raises nothing."""
     found = []
-    for keys in (LiveKeys.none(), of_scheduler(key_folder(desk.folder / "keys"))):
+    for keys in (LiveKeys.none(), of_scheduler(key_folder(bench.folder / "keys"))):
         how = "signed" if keys.is_signed else "unsigned"
         found += [
             Decoder(
                 f"{how} mail",
-                _mail(keys),
+                _assignment(keys),
                 (),
                 (base64.b64encode(keys.orders.close(b"\x80", b"mail", _NODE.encode())),),
                 ("tunemq_workers.broker.node_signing:NodeSigning.mail",),
@@ -52,10 +52,10 @@ def of_seals(desk: Desk) -> list[Decoder]:
             ),
             Decoder(
                 f"{how} introduction",
-                _of_table(SchedulerSigning(keys).introduction),
+                _of_table(SchedulerSigning(keys).registration_entry),
                 (),
                 (
-                    _table(**{redis_keys.HELLO.decode(): keys.events.close(b"h", b"hello")}),
+                    _table(**{redis_keys.REGISTRATION.decode(): keys.events.close(b"h", b"hello")}),
                     _table(**{redis_keys.BYE.decode(): keys.events.close(b"h", b"bye")}),
                 ),
                 (),
@@ -100,11 +100,11 @@ def of_seals(desk: Desk) -> list[Decoder]:
     return found
 
 
-def _mail(keys: LiveKeys) -> Callable[[bytes], object]:
+def _assignment(keys: LiveKeys) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
-        opened = NodeSigning(_NODE, keys).mail(data)
-        sealed = base64.b64encode(keys.orders.close(data, b"mail", _NODE.encode()))
-        return opened, NodeSigning(_NODE, keys).mail(sealed)
+        opened = NodeSigning(_NODE, keys).command(data)
+        signed_message = base64.b64encode(keys.orders.close(data, b"mail", _NODE.encode()))
+        return opened, NodeSigning(_NODE, keys).command(signed_message)
 
     return read
 
@@ -117,7 +117,14 @@ def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes],
             fields = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
         except UNDECODABLE:
             fields = dict.fromkeys(
-                (redis_keys.HELLO, redis_keys.BYE, redis_keys.HEADER, redis_keys.EVENTS, b"f"), data
+                (
+                    redis_keys.REGISTRATION,
+                    redis_keys.BYE,
+                    redis_keys.HEADER,
+                    redis_keys.EVENTS,
+                    b"f",
+                ),
+                data,
             )
         return read(fields)
 
@@ -130,7 +137,7 @@ def _beside_leases(keys: LiveKeys) -> Callable[[bytes], object]:
         return (
             sealer.leases({_NODE: data}),
             sealer.leases({_NODE: keys.events.close(data, b"lease", _NODE.encode())}),
-            sealer.vitals(_NODE, data),
+            sealer.node_metrics(_NODE, data),
             sealer.output(_KEY, data),
         )
 

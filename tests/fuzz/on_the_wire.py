@@ -19,7 +19,7 @@ from tunemq_scheduler.farm.ipc import fork_messages
 from tunemq_scheduler.farm.ipc import ipc_messages as relay
 from tunemq_scheduler.farm.ipc import nonblocking_frames as relay_frames
 from tunemq_scheduler.farm.service.request_entry import KINDS, InvalidRequest, decode_entry
-from tunemq_scheduler.transport.nodes.registration_checks import read_hello
+from tunemq_scheduler.transport.nodes.registration_checks import read_registration
 from tunemq_shared.base.errors import MetricError, RequestRejected, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.executables.report_line import ReportCall
@@ -54,13 +54,13 @@ _ANSWERS = [
 
 def of_redis() -> list[Decoder]:
     """What stands in a farm's Redis."""
-    hello = msgspec.msgpack.encode(_hello())
+    node_registration = msgspec.msgpack.encode(_registration())
     return [
         Decoder(
-            "hello",
-            read_hello,
+            "node_registration",
+            read_registration,
             (TransportError,),
-            (hello, *samples_of(registration.NodeRegistration)),
+            (node_registration, *samples_of(registration.NodeRegistration)),
             ("tunemq_shared.protocol.registration:decode_hello",
              "tunemq_scheduler.transport.nodes.registration_checks:_why_unreadable"),
         ),
@@ -71,7 +71,7 @@ def of_redis() -> list[Decoder]:
         ),
         Decoder(
             "shared.vitals:decode_vitals",
-            node_metrics.decode_vitals,
+            node_metrics.decode_node_metrics,
             UNDECODABLE,
             (
                 *samples_of(node_metrics.NodeMetrics),
@@ -152,7 +152,7 @@ def of_processes() -> list[Decoder]:
     return [
         of_type(
             "tunemq_workers.checkpoints.checkpoint_messages:decode_room",
-            checkpoint_messages.decode_room,
+            checkpoint_messages.decode_save_answer,
             checkpoint_messages.SaveAnswer,
         ),
         of_type(
@@ -190,7 +190,7 @@ def of_processes() -> list[Decoder]:
         ),
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_host_spec",
-            forkserver_messages.decode_host_spec,
+            forkserver_messages.decode_process_spec,
             forkserver_messages.TrialProcessSpec,
         ),
         of_type(
@@ -206,7 +206,7 @@ def of_processes() -> list[Decoder]:
         ),
         of_type(
             "tunemq_workers.trials.command_queue:_decode_letter",
-            command_queue._decode_letter,
+            command_queue._decode_envelope,
             command_queue._AssignmentEnvelope,
         ),
         of_type(
@@ -285,7 +285,7 @@ def of_processes() -> list[Decoder]:
 # --- Redis ----------------------------------------------------------------------------------------
 
 
-def _hello() -> registration.NodeRegistration:
+def _registration() -> registration.NodeRegistration:
     fields: dict[str, Any] = {
         "protocol": messages.PROTOCOL_VERSION,
         "incarnation": _OWN,
@@ -307,15 +307,15 @@ def _entry(data: bytes) -> object:
         found = None
     if found is not None:
         return decode_entry(found, LiveKeys.none(), "0.1", 1e9)
-    read, refused = 0, None
+    read, rejected = 0, None
     for kind in KINDS:
         try:
             decode_entry(_fields(kind, data), LiveKeys.none(), "0.1", 1e9)
             read += 1
         except InvalidRequest as error:
-            refused = error
-    if not read and refused is not None:
-        raise refused
+            rejected = error
+    if not read and rejected is not None:
+        raise rejected
     return read
 
 

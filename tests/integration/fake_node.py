@@ -20,35 +20,39 @@ class FakeNode:
     """Introduces itself, reads its mail from the queue, and states events."""
 
     def __init__(
-        self, url: str, incarnation: str, *, name: str = "local", keys: LiveKeys | None = None
+        self, url: str, instance_id: str, *, name: str = "local", keys: LiveKeys | None = None
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
         # What is not answered in that time is said again, and would come twice.
         self.redis = redis.Redis.from_url(url, socket_timeout=60)
-        self.incarnation = incarnation
+        self.instance_id = instance_id
         self.name = name
-        self.taken = (0, 0)
+        self.confirmed = (0, 0)
         self.last = 0
         self._renewals = 0
-        self._seals = NodeSigning(incarnation, self.keys)
+        self._signing = NodeSigning(instance_id, self.keys)
 
     def close(self) -> None:
         self.redis.close()
 
     def renew(self) -> None:
-        self._seals.hear_challenge(self.redis.get(redis_keys.CHALLENGE) or b"")
+        self._signing.hear_challenge(self.redis.get(redis_keys.CHALLENGE) or b"")
         self._renewals += 1
-        sealed = self._seals.lease(f"{self._renewals}:{self.taken[0]}:{self.taken[1]}")
+        signed_message = self._signing.lease(
+            f"{self._renewals}:{self.confirmed[0]}:{self.confirmed[1]}"
+        )
         self.redis.set(
-            redis_keys.lease(self.incarnation), sealed, px=int(redis_keys.LEASE_TTL_S * 1000)
+            redis_keys.lease(self.instance_id),
+            signed_message,
+            px=int(redis_keys.LEASE_TTL_S * 1000),
         )
 
-    def say_hello(self, began: float = 0.0) -> None:
+    def send_registration(self, began: float = 0.0) -> None:
         self.renew()
-        hello = NodeRegistration(
+        registration = NodeRegistration(
             m.PROTOCOL_VERSION,
             self.name,
-            self.incarnation,
+            self.instance_id,
             "host",
             "127.0.0.1",
             1,
@@ -57,16 +61,16 @@ class FakeNode:
             cloudpickle.__version__,
             began=began,
         )
-        sealed = self.keys.events.close(m.encode(hello), b"hello")
-        self.redis.xadd(redis_keys.NODES, {redis_keys.HELLO: sealed})
+        signed_message = self.keys.events.close(m.encode(registration), b"hello")
+        self.redis.xadd(redis_keys.NODES, {redis_keys.REGISTRATION: signed_message})
 
-    def say_goodbye(self) -> None:
-        sealed = self.keys.events.close(self.incarnation.encode(), b"bye")
-        self.redis.xadd(redis_keys.NODES, {redis_keys.BYE: sealed})
+    def send_deregistration(self) -> None:
+        signed_message = self.keys.events.close(self.instance_id.encode(), b"bye")
+        self.redis.xadd(redis_keys.NODES, {redis_keys.BYE: signed_message})
 
-    def read_mail(self, within: int = 60) -> m.Assignment | None:
+    def read_commands(self, within: int = 60) -> m.Assignment | None:
         """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
-        popped = self.redis.brpop([redis_keys.queue(self.incarnation)], within)
+        popped = self.redis.brpop([redis_keys.queue(self.instance_id)], within)
         if popped is None:
             return None
         return self.take(json.loads(popped[1]))
@@ -74,16 +78,16 @@ class FakeNode:
     def take(self, message: dict) -> m.Assignment:
         assert message["headers"]["task"] == redis_keys.TASK
         (payload,), _, _ = json.loads(base64.b64decode(message["body"]))
-        sealed = base64.b64decode(payload)
-        about = (b"mail", self.incarnation.encode())
-        assignment = m.decode_assignment(self.keys.orders.open(sealed, *about))
-        self.taken = max(self.taken, (assignment.term, assignment.version))
+        signed_message = base64.b64decode(payload)
+        about = (b"mail", self.instance_id.encode())
+        assignment = m.decode_assignment(self.keys.orders.open(signed_message, *about))
+        self.confirmed = max(self.confirmed, (assignment.term, assignment.version))
         return assignment
 
     def send(self, key: str, *events: m.NodeEvent, first: int | None = None) -> bool:
         """Append a batch; whether the stream is there. Numbers go on unless ``first`` is given."""
         start = self.last + 1 if first is None else first
-        header = BatchHeader(m.PROTOCOL_VERSION, self.incarnation, start, self.taken)
+        header = BatchHeader(m.PROTOCOL_VERSION, self.instance_id, start, self.confirmed)
         encoded = m.encode(list(events))
         about = (b"batch", key.encode(), encoded)
         fields = {
@@ -93,15 +97,15 @@ class FakeNode:
         self.last = max(self.last, start + len(events) - 1)
         return self.redis.xadd(key, fields, nomkstream=True) is not None
 
-    def journalled(self) -> int:
-        fields = self.redis.hgetall(redis_keys.reply(self.incarnation))
+    def acknowledged_up_to(self) -> int:
+        fields = self.redis.hgetall(redis_keys.reply(self.instance_id))
         named = [name for name in fields if name.startswith(b"j:")]
         return max((int(self.reply(name.decode())) for name in named), default=0)
 
     def reply(self, field: str) -> str:
         """What a field of the scheduler's reply says; nothing where there is none."""
-        sealed = self.redis.hget(redis_keys.reply(self.incarnation), field)
-        if sealed is None:
+        signed_message = self.redis.hget(redis_keys.reply(self.instance_id), field)
+        if signed_message is None:
             return ""
-        about = (b"reply", self.incarnation.encode(), field.encode())
-        return self.keys.orders.open(sealed, *about).decode()
+        about = (b"reply", self.instance_id.encode(), field.encode())
+        return self.keys.orders.open(signed_message, *about).decode()

@@ -36,7 +36,7 @@ from tunemq_shared.protocol.messages import (
     decode_node_events,
     encode,
 )
-from tunemq_shared.protocol.registration import NodeRegistration, decode_header, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_header, decode_registration
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.trainable.trainable_blobs import ship
 
@@ -125,31 +125,31 @@ class Scheduler:
         self._generations = 0
         self._blobs = BlobFolder(folder / "blobs")
         self._versions: dict[str, int] = {}
-        self.introduce_wire()
+        self.create_generation()
 
     @property
     def client(self) -> Any:
         """A connection to Redis."""
         return self._server.client
 
-    def introduce_wire(self) -> None:
+    def create_generation(self) -> None:
         """Begin a generation of the wire."""
         self._generations += 1
         self.client.xgroup_create(self.key, "made", mkstream=True)
         self.client.xgroup_destroy(self.key, "made")
         self.client.set(redis_keys.GENERATION, f"generation {self._generations}")
 
-    def hellos(self) -> list[NodeRegistration]:
+    def registrations(self) -> list[NodeRegistration]:
         """Who has introduced itself in this generation."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
-            decode_hello(opened(fields[redis_keys.HELLO], b"hello"))
+            decode_registration(opened(fields[redis_keys.REGISTRATION], b"hello"))
             for fields in said
-            if redis_keys.HELLO in fields
+            if redis_keys.REGISTRATION in fields
         ]
 
-    def goodbyes(self) -> list[str]:
+    def deregistrations(self) -> list[str]:
         """The incarnations that ended in peace."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
@@ -177,25 +177,25 @@ class Scheduler:
         }
         return TrialSpec(**{**values, **how})
 
-    def assign(self, incarnation: str, *orders: TrialOrder, version: int | None = None) -> int:
+    def assign(self, instance_id: str, *orders: TrialOrder, version: int | None = None) -> int:
         """Publish an assignment; its version, the next one if it is not given."""
         if version is None:
-            version = self._versions[incarnation] = self._versions.get(incarnation, 0) + 1
-        assignment = Assignment(PROTOCOL_VERSION, incarnation, 1, version, orders)
-        self.mail(incarnation, assignment)
+            version = self._versions[instance_id] = self._versions.get(instance_id, 0) + 1
+        assignment = Assignment(PROTOCOL_VERSION, instance_id, 1, version, orders)
+        self.send_assignment(instance_id, assignment)
         return version
 
-    def mail(self, incarnation: str, assignment: Assignment) -> None:
+    def send_assignment(self, instance_id: str, assignment: Assignment) -> None:
         """Publish this assignment."""
-        sealed = self.keys.orders.close(encode(assignment), b"mail", incarnation.encode())
-        self.post(incarnation, base64.b64encode(sealed).decode())
+        signed_message = self.keys.orders.close(encode(assignment), b"mail", instance_id.encode())
+        self.post(instance_id, base64.b64encode(signed_message).decode())
 
-    def post(self, incarnation: str, mail: str) -> None:
+    def post(self, instance_id: str, send_assignment: str) -> None:
         """Put mail into a node's queue, whatever it is."""
-        name = redis_keys.queue(incarnation)
+        name = redis_keys.queue(instance_id)
         self._app.send_task(
             redis_keys.TASK,
-            args=[mail],
+            args=[send_assignment],
             queue=Queue(
                 name, exchange=Exchange("", no_declare=True), routing_key=name, no_declare=True
             ),
@@ -225,42 +225,42 @@ class Scheduler:
         """The events of one kind."""
         return [event for event in self.events() if isinstance(event, kind)]
 
-    def journal(self, incarnation: str, n: int) -> None:
+    def journal(self, instance_id: str, n: int) -> None:
         """Say that events are journalled up to number ``n``."""
-        self.reply(incarnation, redis_keys.journalled(self.key), str(n))
+        self.reply(instance_id, redis_keys.acknowledged_up_to(self.key), str(n))
 
-    def announce(self, incarnation: str, version: int) -> None:
+    def announce(self, instance_id: str, version: int) -> None:
         """Say which assignment is the newest."""
-        self.reply(incarnation, "v", f"1:{version}")
+        self.reply(instance_id, "v", f"1:{version}")
 
-    def reply(self, incarnation: str, field: str, value: str) -> None:
+    def reply(self, instance_id: str, field: str, value: str) -> None:
         """Set a field of the reply to a node."""
-        about = (b"reply", incarnation.encode(), field.encode())
-        sealed = self.keys.orders.close(value.encode(), *about)
-        self.client.hset(redis_keys.reply(incarnation), field, sealed)
+        about = (b"reply", instance_id.encode(), field.encode())
+        signed_message = self.keys.orders.close(value.encode(), *about)
+        self.client.hset(redis_keys.reply(instance_id), field, signed_message)
 
-    def lease(self, incarnation: str) -> list[int]:
+    def lease(self, instance_id: str) -> list[int]:
         """The lease's counter, and the term and version that were taken; empty without one."""
-        value = self.client.get(redis_keys.lease(incarnation))
+        value = self.client.get(redis_keys.lease(instance_id))
         if not value:
             return []
-        opened = self.keys.events.open(value, b"lease", incarnation.encode())
+        opened = self.keys.events.open(value, b"lease", instance_id.encode())
         return [int(part) for part in opened.split(b":")[:3]]
 
-    def renewals(self, incarnation: str) -> int:
+    def renewals(self, instance_id: str) -> int:
         """The lease's counter; one that ran out while the machine slept is waited for."""
         found: list[int] = []
 
         def is_there() -> bool:
-            found[:] = self.lease(incarnation)
+            found[:] = self.lease(instance_id)
             return bool(found)
 
         eventually(is_there, message="there is no lease")
         return found[0]
 
-    def taken(self, incarnation: str) -> tuple[int, ...]:
+    def confirmed(self, instance_id: str) -> tuple[int, ...]:
         """The term and version that were taken, as the lease says; empty while there is none."""
-        return tuple(self.lease(incarnation)[1:])
+        return tuple(self.lease(instance_id)[1:])
 
 
 class Node:
@@ -282,19 +282,23 @@ class Node:
         ])  # fmt: skip
         mine: list[NodeRegistration] = []
 
-        def is_introduced() -> bool:
-            mine[:] = [hello for hello in scheduler.hellos() if hello.pid == self.process.pid]
+        def is_registered() -> bool:
+            mine[:] = [
+                registration
+                for registration in scheduler.registrations()
+                if registration.pid == self.process.pid
+            ]
             return bool(mine)
 
-        eventually(is_introduced, message="the node does not introduce itself")
-        self.hello = mine[-1]
-        self.incarnation = self.hello.incarnation
+        eventually(is_registered, message="the node does not introduce itself")
+        self.registration = mine[-1]
+        self.instance_id = self.registration.instance_id
 
     def log(self) -> str:
         """Its log."""
         return (self.folder / "node.log").read_text()
 
-    def ears(self) -> int:
+    def consumers(self) -> int:
         """The pid of what its ears are forked from; one that has just died is followed by another.
 
         The kernel's list of children may leave one out while another ends.
@@ -313,13 +317,13 @@ class Node:
         eventually(is_one, message=lambda: f"what forks ears: {found}")
         return found[0]
 
-    def ear(self) -> int | None:
+    def consumer(self) -> int | None:
         """Its ear's pid."""
-        return next(iter(children_of(self.ears())), None)
+        return next(iter(children_of(self.consumers())), None)
 
-    def forkserver_of(self, host: int) -> int:
+    def forkserver_of(self, process: int) -> int:
         """The forkserver that a host was forked from."""
-        return next(pid for pid in children_of(self.process.pid) if host in children_of(pid))
+        return next(pid for pid in children_of(self.process.pid) if process in children_of(pid))
 
     def end(self) -> None:
         """End it, whatever became of it."""
@@ -333,14 +337,14 @@ def order(
     trial: str,
     start: TrialSpec | None,
     *,
-    epoch: int = 1,
+    attempt: int = 1,
     run_until: Horizon = TO_THE_END,
     stop: bool = False,
     pause: bool = False,
     kill: bool = False,
 ) -> TrialOrder:
     """An order for a trial."""
-    return TrialOrder(trial, epoch, run_until, stop, start, pause, kill)
+    return TrialOrder(trial, attempt, run_until, stop, start, pause, kill)
 
 
 def children_of(pid: int) -> list[int]:
@@ -352,9 +356,9 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def family_of(pid: int) -> list[int]:
+def process_tree_of(pid: int) -> list[int]:
     """A process and its descendants."""
-    return [pid, *(member for child in children_of(pid) for member in family_of(child))]
+    return [pid, *(member for child in children_of(pid) for member in process_tree_of(child))]
 
 
 def is_alive(pid: int) -> bool:

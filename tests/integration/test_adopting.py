@@ -13,7 +13,7 @@ from tests.unit.scheduler.loops import NODE, PLAN, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
+from tunemq_scheduler.storage.local_checkpoint_recovery import recover_local_checkpoints
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 from tunemq_shared.checkpoints.open_store import open_store
@@ -36,10 +36,10 @@ def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.Checkpoi
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     (source / "file").write_text(content, encoding="ascii")
-    epoch, n = (int(part) for part in key.rpartition("checkpoint_")[2].split("-"))
-    info = CheckpointInfo(trial="t_00000", epoch=epoch, n=n, step=step, metrics={}, state={})
+    attempt, n = (int(part) for part in key.rpartition("checkpoint_")[2].split("-"))
+    info = CheckpointInfo(trial="t_00000", attempt=attempt, n=n, step=step, metrics={}, state={})
     put = LocalCheckpointStore(plan.cache).put_checkpoint(key, source, info)
-    return m.CheckpointWritten("t_00000", epoch, n, step, key, put.sha256, put.size)
+    return m.CheckpointWritten("t_00000", attempt, n, step, key, put.sha256, put.size)
 
 
 def left_by_a_run(written: m.CheckpointWritten) -> TrialRunner:
@@ -62,7 +62,7 @@ def test_what_was_only_written_is_committed_and_gone_on_from(plan: ExperimentPla
     runner = left_by_a_run(write(plan, KEY, 4, "content"))
     told: list[str] = []
 
-    facts = adopt_written(runner, plan, told.append)
+    facts = recover_local_checkpoints(runner, plan, told.append)
     for fact in facts:
         runner.handle(fact)
     runner.handle(m.ExperimentResumed(2, 0.0))
@@ -91,7 +91,7 @@ def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, dam
         shutil.rmtree(Path(plan.cache) / KEY)
         write(plan, KEY, 4, "another")
 
-    assert adopt_written(runner, plan, told.append) == []
+    assert recover_local_checkpoints(runner, plan, told.append) == []
 
     (text,) = told
     assert KEY in text
@@ -109,7 +109,7 @@ def test_what_a_trial_wrote_last_is_committed_when_the_run_died_behind_its_end(
     for event in (last, m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)):
         runner.handle(event)
 
-    for fact in adopt_written(runner, plan, lambda _text: None):
+    for fact in recover_local_checkpoints(runner, plan, lambda _text: None):
         runner.handle(fact)
     runner.handle(m.ExperimentResumed(2, 0.0))
 

@@ -73,13 +73,13 @@ def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 20 ms, so that tests need not last for seconds."""
     monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.02)
 
 
 @pytest.fixture
-def short_leases(quick_looks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_leases(quick_polls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.2)
 
 
@@ -88,7 +88,7 @@ def poll_until(executor: CeleryTrialExecutor, kind: type[m.Message], within: flo
     facts: list[m.Event] = []
     deadline = time.monotonic() + within
     while not any(isinstance(fact, kind) for fact in facts):
-        assert time.monotonic() < deadline, f"no {kind.__name__} in {facts}; {executor.news()}"
+        assert time.monotonic() < deadline, f"no {kind.__name__} in {facts}; {executor.notices()}"
         facts += executor.poll(0.05)
     return facts
 
@@ -100,13 +100,13 @@ def turn_until(executor: CeleryTrialExecutor, condition: Callable[[], object]) -
 
 @pytest.fixture
 def joined(executor: CeleryTrialExecutor, node: FakeNode) -> FakeNode:
-    node.say_hello()
+    node.send_registration()
     poll_until(executor, m.NodeJoined)
     return node
 
 
 def test_a_node_that_introduces_itself_joins_with_what_it_offers(executor, node):
-    node.say_hello()
+    node.send_registration()
 
     assert poll_until(executor, m.NodeJoined) == [
         m.NodeJoined("inc1", "local", "host", "127.0.0.1", {"cpu": 2.0})
@@ -116,7 +116,7 @@ def test_a_node_that_introduces_itself_joins_with_what_it_offers(executor, node)
 def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)
-    node.say_hello()
+    node.send_registration()
     first.close()
     second = CeleryTrialExecutor(farm.url, term=2)
     second.open(PLAN)
@@ -128,31 +128,33 @@ def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
 def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed(executor, joined):
     second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     executor.perform([START, second])
-    mail = joined.read_mail()
+    send_assignment = joined.read_commands()
     assert joined.redis.llen(redis_keys.queue("inc1")) == 0
-    assert [(order.trial, order.start is not None) for order in mail.orders] == [
+    assert [(order.trial, order.start is not None) for order in send_assignment.orders] == [
         ("t1", True),
         ("t2", True),
     ]
-    assert mail.orders[0].start == PLAN.host_start(START)
+    assert send_assignment.orders[0].start == PLAN.trial_spec(START)
 
     joined.send(KEY, result(1))
     poll_until(executor, m.BatchRead)
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1)), StopTrial("t2", 1, "inc1")])
-    assert joined.read_mail().orders == (
+    assert joined.read_commands().orders == (
         m.TrialOrder("t1", 1, next_result(1)),
         m.TrialOrder("t2", 1, TO_THE_END, stop=True),
     )
 
 
-def test_a_lease_confirms_orders_as_well_as_a_batch(executor, joined, quick_looks):
+def test_a_lease_confirms_orders_as_well_as_a_batch(executor, joined, quick_polls):
     executor.perform([START])
-    joined.read_mail()
+    joined.read_commands()
     joined.renew()
-    turn_until(executor, lambda: executor._wire._roster.nodes["inc1"].mailbox.is_confirmed)
+    turn_until(
+        executor, lambda: executor._transport._registry.nodes["inc1"].desired_state.is_confirmed
+    )
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
 
-    assert joined.read_mail().orders[0].start is None
+    assert joined.read_commands().orders[0].start is None
 
 
 def test_the_reply_announces_the_newest_orders(executor, joined):
@@ -162,28 +164,28 @@ def test_the_reply_announces_the_newest_orders(executor, joined):
     eventually(lambda: joined.reply("v") == "1:1")
 
 
-def test_orders_that_are_not_confirmed_are_sent_again(executor, joined, quick_looks):
+def test_orders_that_are_not_confirmed_are_sent_again(executor, joined, quick_polls):
     executor.perform([START])
-    lost = joined.read_mail()
-    joined.taken = (0, 0)  # as if it had never come
+    lost = joined.read_commands()
+    joined.confirmed = (0, 0)  # as if it had never come
     again = None
     while again is None:
         joined.renew()
         executor.poll(0.03)
         if joined.redis.llen(redis_keys.queue("inc1")):
-            again = joined.read_mail()
+            again = joined.read_commands()
 
     assert again == lost
 
 
-def test_a_released_trial_is_no_longer_listed(executor, joined, quick_looks):
+def test_a_released_trial_is_no_longer_listed(executor, joined, quick_polls):
     executor.perform([START])
-    joined.read_mail()
+    joined.read_commands()
     executor.perform([ReleaseTrial("t1", 1, "inc1")])
     assert joined.redis.llen(redis_keys.queue("inc1")) == 0
     turn_until(executor, lambda: joined.redis.llen(redis_keys.queue("inc1")))
 
-    assert joined.read_mail().orders == ()
+    assert joined.read_commands().orders == ()
 
 
 @pytest.mark.parity(64, 179)
@@ -198,10 +200,10 @@ def test_batches_become_facts_and_are_kept_until_they_are_journalled(executor, j
     assert [fact.step for fact in facts if isinstance(fact, m.ResultReported)] == [1, 2]
     assert joined.redis.xlen(KEY) == 2
 
-    executor.release({"inc1": 2})
-    eventually(lambda: joined.journalled() == 2 and joined.redis.xlen(KEY) == 1)
-    executor.release({"inc1": 3})
-    eventually(lambda: joined.journalled() == 3 and joined.redis.xlen(KEY) == 0)
+    executor.acknowledge({"inc1": 2})
+    eventually(lambda: joined.acknowledged_up_to() == 2 and joined.redis.xlen(KEY) == 1)
+    executor.acknowledge({"inc1": 3})
+    eventually(lambda: joined.acknowledged_up_to() == 3 and joined.redis.xlen(KEY) == 0)
     assert joined.send(KEY, result(3)), "the empty stream must stay"
 
 
@@ -217,7 +219,7 @@ def test_a_flood_is_read_in_order_and_whole(executor, joined):
     while len(steps) < 10_000:
         facts = poll_until(executor, m.BatchRead)
         steps += [fact.step for fact in facts if isinstance(fact, m.ResultReported)]
-        executor.release({"inc1": len(steps)})
+        executor.acknowledge({"inc1": len(steps)})
     sender.join()
 
     assert steps == list(range(1, 10_001))
@@ -228,13 +230,13 @@ def test_a_restarted_node_takes_its_own_place_after_its_predecessors_last_words(
 ):
     joined.send(KEY, result(1))
     successor = FakeNode(farm.url, "inc2")
-    successor.say_hello()
+    successor.send_registration()
     facts = poll_until(executor, m.NodeJoined)
     successor.close()
 
     kinds = [type(fact) for fact in facts]
     assert kinds == [m.BatchRead, m.ResultReported, m.NodeLost, m.NodeJoined]
-    assert facts[2].incarnation == "inc1"
+    assert facts[2].instance_id == "inc1"
 
 
 class CountedExcuses:
@@ -246,7 +248,7 @@ class CountedExcuses:
     def trouble(self) -> str | None:
         return None
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         return []
 
     def excuse_node(self) -> None:
@@ -258,11 +260,11 @@ def test_f22_a_node_that_died_with_trials_is_excused_and_one_that_died_without_i
     nodes = [FakeNode(farm.url, f"inc{number}") for number in (1, 2, 3)]
     with closing(CeleryTrialExecutor(farm.url, term=1, backing=backing)) as executor:
         executor.open(PLAN)
-        nodes[0].say_hello()
+        nodes[0].send_registration()
         poll_until(executor, m.NodeJoined)
         executor.perform([START])
         for successor in nodes[1:]:  # on the second, nothing was to run
-            successor.say_hello()
+            successor.send_registration()
             poll_until(executor, m.NodeJoined)
             assert backing.excuses == 1
     for node in nodes:
@@ -287,7 +289,7 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
     executor.perform([START])
     poll_until(executor, m.NodeLost)
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # it is not to be lost once more
-    executor.release({})
+    executor.acknowledge({})
     joined.renew()
     assert poll_until(executor, m.NodeReturned) == [m.NodeReturned("inc1")]
     for _ in range(5):
@@ -302,23 +304,23 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
         ReattachTrial(START, pause=True, stop=False, is_wanted=True),
         ReattachTrial(other, pause=False, stop=False, is_wanted=False),
     ])  # fmt: skip
-    executor.release({})
-    wanted, unwanted = joined.read_mail().orders
-    assert (wanted.trial, wanted.epoch, wanted.pause, wanted.kill) == ("t1", 1, True, False)
-    assert wanted.start == PLAN.host_start(START), "it may have missed it"
-    assert (unwanted.trial, unwanted.epoch, unwanted.kill) == ("t2", 3, True)
+    executor.acknowledge({})
+    wanted, unwanted = joined.read_commands().orders
+    assert (wanted.trial, wanted.attempt, wanted.pause, wanted.kill) == ("t1", 1, True, False)
+    assert wanted.start == PLAN.trial_spec(START), "it may have missed it"
+    assert (unwanted.trial, unwanted.attempt, unwanted.kill) == ("t2", 3, True)
 
     executor.perform([ReleaseTrial("t2", 3, "inc1")])
     turn_until(executor, lambda: (joined.renew(), joined.redis.llen(redis_keys.queue("inc1")))[1])
-    while (mail := joined.read_mail(within=1)) is not None:
-        last = mail
+    while (send_assignment := joined.read_commands(within=1)) is not None:
+        last = send_assignment
     assert [order.trial for order in last.orders] == ["t1"]
 
 
 def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor, joined):
     executor.perform([START])
     joined.send(KEY, result(1))
-    joined.say_goodbye()
+    joined.send_deregistration()
     facts = poll_until(executor, m.NodeLost)
 
     assert [type(fact) for fact in facts] == [m.BatchRead, m.ResultReported, m.NodeLost]
@@ -335,10 +337,10 @@ def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read
     for step in range(1, 101):
         joined.send(KEY, result(step))
     if ending == "goodbye":
-        joined.say_goodbye()
+        joined.send_deregistration()
     else:
         successor = FakeNode(farm.url, "inc2")
-        successor.say_hello()
+        successor.send_registration()
         successor.close()
     facts = poll_until(executor, m.NodeLost)
 
@@ -349,14 +351,14 @@ def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read
 def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_twice(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)
-    node.say_hello()
+    node.send_registration()
     poll_until(first, m.NodeJoined)
     first.perform([START])
-    node.read_mail()
+    node.read_commands()
     node.send(KEY, result(1))
     poll_until(first, m.ResultReported)
-    first.release({"inc1": 1})
-    eventually(lambda: node.journalled() == 1)
+    first.acknowledge({"inc1": 1})
+    eventually(lambda: node.acknowledged_up_to() == 1)
     node.send(KEY, result(2))  # and the first one dies here
 
     second = CeleryTrialExecutor(farm.url, term=2)
@@ -367,9 +369,9 @@ def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_t
     assert not any(isinstance(fact, m.NodeJoined | m.NodeLost) for fact in facts)
     assert [fact.step for fact in facts if isinstance(fact, m.ResultReported)] == [2]
     turn_until(second, lambda: (node.renew(), node.redis.llen(redis_keys.queue("inc1")))[1])
-    mail = node.read_mail()
-    assert mail.term == 2
-    assert [order.start for order in mail.orders] == [PLAN.host_start(START)]
+    send_assignment = node.read_commands()
+    assert send_assignment.term == 2
+    assert [order.start for order in send_assignment.orders] == [PLAN.trial_spec(START)]
     first.close(now=True)
     second.close(now=True)
 
@@ -378,25 +380,27 @@ def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
     executor, joined, farm
 ):
     executor.perform([START])
-    joined.read_mail()
+    joined.read_commands()
     joined.send(KEY, result(1))
     poll_until(executor, m.BatchRead)
-    executor.release({"inc1": 1})
+    executor.acknowledge({"inc1": 1})
     generation = joined.redis.get(redis_keys.GENERATION)
 
     eventually(lambda: farm.trouble() is None and "redis" in farm.pids)  # reads the pids
     os.kill(farm.pids["redis"], signal.SIGKILL)
     turn_until(executor, lambda: _is_new_generation(joined, generation))
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
-    joined.say_hello()
+    joined.send_registration()
     turn_until(executor, lambda: joined.redis.llen(redis_keys.queue("inc1")))
-    mail = joined.read_mail()
+    send_assignment = joined.read_commands()
 
-    assert mail.orders[0].start is not None, "what the node had confirmed may be forgotten"
-    assert joined.journalled() == 1
+    assert send_assignment.orders[0].start is not None, (
+        "what the node had confirmed may be forgotten"
+    )
+    assert joined.acknowledged_up_to() == 1
     assert joined.send(KEY, result(1), first=1)
     assert poll_until(executor, m.BatchRead)[0].first == 1
-    assert executor.news()[-1].startswith("The embedded redis ended")
+    assert executor.notices()[-1].startswith("The embedded redis ended")
 
 
 def _is_new_generation(node: FakeNode, old: bytes) -> bool:
@@ -406,15 +410,15 @@ def _is_new_generation(node: FakeNode, old: bytes) -> bool:
         return False
 
 
-def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, quick_looks):
+def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, quick_polls):
     executor.perform([START])
-    joined.read_mail()
+    joined.read_commands()
     joined.send(KEY, result(1), result(2))
     poll_until(executor, m.BatchRead)
     joined.redis.flushall()
     assert not joined.send(KEY, result(3)), "without the stream nothing is appended"
     turn_until(executor, lambda: joined.redis.exists(KEY))
-    joined.say_hello()
+    joined.send_registration()
     joined.send(KEY, result(1), result(2), result(3), first=1)
 
     facts = poll_until(executor, m.BatchRead)
@@ -440,7 +444,7 @@ def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
     turn_until(executor, executor.notes)
     assert "Redis has been away for" in executor.notes()[0]
     executor.perform([START])
-    executor.release({"inc1": 1})
+    executor.acknowledge({"inc1": 1})
     executor.close()
 
 
@@ -475,17 +479,17 @@ def test_waiting_costs_next_to_nothing(executor, joined):
 
 def test_what_is_left_of_an_experiment_expires(executor, joined):
     executor.perform([START])
-    joined.read_mail()
+    joined.read_commands()
     joined.send(KEY, result(1))
     poll_until(executor, m.BatchRead)
-    mail: list[m.Assignment | None] = []
-    reader = threading.Thread(target=lambda: mail.append(joined.read_mail()))
+    send_assignment: list[m.Assignment | None] = []
+    reader = threading.Thread(target=lambda: send_assignment.append(joined.read_commands()))
     reader.start()
     executor.close()
     reader.join()
 
-    assert mail[0].orders == (), "what still runs must end"
-    assert joined.journalled() == redis_keys.EVERYTHING, "nobody wants what it still says"
+    assert send_assignment[0].orders == (), "what still runs must end"
+    assert joined.acknowledged_up_to() == redis_keys.EVERYTHING, "nobody wants what it still says"
     owned = {
         redis_keys.GENERATION,
         redis_keys.NODES,
@@ -498,11 +502,11 @@ def test_what_is_left_of_an_experiment_expires(executor, joined):
     executor.close()  # again is allowed
 
 
-def test_the_roster_does_not_grow_with_the_nodes_that_died(executor, farm, quick_looks):
+def test_the_roster_does_not_grow_with_the_nodes_that_died(executor, farm, quick_polls):
     for number in range(3):
         node = FakeNode(farm.url, f"inc{number}")
-        node.say_hello()
+        node.send_registration()
         poll_until(executor, m.NodeJoined)
         node.close()
 
-    assert list(executor._wire._roster.nodes) == ["inc2"]
+    assert list(executor._transport._registry.nodes) == ["inc2"]

@@ -62,6 +62,6 @@ def test_any_celery_worker_understands_the_task(executor, joined, farm, tmp_path
         worker.kill()
         worker.wait()
 
-    sealed = base64.b64decode(heard.read_text())
-    assignment = m.decode_assignment(joined.keys.orders.open(sealed, b"mail", b"inc1"))
-    assert assignment.orders[0].start == PLAN.host_start(START)
+    signed_message = base64.b64decode(heard.read_text())
+    assignment = m.decode_assignment(joined.keys.orders.open(signed_message, b"mail", b"inc1"))
+    assert assignment.orders[0].start == PLAN.trial_spec(START)

@@ -11,7 +11,7 @@ import tunemq as tune
 from tests.support.commands import Run, run_tunemq
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
-from tunemq_scheduler.journal import FILE_NAME, Journal, read_entries, read_header
+from tunemq_scheduler.journal import FILE_NAME, Journal, read_header, read_records
 from tunemq_shared.checkpoints.open_store import join, open_objects
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
@@ -99,7 +99,7 @@ def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
     experiment, whole = join(address, "models"), Path(grid.experiment_path, FILE_NAME)
     first, second, third = keys_of(tunemq("checkpoints", "list", experiment).stdout)
     # As if the journal had been copied when one of the three was committed, and never again.
-    entries = list(read_entries(whole))
+    entries = list(read_records(whole))
     commits = [n for n, one in enumerate(entries) if isinstance(one.event, CheckpointCommitted)]
     with Journal.create(tmp_path / "older", read_header(whole)) as older:
         older.append(entries[: commits[0] + 1])
@@ -122,8 +122,8 @@ def test_damage_is_named(experiment, tunemq):
     assert keys[4] in told
     assert "weights" in told
     assert "5 of 6 checkpoints are whole" in told
-    refused = tunemq("checkpoints", "get", experiment, keys[4], "copy", code=64).stderr
-    assert keys[4] in refused
+    rejected = tunemq("checkpoints", "get", experiment, keys[4], "copy", code=64).stderr
+    assert keys[4] in rejected
 
 
 def test_what_is_no_experiment_is_refused(tunemq, tmp_path, minio):

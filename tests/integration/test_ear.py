@@ -16,7 +16,13 @@ from tests.integration.farm_support import RedisServer, children_of, is_alive
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
-from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, fork_ear, start_forkserver
+from tunemq_workers.broker.consumer_start import (
+    COMMAND,
+    READY,
+    REJECTED,
+    fork_consumer,
+    start_forkserver,
+)
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.frames import FrameDecoder
@@ -27,7 +33,7 @@ __all__ = ["scheduler", "server"]
 pytestmark = pytest.mark.integration
 
 
-class Ear:
+class ForkedConsumer:
     """An ear, and what it sends."""
 
     def __init__(self, forkserver: ChildProcess):
@@ -38,7 +44,7 @@ class Ear:
         """Another one takes its place."""
         if self.sock is not None:
             self.sock.close()
-        self.sock = fork_ear(self.forkserver)
+        self.sock = fork_consumer(self.forkserver)
         self.sock.settimeout(60)
         self.decoder = FrameDecoder()
         self.frames = []
@@ -66,75 +72,75 @@ class Ear:
 
 
 @pytest.fixture
-def ear(server: RedisServer, tmp_path: Path) -> Iterator[Ear]:
-    ear = Ear(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
-    assert ear.next() == (READY, b"")
-    yield ear
-    ear.close()
+def consumer(server: RedisServer, tmp_path: Path) -> Iterator[ForkedConsumer]:
+    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
+    assert consumer.next() == (READY, b"")
+    yield consumer
+    consumer.close()
 
 
-def test_an_ear_hands_on_mail_unread_and_in_order(ear, scheduler):
+def test_an_ear_hands_on_mail_unread_and_in_order(consumer, scheduler):
     versions = [scheduler.assign("inc") for _ in range(20)]
     box = CommandQueue("inc", NodeSigning("inc"))
     for version in versions:
-        kind, mail = ear.next()
-        assert kind == MAIL
-        assert box.open(mail).version == version
+        kind, send_assignment = consumer.next()
+        assert kind == COMMAND
+        assert box.open(send_assignment).version == version
 
 
 def test_mail_that_came_before_the_ear_is_heard(server, scheduler, tmp_path):
     scheduler.assign("early")
-    ear = Ear(start_forkserver(server.url, "early", str(tmp_path / "ear.log")))
+    consumer = ForkedConsumer(start_forkserver(server.url, "early", str(tmp_path / "ear.log")))
     try:
-        assert [ear.next()[0], ear.next()[0]] == [READY, MAIL]
+        assert [consumer.next()[0], consumer.next()[0]] == [READY, COMMAND]
     finally:
-        ear.close()
+        consumer.close()
 
 
-def test_an_ear_leaves_nothing_in_redis(ear, scheduler):
+def test_an_ear_leaves_nothing_in_redis(consumer, scheduler):
     before = set(scheduler.client.keys())
     scheduler.assign("inc")
-    assert ear.next()[0] == MAIL
+    assert consumer.next()[0] == COMMAND
     eventually(lambda: set(scheduler.client.keys()) == before)
 
 
-def test_what_is_no_task_of_ours_is_refused_and_holds_nothing_up(ear, scheduler):
-    before = ear.pid
+def test_what_is_no_task_of_ours_is_refused_and_holds_nothing_up(consumer, scheduler):
+    before = consumer.pid
     scheduler.client.lpush(redis_keys.queue("inc"), '{"body": "", "headers": {}, "properties": {}}')
     scheduler.client.lpush(redis_keys.queue("inc"), "nonsense")
     scheduler.assign("inc")
-    assert [ear.next(), ear.next()] == 2 * [(REFUSED, b"unreadable")]
-    assert ear.next()[0] == MAIL
-    assert ear.pid == before
+    assert [consumer.next(), consumer.next()] == 2 * [(REJECTED, b"unreadable")]
+    assert consumer.next()[0] == COMMAND
+    assert consumer.pid == before
 
 
-def test_an_ear_ends_when_redis_does(ear, server):
+def test_an_ear_ends_when_redis_does(consumer, server):
     server.kill()
-    eventually(ear.ended)
+    eventually(consumer.ended)
     server.start()
 
 
-def test_an_ear_ends_when_its_connection_is_cut(ear, server):
+def test_an_ear_ends_when_its_connection_is_cut(consumer, server):
     eventually(lambda: server.client.info("clients")["blocked_clients"])
     server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    eventually(ear.ended)
+    eventually(consumer.ended)
 
 
-def test_an_ear_ends_when_its_node_closes_the_socket(ear):
-    ear.sock.close()
-    eventually(ear.ended)
+def test_an_ear_ends_when_its_node_closes_the_socket(consumer):
+    consumer.sock.close()
+    eventually(consumer.ended)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_another_ear_is_forked_in_the_place_of_a_dead_or_deaf_one(ear, scheduler, how):
-    before = ear.pid
+def test_another_ear_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer, scheduler, how):
+    before = consumer.pid
     os.kill(before, how)
-    ear.is_forked_again()
-    assert ear.next() == (READY, b"")
+    consumer.is_forked_again()
+    assert consumer.next() == (READY, b"")
     assert not is_alive(before)
-    assert ear.pid != before
+    assert consumer.pid != before
     scheduler.assign("inc")
-    assert ear.next()[0] == MAIL
+    assert consumer.next()[0] == COMMAND
 
 
 def test_an_ear_that_was_forked_has_nothing_left_to_import(server):
@@ -161,7 +167,7 @@ def test_an_ear_dies_with_its_node(server, tmp_path):
 import time
 from tunemq_workers.broker.consumer_start import fork_ear, start_forkserver
 from tunemq_shared.system.processes import children_of
-forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "ear.log")!r})
+forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "consumer.log")!r})
 ear = fork_ear(forkserver)  # without this end of it, it has no node
 ear.recv(100)
 print(*children_of(forkserver.pid), flush=True)
@@ -180,7 +186,7 @@ time.sleep(600)
 
 def test_an_ear_whose_event_loop_has_no_socket_ends():
     ours, theirs = socket.socketpair()
-    deaf = f"""
+    hung = f"""
 import socket
 from types import SimpleNamespace
 from tunemq_workers.broker import celery_consumer as ear
@@ -189,7 +195,7 @@ worker = SimpleNamespace(hub=hub, consumer=consumer)
 ear._watch(socket.socket(fileno={theirs.fileno()}), worker)
 """
     with ours, theirs:
-        command = [sys.executable, "-c", deaf]
+        command = [sys.executable, "-c", hung]
         ended = subprocess.run(command, pass_fds=[theirs.fileno()], timeout=60, check=False)
     assert ended.returncode == 70
 
@@ -198,8 +204,8 @@ def test_a_users_own_celery_settings_do_not_reach_the_ear(server, tmp_path, monk
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://somewhere.invalid:1/0")
     monkeypatch.setenv("CELERY_CONFIG_MODULE", "no_such_module")
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "no_such_settings")
-    ear = Ear(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
+    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
     try:
-        assert ear.next() == (READY, b"")
+        assert consumer.next() == (READY, b"")
     finally:
-        ear.close()
+        consumer.close()

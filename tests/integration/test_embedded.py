@@ -63,7 +63,7 @@ def told_pid_of(farm: EmbeddedFarm, service: str) -> int:
 
 
 def descendants(farm: EmbeddedFarm) -> list[psutil.Process]:
-    return psutil.Process(farm.keeper_pid).children(recursive=True)
+    return psutil.Process(farm.watchdog_pid).children(recursive=True)
 
 
 def test_its_redis_answers_soon_is_private_and_evicts_nothing(farm):
@@ -93,16 +93,16 @@ def test_it_is_there_in_a_fraction_of_a_second():
 def test_ctrl_c_while_it_is_started_leaves_no_process_and_no_folder(
     monkeypatch, tmp_path, has_begun
 ):
-    start, started = EmbeddedFarm._start_keeper, []
+    start, started = EmbeddedFarm._start_watchdog, []
 
     def is_interrupted(farm, *arguments):
         if has_begun:
             start(farm, *arguments)
-            started.append(farm.keeper_pid)
+            started.append(farm.watchdog_pid)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime_folder, "_places", lambda: iter([str(tmp_path)]))
-    monkeypatch.setattr(EmbeddedFarm, "_start_keeper", is_interrupted)
+    monkeypatch.setattr(EmbeddedFarm, "_start_watchdog", is_interrupted)
     with pytest.raises(KeyboardInterrupt):
         EmbeddedFarm(1, make_node_command=lambda *_: ["/bin/sh", "-c", RESTLESS])
     assert bool(started) is has_begun
@@ -112,7 +112,7 @@ def test_ctrl_c_while_it_is_started_leaves_no_process_and_no_folder(
 
 def test_stopping_leaves_no_process_and_no_folder(farm):
     eventually(lambda: len(descendants(farm)) == 3)
-    running = [psutil.Process(farm.keeper_pid), *descendants(farm)]
+    running = [psutil.Process(farm.watchdog_pid), *descendants(farm)]
     farm.stop()
 
     assert not [process for process in running if process.is_running()]
@@ -127,7 +127,7 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
     farm.wait_until_ready()
 
     assert farm.trouble() is None
-    assert farm.news() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
+    assert farm.notices() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
 
 
 def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
@@ -186,7 +186,7 @@ def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
         psutil.Process(told_pid_of(farm, name))
         for name in (runtime_layout.REDIS, runtime_layout.NODE)
     ]
-    os.kill(farm.keeper_pid, signal.SIGKILL)
+    os.kill(farm.watchdog_pid, signal.SIGKILL)
 
     eventually(lambda: not any(process.is_running() for process in services))
     assert "keeper process ended (-9)" in farm.trouble()
@@ -198,7 +198,7 @@ def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
 def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
     farm = start_farm("exec sleep 600")
     eventually(lambda: os.path.exists(os.path.join(farm.folder, "lock")))
-    os.kill(farm.keeper_pid, signal.SIGKILL)
+    os.kill(farm.watchdog_pid, signal.SIGKILL)
     eventually(farm.trouble)
     other = start_farm()
 
@@ -225,7 +225,7 @@ def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(
     eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    everybody = [psutil.Process(prewarmed.keeper_pid), *descendants(prewarmed)]
+    everybody = [psutil.Process(prewarmed.watchdog_pid), *descendants(prewarmed)]
     assert not any("s3cret" in word for process in everybody for word in process.cmdline())
 
 
@@ -252,7 +252,7 @@ def test_a_second_search_finds_the_farm_warm(stand_in):
 
 def test_a_farm_whose_keeper_died_is_replaced(stand_in):
     with embedded_farm(1) as first:
-        os.kill(first.keeper_pid, signal.SIGKILL)
+        os.kill(first.watchdog_pid, signal.SIGKILL)
         eventually(first.trouble)
     with embedded_farm(1) as second:
         assert second is not first
@@ -308,7 +308,7 @@ def test_a_farm_outlives_the_thread_that_started_it(stand_in):
     with embedded_farm(1) as farm:
         assert farm is farms[0]
         farm.wait_until_ready()
-        assert farm.news() == []
+        assert farm.notices() == []
 
 
 def test_a_forked_child_of_the_script_leaves_the_farm_alone(stand_in):
@@ -343,7 +343,7 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
 
 def test_the_keeper_ends_everything_when_it_is_terminated(farm):
     running = descendants(farm)
-    os.kill(farm.keeper_pid, signal.SIGTERM)
+    os.kill(farm.watchdog_pid, signal.SIGTERM)
 
     eventually(farm.trouble)
     assert not any(process.is_running() for process in running)

@@ -81,7 +81,7 @@ class Experiment:
         return found
 
     def said(self) -> str:
-        return self.process.last_words()
+        return self.process.last_output()
 
     def close(self) -> None:
         if self.frames.fileno() != -1:
@@ -322,10 +322,10 @@ def test_a_forkserver_that_has_no_descriptor_left_refuses_and_goes_on(begin, for
     options = {"python": str(python)}
     begun = [begin(forkservers, f"n{number}", _SLEEPS, **options) for number in range(30)]
     eventually(lambda: all(one.process.pid or one.process.returncode() for one in begun), within=60)
-    refused = [one for one in begun if one.process.returncode() is not None]
-    assert 0 < len(refused) < len(begun)
-    assert {one.ends() for one in refused} == {EXIT_AGAIN}
-    assert all("descriptors" in one.said() for one in refused), refused[0].said()
+    rejected = [one for one in begun if one.process.returncode() is not None]
+    assert 0 < len(rejected) < len(begun)
+    assert {one.ends() for one in rejected} == {EXIT_AGAIN}
+    assert all("descriptors" in one.said() for one in rejected), rejected[0].said()
 
 
 _SHORT_LIVED = """#!{python}

@@ -43,6 +43,6 @@ def test_process_tree_above_its_memory_limit_is_reported() -> None:
         finally:
             watch.leave("h1")
             process.stdin.close()
-    ((host, kind, error),) = said
-    assert (host, kind) == ("h1", "memory")
+    ((name, kind, error),) = said
+    assert (name, kind) == ("h1", "memory")
     assert "its limit is 70 MiB" in error

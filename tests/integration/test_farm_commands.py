@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import ServedDesk, served
+from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
 from tunemq.__main__ import main
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
@@ -30,16 +30,16 @@ SCRIPT = "import tunemq as tune\nraise SystemExit('this does not run here')\n"
 
 
 @pytest.fixture
-def desk(
+def api(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ServedDesk]:
+) -> Iterator[ServedApi]:
     monkeypatch.setenv("TUNEMQ_REDIS", server.url)
     monkeypatch.setenv("LOGNAME", "ann")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    with served(server.url, server.client, tmp_path) as desk:
-        yield desk
+    with served(server.url, server.client, tmp_path) as api:
+        yield api
 
 
 @pytest.fixture
@@ -57,37 +57,37 @@ def tunemq(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def queued(desk: ServedDesk, tunemq: Any) -> ServedDesk:
+def queued(api: ServedApi, tunemq: Any) -> ServedApi:
     tunemq("submit", "train.py", "--name", "exp", "--detach")
-    return desk
+    return api
 
 
 def as_json(text: str) -> Any:
     return json.loads(text)
 
 
-def test_a_script_is_submitted_with_all_that_was_said_of_it(desk, tunemq):
+def test_a_script_is_submitted_with_all_that_was_said_of_it(api, tunemq):
     name = tunemq(
         *("submit", "train.py:other", "--name", "exp", "--owner", "bob", "--priority", "-3"),
         *("--python", "/venv/bin/python", "--env", "A=1=2", "--env", "B=", "--preload", "a.b, c"),
         "--detach",
     )
 
-    entry = desk.queue.get("exp")
+    entry = api.queue.get("exp")
     assert name == "exp\n"
     assert (entry.owner, entry.priority) == ("bob", -3)
     assert isinstance(entry.code, ScriptCode)
     assert (entry.code.script, entry.code.tuner) == ("train.py", "other")
-    assert (desk.folder / "store" / "blobs" / entry.code.bundle.sha256).stat().st_size > 0
+    assert (api.folder / "store" / "blobs" / entry.code.bundle.sha256).stat().st_size > 0
     assert entry.settings.python == "/venv/bin/python"
     assert entry.settings.variables == {"A": "1=2", "B": ""}
     assert entry.settings.preload == ("a.b", "c")
 
 
-def test_a_variable_without_a_value_has_the_one_that_it_has_here(desk, tunemq, monkeypatch):
+def test_a_variable_without_a_value_has_the_one_that_it_has_here(api, tunemq, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hidden")
     tunemq("submit", "train.py", "--name", "exp", "--env", "WANDB_API_KEY", "--detach")
-    assert desk.queue.get("exp").settings.variables == {"WANDB_API_KEY": "hidden"}
+    assert api.queue.get("exp").settings.variables == {"WANDB_API_KEY": "hidden"}
 
 
 def test_a_password_among_the_arguments_is_told_of(tunemq):
@@ -96,23 +96,23 @@ def test_a_password_among_the_arguments_is_told_of(tunemq):
     assert "hidden" not in tunemq.err
 
 
-def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(desk, tunemq):
+def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(api, tunemq):
     told = as_json(tunemq("submit", "train.py", "--detach", "--json"))
     assert told["name"].startswith("train_20")
-    assert desk.queue.get(told["name"]).owner == "ann"
-    assert told == {"name": told["name"], "id": desk.queue.get(told["name"]).id, "ahead": 0}
+    assert api.queue.get(told["name"]).owner == "ann"
+    assert told == {"name": told["name"], "id": api.queue.get(told["name"]).id, "ahead": 0}
 
 
-def test_submit_shows_the_progress_until_it_is_over(desk, tunemq):
+def test_submit_shows_the_progress_until_it_is_over(api, tunemq):
     def live():
-        eventually(lambda: desk.queue.get("exp"))
-        desk.run("exp")
-        log = desk.folder / "exp.log"
+        eventually(lambda: api.queue.get("exp"))
+        api.run("exp")
+        log = api.folder / "exp.log"
         log.write_text("trial 1 runs\n")
         eventually(lambda: "trial 1" in log.read_text())
         with log.open("a") as file:
             file.write("trial 1 is over\n")
-        desk.end("exp", State.FINISHED, "8 trials are over")
+        api.end("exp", State.FINISHED, "8 trials are over")
 
     living = threading.Thread(target=live)
     living.start()
@@ -123,11 +123,11 @@ def test_submit_shows_the_progress_until_it_is_over(desk, tunemq):
     assert "exp is FINISHED: 8 trials are over" in tunemq.err
 
 
-def test_submit_ends_with_1_where_the_experiment_fails(desk, tunemq):
+def test_submit_ends_with_1_where_the_experiment_fails(api, tunemq):
     def live():
-        eventually(lambda: desk.queue.get("exp"))
-        desk.run("exp")
-        desk.end("exp", State.FAILED, "its callback raised")
+        eventually(lambda: api.queue.get("exp"))
+        api.run("exp")
+        api.end("exp", State.FAILED, "its callback raised")
 
     living = threading.Thread(target=live)
     living.start()
@@ -138,7 +138,7 @@ def test_submit_ends_with_1_where_the_experiment_fails(desk, tunemq):
     assert "its callback raised" in tunemq.err
 
 
-def test_ctrl_c_leaves_it_running_and_says_so(desk):
+def test_ctrl_c_leaves_it_running_and_says_so(api):
     process = subprocess.Popen(
         [sys.executable, "-m", "tunemq", "submit", "train.py", "--name", "exp"],
         env={**os.environ, "PYTHONSAFEPATH": "1"},
@@ -146,15 +146,15 @@ def test_ctrl_c_leaves_it_running_and_says_so(desk):
         stdout=subprocess.PIPE,
         text=True,
     )
-    eventually(lambda: desk.queue.get("exp"), within=60)
-    (desk.folder / "exp.log").write_text("it runs\n")
+    eventually(lambda: api.queue.get("exp"), within=60)
+    (api.folder / "exp.log").write_text("it runs\n")
     assert process.stdout.readline() == "it runs\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert "exp goes on. Follow it with: tunemq logs -f exp" in err
-    assert desk.queue.get("exp").state is State.QUEUED
+    assert api.queue.get("exp").state is State.QUEUED
 
 
 def test_ls_is_a_table_and_json(queued, tunemq):
@@ -252,7 +252,7 @@ def test_why_says_why(queued, tunemq):
     assert as_json(tunemq("why", "exp", "--json"))["lines"]
 
 
-def test_nodes_are_listed_drained_taken_back_and_retired(desk, tunemq):
+def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
     lines = tunemq("nodes").splitlines()
     told = as_json(tunemq("nodes", "--json"))["nodes"]
 
@@ -269,7 +269,7 @@ def test_nodes_are_listed_drained_taken_back_and_retired(desk, tunemq):
     assert tunemq("nodes", "drain", "alpha") == "alpha-1 is drained\n"
     tunemq("nodes", "resume", "beta")
     tunemq("nodes", "retire", "beta-1")
-    assert desk.nodes.told == [
+    assert api.nodes.told == [
         ("drain", "alpha-1", "drained by ann"),
         ("resume", "beta-1"),
         ("retire", "beta-1", "retired by ann"),
@@ -327,10 +327,10 @@ def test_a_farm_without_a_scheduler_ends_with_75(server, tunemq):
     assert "tunemq scheduler" in tunemq.err
 
 
-def test_what_programs_named_is_made_harmless(desk, tunemq):
+def test_what_programs_named_is_made_harmless(api, tunemq):
     tunemq("submit", "train.py", "--name", "exp", "--detach")
-    with desk.lock:
-        desk.queue.explain("exp", "bad \x1b[31m [bold]thing")
+    with api.lock:
+        api.queue.explain("exp", "bad \x1b[31m [bold]thing")
     out = tunemq("ls")
     assert "\x1b" not in out
     assert "[bold]thing" in out

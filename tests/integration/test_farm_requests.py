@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import CODE, ServedDesk, detail, served
+from tests.support.farms.farm_api_server import CODE, ServedApi, detail, served
 from tests.support.farms.farm_processes import fail_to_save
 from tests.support.waiting import eventually
 from tunemq_scheduler.api import farm_answers as a
@@ -44,9 +44,9 @@ def asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def desk(server: RedisServer, tmp_path: Path) -> Iterator[ServedDesk]:
-    with served(server.url, server.client, tmp_path) as desk:
-        yield desk
+def api(server: RedisServer, tmp_path: Path) -> Iterator[ServedApi]:
+    with served(server.url, server.client, tmp_path) as api:
+        yield api
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def send(server: RedisServer, request_id: str = "0" * 32, **changes):
     )
 
 
-def test_an_experiment_is_queued_and_listed(desk, client):
+def test_an_experiment_is_queued_and_listed(api, client):
     submitted = client.ask(submit(priority=3), a.ExperimentSubmitted)
     (row,) = client.ask(r.ListExperiments(), a.ExperimentList).experiments
 
@@ -86,7 +86,7 @@ def test_an_experiment_is_queued_and_listed(desk, client):
     assert row.id == submitted.id
 
 
-def test_nothing_is_left_in_redis(desk, client, server):
+def test_nothing_is_left_in_redis(api, client, server):
     client.ask(submit(), a.ExperimentSubmitted)
     client.ask(r.ListExperiments(), a.ExperimentList)
 
@@ -94,14 +94,14 @@ def test_nothing_is_left_in_redis(desk, client, server):
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_what_is_sent_twice_is_done_once_and_answered_again(desk, server):
+def test_what_is_sent_twice_is_done_once_and_answered_again(api, server):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     first = send(server, kind="submit", body=body)
     server.client.delete(redis_keys.answer("0" * 32))
     again = send(server, kind="submit", body=body)
 
     assert again == first
-    assert [entry.name for entry in desk.queue.all()] == ["exp"]
+    assert [entry.name for entry in api.queue.all()] == ["exp"]
 
 
 def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
@@ -109,9 +109,9 @@ def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
     with served(server.url, server.client, tmp_path):
         first = send(server, kind="submit", body=body)
     server.client.delete(redis_keys.answer("0" * 32))
-    with served(server.url, server.client, tmp_path, term=8) as desk:
+    with served(server.url, server.client, tmp_path, term=8) as api:
         assert send(server, kind="submit", body=body) == first
-        assert len(desk.queue.all()) == 1
+        assert len(api.queue.all()) == 1
 
 
 def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tmp_path):
@@ -120,41 +120,41 @@ def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tm
         send(server, kind="submit", body=body)
     server.client.delete(redis_keys.answer("0" * 32))
     (tmp_path / ".farm" / "requests").unlink()
-    with served(server.url, server.client, tmp_path, term=8) as desk:
+    with served(server.url, server.client, tmp_path, term=8) as api:
         send(server, kind="submit", body=body)
-        assert len(desk.queue.all()) == 1
+        assert len(api.queue.all()) == 1
 
 
-def test_an_answer_that_comes_later_is_waited_for(desk, client):
+def test_an_answer_that_comes_later_is_waited_for(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
-    desk.run("exp")
-    desk.experiments.answers_later = True
+    api.run("exp")
+    api.experiments.answers_later = True
     found = []
     asking = threading.Thread(
         target=lambda: found.append(client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail))
     )
     asking.start()
-    eventually(lambda: desk.experiments.owed)
-    with desk.lock:
-        desk.experiments.owed[0].resolve(detail("exp", ("aaaaa_00000",)))
+    eventually(lambda: api.experiments.owed)
+    with api.lock:
+        api.experiments.owed[0].resolve(detail("exp", ("aaaaa_00000",)))
     asking.join(60)
 
     (detail_found,) = found
     assert detail_found.experiment.owner == "ann"
     assert detail_found.experiment.state is State.RUNNING
-    assert detail_found.folder == str(desk.folder / "exp")
+    assert detail_found.folder == str(api.folder / "exp")
 
 
-def test_an_experiment_that_does_not_answer_is_told(desk, client, monkeypatch):
+def test_an_experiment_that_does_not_answer_is_told(api, client, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._PATIENCE_S", 0.05)
     client.ask(submit(), a.ExperimentSubmitted)
-    desk.run("exp")
-    desk.experiments.answers_later = True
+    api.run("exp")
+    api.experiments.answers_later = True
     with pytest.raises(RequestRejected, match="does not answer"):
         client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail)
 
 
-def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(desk, client):
+def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(api, client):
     client.ask(submit("digits"), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is no experiment 'digit'; did you mean digits"):
         client.ask(r.ShowExperiment(name="digit"), a.ExperimentDetail)
@@ -162,17 +162,17 @@ def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(desk, client):
         client.ask(r.DrainNode(node="gamma"), a.RequestDone)
 
 
-def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(desk, client):
+def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is an experiment exp, which is QUEUED"):
         client.ask(submit(), a.ExperimentSubmitted)
     assert client.ask(submit(is_made_up=True), a.ExperimentSubmitted).name == "exp_2"
-    (desk.folder / "old").mkdir()
+    (api.folder / "old").mkdir()
     with pytest.raises(ConfigError, match="this farm does not know"):
         client.ask(submit("old"), a.ExperimentSubmitted)
 
 
-def test_an_experiment_goes_through_its_life_by_requests(desk, client):
+def test_an_experiment_goes_through_its_life_by_requests(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
 
     def ask(request):
@@ -180,7 +180,7 @@ def test_an_experiment_goes_through_its_life_by_requests(desk, client):
 
     assert ask(r.PauseExperiment(name="exp")).state is State.PAUSED
     assert ask(r.ResumeExperiment(name="exp")).state is State.QUEUED
-    desk.run("exp")
+    api.run("exp")
     assert ask(r.PauseExperiment(name="exp")).state is State.PAUSED
     assert ask(r.ResumeExperiment(name="exp")).state is State.RUNNING
     assert ask(r.StopExperiment(name="exp", trial="aaaaa_00001")).state is None
@@ -190,17 +190,17 @@ def test_an_experiment_goes_through_its_life_by_requests(desk, client):
     assert "already" in ask(r.StopExperiment(name="exp")).text
     with pytest.raises(RequestRejected, match="is STOPPING and cannot be paused"):
         ask(r.PauseExperiment(name="exp"))
-    desk.end("exp", State.STOPPED, "stopped by ann")
+    api.end("exp", State.STOPPED, "stopped by ann")
     assert ask(r.RetryTrials(name="exp")).state is State.QUEUED
-    assert desk.queue.get("exp").retry == "*"
+    assert api.queue.get("exp").retry == "*"
     assert ask(r.StopExperiment(name="exp")).state is State.STOPPED
     ask(r.RemoveExperiment(name="exp", with_files=True))
 
-    assert desk.queue.all() == []
-    assert [told[0] for told in desk.experiments.told] == [
+    assert api.queue.all() == []
+    assert [told[0] for told in api.experiments.told] == [
         *("pause", "resume", "stop_trial", "stop", "forget"),
     ]
-    assert desk.experiments.told[3] == ("stop", "exp", "stopped by ann")
+    assert api.experiments.told[3] == ("stop", "exp", "stopped by ann")
 
 
 @pytest.mark.parametrize(
@@ -213,40 +213,40 @@ def test_an_experiment_goes_through_its_life_by_requests(desk, client):
         ({"owner": "../x\n"}, "the owner"),
     ],
 )
-def test_what_cannot_be_read_is_answered_with_why(desk, server, changes, told):
+def test_what_cannot_be_read_is_answered_with_why(api, server, changes, told):
     reply = send(server, **changes)
-    assert told in reply.refusal.text
-    assert send(server, "1" * 32).refusal is None
+    assert told in reply.rejection.text
+    assert send(server, "1" * 32).rejection is None
 
 
-def test_another_version_of_requests_is_told_in_what_all_versions_read(desk, server):
+def test_another_version_of_requests_is_told_in_what_all_versions_read(api, server):
     server.client.xadd(
         redis_keys.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"}
     )
     eventually(lambda: server.client.get(redis_keys.answer("3" * 32)))
     reply = msgspec.msgpack.decode(server.client.get(redis_keys.answer("3" * 32)), type=a.FarmReply)
     assert reply.version == r.REQUESTS_VERSION
-    assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.refusal.text
+    assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.rejection.text
 
 
-def test_rubbish_in_the_stream_is_thrown_away(desk, client, server):
+def test_rubbish_in_the_stream_is_thrown_away(api, client, server):
     server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
     server.client.xadd(redis_keys.REQUESTS, {"id": "../../x"})
     client.ask(submit(), a.ExperimentSubmitted)
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(desk, client, capfd):
-    desk.nodes.rows = lambda: 1 / 0
+def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(api, client, capfd):
+    api.nodes.rows = lambda: 1 / 0
     with pytest.raises(RequestRejected, match="ZeroDivisionError"):
         client.ask(r.ListNodes(), a.NodeList)
     client.ask(submit(), a.ExperimentSubmitted)
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(desk, client, capfd):
-    (row, *_others) = desk.nodes.rows()
-    desk.nodes.rows = lambda: (msgspec.structs.replace(row, refused=2**70),)
+def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(api, client, capfd):
+    (row, *_others) = api.nodes.rows()
+    api.nodes.rows = lambda: (msgspec.structs.replace(row, refused=2**70),)
     with pytest.raises(RequestRejected, match="OverflowError"):
         client.ask(r.ListNodes(), a.NodeList)
     client.ask(submit(), a.ExperimentSubmitted)
@@ -267,8 +267,8 @@ def test_a_scheduler_that_has_not_announced_itself_takes_no_requests(server, cli
 
 
 def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
-    served_desk = ServedDesk(server.url, tmp_path)
-    served_desk.announce(server.client)
+    served_api = ServedApi(server.url, tmp_path)
+    served_api.announce(server.client)
     with (
         FarmClient(server.url, owner="ann", timeout_s=0.2) as client,
         pytest.raises(NoScheduler, match="withdrawn, nothing was done"),
@@ -289,47 +289,47 @@ def test_a_request_that_is_old_is_not_done(server, tmp_path):
         "body": body,
     }
     server.client.xadd(redis_keys.REQUESTS, fields, id=f"{(seconds - 3600) * 1000}-0")
-    with served(server.url, server.client, tmp_path) as desk:
+    with served(server.url, server.client, tmp_path) as api:
         eventually(lambda: server.client.xlen(redis_keys.REQUESTS) == 0)
-        turns = desk.turns
-        eventually(lambda: desk.turns > turns + 3)
-        assert desk.queue.all() == []
+        turns = api.turns
+        eventually(lambda: api.turns > turns + 3)
+        assert api.queue.all() == []
 
 
 def test_an_older_scheduler_takes_nothing(server, tmp_path):
-    desk = ServedDesk(server.url, tmp_path, term=7)
+    api = ServedApi(server.url, tmp_path, term=7)
     server.client.set(redis_keys.TERM, 8)
     server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
 
     def is_superseded():
         try:
-            desk.server.turn()
+            api.server.turn()
         except SchedulerSuperseded:
             return True
         return False
 
     eventually(is_superseded)
-    desk.server.close()
+    api.server.close()
     assert server.client.xlen(redis_keys.REQUESTS) == 1
 
 
 def test_a_client_waits_for_a_redis_that_was_killed_and_a_scheduler_that_reconnects(
-    desk, client, server, monkeypatch
+    api, client, server, monkeypatch
 ):
     client.ask(submit(), a.ExperimentSubmitted)
     server.kill()
     with pytest.raises(RedisUnavailable):
         client.ask(r.ListExperiments(), a.ExperimentList)
     server.start()
-    desk.announce(server.client)
-    eventually(lambda: desk.server.fileno() is not None)
+    api.announce(server.client)
+    eventually(lambda: api.server.fileno() is not None)
 
     assert len(client.ask(r.ListExperiments(), a.ExperimentList).experiments) == 1
 
 
 def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, capfd):
     server.client.execute_command("ACL", "SETUSER", "default", "-xread")
-    with served(server.url, server.client, tmp_path) as desk:
+    with served(server.url, server.client, tmp_path) as api:
         said = ""
 
         def is_told() -> bool:
@@ -339,7 +339,7 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
 
         eventually(is_told)
         server.client.execute_command("ACL", "SETUSER", "default", "+xread")
-        eventually(lambda: desk.server.fileno() is not None)
+        eventually(lambda: api.server.fileno() is not None)
         reading: list[str] = []
 
         def is_read() -> bool:
@@ -355,8 +355,8 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
 
 def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypatch):
     monkeypatch.setattr(client_module, "_AGAIN_S", 0.1)
-    desk = ServedDesk(server.url, tmp_path)
-    desk.announce(server.client)
+    api = ServedApi(server.url, tmp_path)
+    api.announce(server.client)
     found = []
 
     def ask():
@@ -367,14 +367,14 @@ def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypat
     asking.start()
     eventually(lambda: server.client.xlen(redis_keys.REQUESTS))
     server.client.flushall()
-    desk.announce(server.client)
-    with desk:
+    api.announce(server.client)
+    with api:
         asking.join(60)
     assert [answer.name for answer in found] == ["exp"]
 
 
-def test_another_version_of_the_scheduler_is_named(desk, client, server):
-    server.client.execute_command(*announcing(desk.term))
+def test_another_version_of_the_scheduler_is_named(api, client, server):
+    server.client.execute_command(*announcing(api.term))
     found = msgspec.json.decode(server.client.get(redis_keys.FARM))
     server.client.set(
         redis_keys.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"})
@@ -383,11 +383,11 @@ def test_another_version_of_the_scheduler_is_named(desk, client, server):
         client.farm()
 
 
-def test_the_farm_says_where_its_store_is(desk, client):
-    assert client.farm().store == str(desk.folder / "store")
+def test_the_farm_says_where_its_store_is(api, client):
+    assert client.farm().store == str(api.folder / "store")
 
 
-def test_a_hundred_requests_at_once_are_all_answered(desk, server):
+def test_a_hundred_requests_at_once_are_all_answered(api, server):
     found = []
 
     def ask(number):
@@ -403,7 +403,7 @@ def test_a_hundred_requests_at_once_are_all_answered(desk, server):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == len(desk.queue.all()) == 100
+    assert len(found) == len(api.queue.all()) == 100
     assert len({answer.id for answer in found}) == 100
     assert time.monotonic() - begun < 60
 
@@ -427,10 +427,10 @@ def test_client_of_a_redis_that_refuses_writes_is_told_so_and_not_that_no_schedu
 
 
 def test_client_is_told_at_once_that_redis_refuses_writes_while_a_lease_is_there(
-    desk, client, server, refusing
+    api, client, server, refusing
 ):
     began = time.monotonic()
     with pytest.raises(RedisUnavailable, match=refusing):
         client.ask(submit(), a.ExperimentSubmitted)
     assert time.monotonic() < began + 20
-    assert desk.queue.all() == []
+    assert api.queue.all() == []

@@ -14,7 +14,7 @@ import pytest
 import tunemq as tune
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import ServedDesk, served
+from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def desk(server: RedisServer, tmp_path: Path) -> Iterator[ServedDesk]:
-    with served(server.url, server.client, tmp_path) as desk:
-        yield desk
+def api(server: RedisServer, tmp_path: Path) -> Iterator[ServedApi]:
+    with served(server.url, server.client, tmp_path) as api:
+        yield api
 
 
 def search(config):
@@ -46,18 +46,18 @@ def tuner(name: str | None = "exp", trainable=None, **run):
     )
 
 
-def blob(desk: ServedDesk, ref) -> bytes:
-    return (desk.folder / "store" / "blobs" / ref.sha256).read_bytes()
+def blob(api: ServedApi, ref) -> bytes:
+    return (api.folder / "store" / "blobs" / ref.sha256).read_bytes()
 
 
-def test_a_detached_search_is_queued_and_its_handle_asks_and_tells(desk, server):
+def test_a_detached_search_is_queued_and_its_handle_asks_and_tells(api, server):
     handle = tuner().fit(address=server.url, detached=True, priority=2)
 
-    entry = desk.queue.get("exp")
+    entry = api.queue.get("exp")
     assert (handle.name, entry.priority) == ("exp", 2)
     assert isinstance(entry.code, PickledCode)
     assert entry.code.bundle is None
-    loaded = load_tuner_parts(blob(desk, entry.code.tuner))
+    loaded = load_tuner_parts(blob(api, entry.code.tuner))
     assert list(loaded.param_space) == ["x"]
     assert handle.status().state is State.QUEUED
     assert handle.pause() == "exp is paused"
@@ -67,22 +67,22 @@ def test_a_detached_search_is_queued_and_its_handle_asks_and_tells(desk, server)
     assert handle.wait() is State.STOPPED
 
 
-def test_a_search_without_a_name_gets_that_of_its_trainable(desk, server):
+def test_a_search_without_a_name_gets_that_of_its_trainable(api, server):
     handle = tuner(None).fit(address=server.url, detached=True)
     assert handle.name.startswith("search_20")
 
 
-def test_an_attached_search_shows_its_progress_and_returns_its_results(desk, server, capsys):
+def test_an_attached_search_shows_its_progress_and_returns_its_results(api, server, capsys):
     def live():
-        eventually(lambda: desk.queue.get("exp"))
-        desk.run("exp")
+        eventually(lambda: api.queue.get("exp"))
+        api.run("exp")
         # What a farm's experiment leaves behind is what an embedded one does.
-        tuner(storage_path=str(desk.folder), verbose=0).fit()
-        identity = read_header(desk.folder / "exp" / FILE_NAME).experiment_id[:5]
-        with desk.lock:
-            desk.queue._put(msgspec.structs.replace(desk.queue.get("exp"), id=identity))
-        (desk.folder / "exp.log").write_text("2 trials are over\n")
-        desk.end("exp", State.FINISHED)
+        tuner(storage_path=str(api.folder), verbose=0).fit()
+        identity = read_header(api.folder / "exp" / FILE_NAME).experiment_id[:5]
+        with api.lock:
+            api.queue._put(msgspec.structs.replace(api.queue.get("exp"), id=identity))
+        (api.folder / "exp.log").write_text("2 trials are over\n")
+        api.end("exp", State.FINISHED)
 
     living = threading.Thread(target=live)
     living.start()
@@ -93,11 +93,11 @@ def test_an_attached_search_shows_its_progress_and_returns_its_results(desk, ser
     assert results.get_best_result().config == {"x": 1}
 
 
-def test_a_search_that_fails_raises_with_why(desk, server):
+def test_a_search_that_fails_raises_with_why(api, server):
     def live():
-        eventually(lambda: desk.queue.get("exp"))
-        desk.run("exp")
-        desk.end("exp", State.FAILED, "its callback raised")
+        eventually(lambda: api.queue.get("exp"))
+        api.run("exp")
+        api.end("exp", State.FAILED, "its callback raised")
 
     living = threading.Thread(target=live)
     living.start()
@@ -106,13 +106,13 @@ def test_a_search_that_fails_raises_with_why(desk, server):
     living.join()
 
 
-def test_results_that_cannot_be_read_from_here_are_said_to_be_elsewhere(desk, server):
+def test_results_that_cannot_be_read_from_here_are_said_to_be_elsewhere(api, server):
     handle = tuner().fit(address=server.url, detached=True)
     with pytest.raises(TuneError, match=r"exp on the scheduler's machine"):
         handle.get_results()
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_is_queued(desk, server):
+def test_what_cannot_be_sent_is_refused_before_anything_is_queued(api, server):
     lock = threading.Lock()
     with pytest.raises(TrainableError, match="lock"):
         tuner(trainable=lambda config: lock).fit(address=server.url)
@@ -124,10 +124,10 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_queued(desk, server):
         tuner().fit(detached=True)
     with pytest.raises(RedisUnavailable):
         tuner().fit(address="redis://localhost:1")
-    assert desk.queue.all() == []
+    assert api.queue.all() == []
 
 
-def test_the_modules_beside_a_script_are_sent_along(desk, server, tmp_path):
+def test_the_modules_beside_a_script_are_sent_along(api, server, tmp_path):
     project = tmp_path / "project"
     (project / "pkg").mkdir(parents=True)
     (project / "pkg" / "__init__.py").write_text("def train(config): ...\n")
@@ -142,6 +142,6 @@ def test_the_modules_beside_a_script_are_sent_along(desk, server, tmp_path):
     subprocess.run([sys.executable, "-m", "pkg.main"], cwd=project, check=True)
 
     for name in ("script", "module"):
-        code = desk.queue.get(name).code
+        code = api.queue.get(name).code
         assert code.bundle is not None
-        assert b"pkg/__init__.py" in blob(desk, code.bundle)
+        assert b"pkg/__init__.py" in blob(api, code.bundle)

@@ -63,7 +63,7 @@ def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
             how = {"resources": {"gpu": 0.5}, "devices": {uuid: 0.5}}
             begin = scheduler.start(takes_memory, config, trial_number=number, **how)
             orders.append(order(trial, begin))
-        scheduler.assign(node.incarnation, *orders)
+        scheduler.assign(node.instance_id, *orders)
         eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=60)
         # What is used is counted from the first look on; a question is noted before its answer.
         eventually(lambda: fake.energy_questions() >= 2)

@@ -138,9 +138,9 @@ def test_a_worker_that_was_fenced_goes_on_speaking_and_does_not_say_that_it_stop
     worker, manager, scheduler
 ):
     becomes(0, worker.file, "--ready")
-    eventually(scheduler.hellos)
-    hello = scheduler.hellos()[0]  # where Redis answered late it says so once more
-    scheduler.reply(hello.incarnation, "f", "its trials run elsewhere")
+    eventually(scheduler.registrations)
+    registration = scheduler.registrations()[0]  # where Redis answered late it says so once more
+    scheduler.reply(registration.instance_id, "f", "its trials run elsewhere")
     eventually(lambda: manager.lines().count("READY=1") >= 2)
     becomes(0, worker.file, "--ready")
     assert "STOPPING=1" not in manager.lines()

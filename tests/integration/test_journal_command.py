@@ -155,8 +155,8 @@ def test_a_journal_in_use_is_not_salvaged(tmp_path: Path, tunemq: Run) -> None:
     with journal:
         path = snapshot_file(folder, 3)
         path.write_bytes(path.read_bytes()[:-1])
-        refused = tunemq("salvage", folder, code=64).stderr
-        assert f"process {os.getpid()} on" in refused
+        rejected = tunemq("salvage", folder, code=64).stderr
+        assert f"process {os.getpid()} on" in rejected
     assert list(tmp_path.glob("journal*")) == [folder]
 
 

@@ -27,12 +27,12 @@ from tunemq_shared.base.errors import BugError, JournalError
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = pytest.mark.integration
 
 #: Of a farm without keys; tests/security/test_s07_forged_journals.py has one with keys.
-SEAL = journal_seal()
+SIGNER = journal_signer()
 PIECE = "000000000000000-000000000000012"
 
 
@@ -55,11 +55,11 @@ def names(objects: ObjectStore) -> list[str]:
 
 
 def is_copied(copied: JournalCopy) -> None:
-    eventually(lambda: not copied.is_behind, within=60, message=lambda: f"{copied.news()}")
+    eventually(lambda: not copied.is_behind, within=60, message=lambda: f"{copied.notices()}")
 
 
 def fetched(objects: ObjectStore, folder: Path) -> State:
-    return state_of(fetch_journal(objects, folder, SEAL))
+    return state_of(fetch_journal(objects, folder, SIGNER))
 
 
 def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back(
@@ -67,7 +67,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
 ) -> None:
     state: State = ((), ())
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         for n, turn in enumerate(TURNS):
             if n % 2:
                 take_snapshot(journal, state)
@@ -77,7 +77,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
             assert copied.turn == journal.turn == n + 1
             assert fetched(objects, tmp_path / f"fetched{n}") == state
         assert copied.close(within_s=60)
-        assert copied.news() == []
+        assert copied.notices() == []
     other, found = Journal.resume(tmp_path / f"fetched{len(TURNS) - 1}")
     with other:
         assert found.header == HEADER
@@ -107,14 +107,14 @@ def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
             journal.append(TURNS[(len(states) - 1) % len(TURNS)])
 
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         thread = threading.Thread(target=write, args=(journal,))
         thread.start()
         try:
             for n in range(20):
                 eventually(lambda: copied.turn > 5)
                 safe = copied.turn
-                found = fetch_journal(objects, tmp_path / f"{n}", SEAL)
+                found = fetch_journal(objects, tmp_path / f"{n}", SIGNER)
                 assert found.turn >= safe
                 assert state_of(found) == states[found.turn]
         finally:
@@ -141,7 +141,7 @@ def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_
     journal, _ = Journal.resume(folder)
     with journal:
         journal.append(TURNS[0])
-        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     expected = after(states[-1], TURNS[0])
     journal, _ = Journal.resume(folder if is_same_search else woken)
     with journal:
@@ -163,7 +163,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
         objects, "put_bytes", lambda key, data: (put.append(key), put_bytes(key, data))
     )
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         for _ in range(20):
             journal.append(TURNS[0])
             is_copied(copied)
@@ -171,7 +171,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     assert len(put) == len(set(put))
     pieces = [name for name in names(objects) if ".turns/" in name]
     assert len(pieces) < 10
-    assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == 20
+    assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == 20
 
 
 @pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])
@@ -180,7 +180,7 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
 ) -> None:
     monkeypatch.setattr(journal_copy, "PERIOD_S", 0.001)
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         for turn in TURNS[:3]:
             journal.append(turn)
             is_copied(copied)
@@ -197,10 +197,10 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
 
     monkeypatch.setattr(objects, "list", lacks_one)
     if until == 2:
-        assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == 3
+        assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == 3
     else:
         with pytest.raises(JournalError, match=r"begins at byte \d+ is missing"):
-            fetch_journal(objects, tmp_path / "fetched", SEAL)
+            fetch_journal(objects, tmp_path / "fetched", SIGNER)
     assert looks == 2
 
 
@@ -209,12 +209,12 @@ def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) 
     with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
         for _ in range(40):
             journal.append(big)
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         assert copied.close(within_s=60)
     sizes = [one.size for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     assert len(sizes) > 2
     assert max(sizes) <= 4 * 2**20 + 1  # the head of the seal
-    assert list(fetch_journal(objects, tmp_path / "fetched", SEAL).turns) == [big] * 40
+    assert list(fetch_journal(objects, tmp_path / "fetched", SIGNER).turns) == [big] * 40
 
 
 def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_one_goes(
@@ -224,13 +224,13 @@ def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_o
     states = begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     first = names(objects)
     assert {name.split("/")[0] for name in first} == {"000001"}
     journal, _ = Journal.resume(folder)
     with journal:
         journal.append(TURNS[0])
-        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     assert {name.split("/")[0] for name in names(objects)} == {"000002"}
     # Whoever was thought dead, and writes behind its end, changes nothing.
     for name in first:
@@ -243,7 +243,7 @@ def test_one_that_is_not_complete_yet_does_not_count(objects: ObjectStore, tmp_p
     states = begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     objects.put_bytes(f"{FILE_NAME}/000002/000003.snapshot/{PIECE}", b"half a copy")
     assert fetched(objects, tmp_path / "fetched") == states[-1]
 
@@ -252,7 +252,7 @@ def test_a_snapshot_whose_segment_is_not_there_yet_does_not_count(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         journal.append(TURNS[0])
         assert copied.close(within_s=60)
     objects.put_bytes(f"{FILE_NAME}/000001/000002.snapshot/{PIECE}", b"it has just been put")
@@ -266,22 +266,22 @@ def test_a_store_that_is_away_stops_nobody_and_is_told_once(
         server.objects("mine", "e") as objects,
         Journal.create(tmp_path / "journal", HEADER) as journal,
     ):
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         journal.append(TURNS[0])
         is_copied(copied)
         server.kill()
         for turn in TURNS:
             journal.append(turn)
-        news: list[str] = []
-        eventually(lambda: news.extend(copied.news()) or news)
-        assert "the copy of the journal waits for its store" in news[0]
+        notices: list[str] = []
+        eventually(lambda: notices.extend(copied.notices()) or notices)
+        assert "the copy of the journal waits for its store" in notices[0]
         assert copied.turn == 1
         server.start()
         is_copied(copied)
-        eventually(lambda: news.extend(copied.news()) or len(news) > 1)
-        assert news[1:] == ["the copy of the journal goes on"]
+        eventually(lambda: notices.extend(copied.notices()) or len(notices) > 1)
+        assert notices[1:] == ["the copy of the journal goes on"]
         assert copied.close(within_s=60)
-        assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == len(TURNS) + 1
+        assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == len(TURNS) + 1
 
 
 def test_whoever_closes_it_waits_for_no_store_that_is_away(
@@ -293,7 +293,7 @@ def test_whoever_closes_it_waits_for_no_store_that_is_away(
     ):
         server.kill()
         journal.append(TURNS[0])
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         assert not copied.close(within_s=0.5)
         assert copied.turn == 0
 
@@ -303,7 +303,7 @@ def test_who_waits_for_the_copy_is_called_when_it_has_grown(
 ) -> None:
     called = threading.Event()
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL, copied=called.set)
+        copied = JournalCopy(journal, objects, SIGNER, copied=called.set)
         journal.append(TURNS[0])
         assert called.wait(60)
         assert copied.close(within_s=60)
@@ -316,32 +316,32 @@ def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_f
         raise ValueError("a defect")
 
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL, copied=fails)
+        copied = JournalCopy(journal, objects, SIGNER, copied=fails)
         copied.close(within_s=60)
         with pytest.raises(BugError, match="a defect"):
-            copied.news()
+            copied.notices()
 
 
 def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     with pytest.raises(NoSuchObject, match="there is no copy of a journal"):
-        fetch_journal(objects, tmp_path / "none", SEAL)
+        fetch_journal(objects, tmp_path / "none", SIGNER)
     folder = tmp_path / "journal"
     begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     with pytest.raises(JournalError, match="is not empty"):
-        fetch_journal(objects, folder, SEAL)
+        fetch_journal(objects, folder, SIGNER)
     (piece,) = [one for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     whole = objects.get_bytes(piece.key, limit=2**20)
     objects.put_bytes(piece.key, whole[:200] + b"!" + whole[201:])
     with pytest.raises(JournalError):
-        fetch_journal(objects, tmp_path / "damaged", SEAL)
+        fetch_journal(objects, tmp_path / "damaged", SIGNER)
     objects.put_bytes(piece.key, whole[:-1])
     with pytest.raises(JournalError, match="is damaged"):
-        fetch_journal(objects, tmp_path / "damaged", SEAL)
+        fetch_journal(objects, tmp_path / "damaged", SIGNER)
     assert not list((tmp_path / "damaged").iterdir())
     assert recover(folder).turn == len(TURNS)
 
@@ -362,7 +362,7 @@ def test_journal_copy_rotated_keys_are_read_again(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     address = server.address("mine", "e", **({"profile": profile} if profile else {}))
     with open_objects(address) as objects, Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SEAL)
+        copied = JournalCopy(journal, objects, SIGNER)
         journal.append(TURNS[0])
         is_copied(copied)
         server.stop()
@@ -370,7 +370,7 @@ def test_journal_copy_rotated_keys_are_read_again(
         server.start()
         journal.append(TURNS[1])
         said: list[str] = []
-        eventually(lambda: said.extend(copied.news()) or "does not know these keys" in str(said))
+        eventually(lambda: said.extend(copied.notices()) or "does not know these keys" in str(said))
         write_keys()
         is_copied(copied)
         assert copied.close(within_s=60)

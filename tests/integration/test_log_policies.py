@@ -16,7 +16,7 @@ from tests.support.farms.own_farm import Listener, farm
 from tests.support.searches.searches import fit
 from tunemq_scheduler.core.trials.trial import TrialSummary
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.protocol import messages as m
 
@@ -59,20 +59,20 @@ def train(config: dict[str, Any]) -> None:
 
 def events_of(results: tune.ResultGrid) -> list[m.Event]:
     path = Path(results.experiment_path, FILE_NAME)
-    return [entry.event for entry in read_entries(path)]
+    return [entry.event for entry in read_records(path)]
 
 
 def nodes_of(events: list[m.Event], trial: str) -> list[str]:
     """The names of the nodes on which the trial's incarnations began, in their order."""
     names: dict[str, str] = {}
-    found, incarnation = [], ""
+    found, instance_id = [], ""
     for event in events:
         if isinstance(event, m.NodeJoined):
-            names[event.incarnation] = event.node
+            names[event.instance_id] = event.node
         elif isinstance(event, m.BatchRead):
-            incarnation = event.incarnation
+            instance_id = event.instance_id
         elif isinstance(event, m.TrialStarted) and event.trial == trial:
-            found.append(names[incarnation])
+            found.append(names[instance_id])
     return found
 
 
@@ -111,7 +111,7 @@ def test_f23_what_trials_print_decides_what_follows_from_their_failures(farm: An
     assert f"it is not placed on node {first} any more" in Path(bad.path, "error.txt").read_text()
 
     # Not tried again, of which the pattern that takes too long says nothing.
-    assert summary_of(results, 1).epoch == 1
+    assert summary_of(results, 1).attempt == 1
     assert "not tried again, for it printed 'CUDA error: device-side assert" in str(asserts.error)
     for failure in [e for e in events if isinstance(e, m.TrialProcessDied | m.TrialFailed)]:
         before = events[: events.index(failure)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
-from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_hosted
+from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_running
 from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
@@ -31,12 +31,12 @@ def test_the_id_of_a_lost_search_is_that_of_its_trials():
 
 def test_nodes_keep_a_search_until_another_farm_was_there_or_it_said_goodbye(redis):
     client = redis.client
-    assert is_hosted(redis.url, LOST), "Redis was wiped, and nodes were not"
+    assert is_running(redis.url, LOST), "Redis was wiped, and nodes were not"
     client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm"), LOST.events_key]))
     client.xadd(LOST.events_key, {"h": "x"})
-    assert is_hosted(redis.url, LOST)
+    assert is_running(redis.url, LOST)
     client.expire(LOST.events_key, 60)
-    assert not is_hosted(redis.url, LOST), "its scheduler said goodbye"
+    assert not is_running(redis.url, LOST), "its scheduler said goodbye"
     client.persist(LOST.events_key)
     client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm")]))
-    assert not is_hosted(redis.url, LOST), "another scheduler had the farm"
+    assert not is_running(redis.url, LOST), "another scheduler had the farm"

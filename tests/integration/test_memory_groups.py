@@ -103,7 +103,7 @@ def peak_of(group: Path) -> int:
 def run(node: GroupedNode, scheduler: Scheduler, trainable, trial="t1", **how):
     """Host a trial to its end; how it failed, if it has, and the most memory that it had."""
     peaks = [0]
-    scheduler.assign(node.incarnation, order(trial, scheduler.start(trainable, **how)))
+    scheduler.assign(node.instance_id, order(trial, scheduler.start(trainable, **how)))
 
     def is_over():
         for group in node.groups():
@@ -156,10 +156,10 @@ def test_a_trial_that_allocates_fast_never_holds_more_than_its_limit(node, sched
 def test_neighbours_of_a_trial_that_exceeds_its_memory_run_on(node, scheduler):
     start = {"limits": LIMIT, "trial_number": 2}
     neighbour = order("n", scheduler.start(counts, **start))
-    scheduler.assign(node.incarnation, neighbour)
+    scheduler.assign(node.instance_id, neighbour)
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     greedy = order("t1", scheduler.start(takes_two_gib, limits=LIMIT))
-    scheduler.assign(node.incarnation, neighbour, greedy)
+    scheduler.assign(node.instance_id, neighbour, greedy)
     eventually(lambda: scheduler.said(SlotFreed), within=60, message=node.log)
 
     (failed,) = scheduler.said(TrialFailed)
@@ -264,7 +264,7 @@ def test_groups_of_a_killed_node_go_when_the_next_begins_a_trial(
 ):
     first = GroupedNode(server, scheduler, tmp_path / "first", group)
     try:
-        scheduler.assign(first.incarnation, order("t1", scheduler.start(counts, limits=LIMIT)))
+        scheduler.assign(first.instance_id, order("t1", scheduler.start(counts, limits=LIMIT)))
         eventually(lambda: scheduler.said(ResultReported), message=first.log)
         first.process.send_signal(signal.SIGKILL)
     finally:
@@ -279,7 +279,7 @@ def test_groups_of_a_killed_node_go_when_the_next_begins_a_trial(
         return
     second = GroupedNode(server, scheduler, tmp_path / "second", group)
     try:
-        scheduler.assign(second.incarnation, order("t2", scheduler.start(counts, limits=LIMIT)))
+        scheduler.assign(second.instance_id, order("t2", scheduler.start(counts, limits=LIMIT)))
         eventually(second.groups, message=second.log)
         assert not left.parent.exists()
     finally:
@@ -298,7 +298,7 @@ def raises_its_limit(config):
     ]
     group = Path(config["root"] + line.split(":", 2)[2])
     assert group.name == "h1", group
-    refused = {}
+    rejected = {}
     limits = ("memory.limit_in_bytes", "memory.max", "memory.oom_control", "memory.oom.group")
     for file in [*(group / name for name in limits), group.parent / "cgroup.procs"]:
         if file.exists():
@@ -306,15 +306,15 @@ def raises_its_limit(config):
                 try:
                     with file.open(mode) as opened:
                         opened.write("0")
-                    refused[file.name] = "written"
+                    rejected[file.name] = "written"
                 except OSError as error:
-                    refused.setdefault(file.name, error.strerror)
+                    rejected.setdefault(file.name, error.strerror)
     try:
         (group / "own").mkdir()
-        refused["mkdir"] = "made"
+        rejected["mkdir"] = "made"
     except OSError as error:
-        refused["mkdir"] = error.strerror
-    report({"refused": refused})
+        rejected["mkdir"] = error.strerror
+    report({"rejected": rejected})
 
 
 @pytest.fixture
@@ -340,13 +340,13 @@ def test_a_trial_of_another_user_cannot_raise_its_limit(guarded, server, open_fo
     code = Path(start.code.path)
     for path in (code, code.parent, folder):
         os.chown(path, NOBODY, NOBODY)
-    scheduler.assign(guarded.incarnation, order("t1", start))
+    scheduler.assign(guarded.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), within=60, message=guarded.log)
 
     assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
-    refused = scheduler.said(ResultReported)[0].metrics["refused"]
-    assert len(refused) >= 4
-    assert set(refused.values()) == {"Permission denied"}
+    rejected = scheduler.said(ResultReported)[0].metrics["rejected"]
+    assert len(rejected) >= 4
+    assert set(rejected.values()) == {"Permission denied"}
 
 
 def test_a_node_that_may_not_divide_its_group_looks_at_memory_and_says_so_once(

@@ -14,9 +14,9 @@ import pytest
 from tests.integration.farm_support import (
     Node,
     children_of,
-    family_of,
     is_alive,
     order,
+    process_tree_of,
 )
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.waiting import eventually
@@ -68,22 +68,22 @@ def is_sent_until_taken(node, scheduler, version, *orders):
         nonlocal sent_at
         if time.monotonic() > sent_at + 1:
             sent_at = time.monotonic()
-            scheduler.assign(node.incarnation, *orders, version=version)
-        return scheduler.taken(node.incarnation)[1:] == (version,)
+            scheduler.assign(node.instance_id, *orders, version=version)
+        return scheduler.confirmed(node.instance_id)[1:] == (version,)
 
     eventually(is_taken, message=node.log)
 
 
 def test_a_node_says_what_it_offers_once_its_ear_hears(node, scheduler):
-    assert node.hello.node == "node"
-    assert node.hello.pid == node.process.pid
-    assert node.hello.resources["cpu"] == 2
-    assert node.ear() is not None
-    eventually(lambda: scheduler.taken(node.incarnation) == (0, 0))
+    assert node.registration.node == "node"
+    assert node.registration.pid == node.process.pid
+    assert node.registration.resources["cpu"] == 2
+    assert node.consumer() is not None
+    eventually(lambda: scheduler.confirmed(node.instance_id) == (0, 0))
 
 
 def test_a_trial_tells_its_story_in_order(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     kinds = [type(event) for event in scheduler.events()]
     assert kinds == [TrialStarted, *[ResultReported] * 3, TrialFinished, SlotFreed]
@@ -91,19 +91,19 @@ def test_a_trial_tells_its_story_in_order(node, scheduler):
 
 
 def test_the_lease_is_renewed_and_says_which_assignment_was_taken(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
-    eventually(lambda: scheduler.taken(node.incarnation) == (1, 1))
-    before = scheduler.renewals(node.incarnation)
-    eventually(lambda: scheduler.renewals(node.incarnation) > before)
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.confirmed(node.instance_id) == (1, 1))
+    before = scheduler.renewals(node.instance_id)
+    eventually(lambda: scheduler.renewals(node.instance_id) > before)
 
 
 def test_an_assignment_that_comes_twice_or_late_changes_nothing(node, scheduler):
     start = scheduler.start(without_end)
-    scheduler.assign(node.incarnation, order("t1", start), version=2)
-    scheduler.assign(node.incarnation, order("t1", start), version=2)
-    scheduler.assign(node.incarnation, version=1)
-    scheduler.assign(node.incarnation, order("t1", None), version=3)
-    eventually(lambda: scheduler.taken(node.incarnation) == (1, 3))
+    scheduler.assign(node.instance_id, order("t1", start), version=2)
+    scheduler.assign(node.instance_id, order("t1", start), version=2)
+    scheduler.assign(node.instance_id, version=1)
+    scheduler.assign(node.instance_id, order("t1", None), version=3)
+    eventually(lambda: scheduler.confirmed(node.instance_id) == (1, 3))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     assert len(scheduler.said(TrialStarted)) == 1
     assert not scheduler.said(SlotFreed)
@@ -112,36 +112,36 @@ def test_an_assignment_that_comes_twice_or_late_changes_nothing(node, scheduler)
 @pytest.mark.parity(34)
 def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node, scheduler):
     start = scheduler.start(three_results)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
-    version = scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.taken(node.incarnation)[1:] == (version,))
+    version = scheduler.assign(node.instance_id, order("t1", start))
+    eventually(lambda: scheduler.confirmed(node.instance_id)[1:] == (version,))
     assert len(scheduler.said(TrialStarted)) == 1
 
 
 def test_a_trial_waits_at_its_horizon_until_it_grows(node, scheduler):
     start = scheduler.start(three_results)
-    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
-    scheduler.assign(node.incarnation, order("t1", None, run_until=next_result(1)))
+    scheduler.assign(node.instance_id, order("t1", None, run_until=next_result(1)))
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
     assert not scheduler.said(TrialFinished)
-    scheduler.assign(node.incarnation, order("t1", None))
+    scheduler.assign(node.instance_id, order("t1", None))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
 
 
 def test_a_stopped_trial_leaves_by_itself_and_frees_its_slot(node, scheduler):
     start = scheduler.start(without_end)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
-    scheduler.assign(node.incarnation, order("t1", None, stop=True))
+    scheduler.assign(node.instance_id, order("t1", None, stop=True))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert not scheduler.said(TrialProcessDied)
     assert not scheduler.said(TrialFailed)
 
 
 def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler):
-    def deaf(config):
+    def hung(config):
         import signal
         import time
 
@@ -149,24 +149,24 @@ def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler
         while True:
             time.sleep(600)
 
-    start = scheduler.start(deaf, stop_grace_s=0.1)
-    scheduler.assign(node.incarnation, order("t1", start))
+    start = scheduler.start(hung, stop_grace_s=0.1)
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-    scheduler.assign(node.incarnation, order("t1", None, stop=True))
+    scheduler.assign(node.instance_id, order("t1", None, stop=True))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert not scheduler.said(TrialProcessDied)
 
 
 def test_a_trial_that_is_not_listed_any_more_is_killed(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-    scheduler.assign(node.incarnation)
+    scheduler.assign(node.instance_id)
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert not is_alive(scheduler.said(TrialStarted)[0].pid)
 
 
 def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
     os.kill(pid, signal.SIGKILL)
@@ -179,7 +179,7 @@ def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler)
 def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, scheduler):
     environment = Environment("/no/such/python", (), {}, ())
     start = scheduler.start(three_results, environment=environment)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     failed = scheduler.said(TrialFailed)[0]
     assert failed.kind == "start"
@@ -188,10 +188,10 @@ def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, schedu
 
 def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, scheduler):
     first = scheduler.start(three_results, reuse=True)
-    scheduler.assign(node.incarnation, order("t1", first))
+    scheduler.assign(node.instance_id, order("t1", first))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     second = scheduler.start(three_results, reuse=True, trial_number=1)
-    scheduler.assign(node.incarnation, order("t2", second))
+    scheduler.assign(node.instance_id, order("t2", second))
     eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
     one, two = scheduler.said(TrialStarted)
     assert (one.trial, two.trial) == ("t1", "t2")
@@ -200,10 +200,10 @@ def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, schedule
 
 
 def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results, reuse=True)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results, reuse=True)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     scheduler.assign(
-        node.incarnation, order("t2", scheduler.start(without_end, reuse=True, trial_number=1))
+        node.instance_id, order("t2", scheduler.start(without_end, reuse=True, trial_number=1))
     )
     eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
     one, two = scheduler.said(TrialStarted)
@@ -212,32 +212,32 @@ def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
 
 
 def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
-    ear = node.ear()
-    os.kill(ear, signal.SIGKILL)
+    consumer = node.consumer()
+    os.kill(consumer, signal.SIGKILL)
     grown = order("t1", None, run_until=next_result(10**6))
-    version = scheduler.assign(node.incarnation, grown)
-    eventually(lambda: node.ear() not in {None, ear})
+    version = scheduler.assign(node.instance_id, grown)
+    eventually(lambda: node.consumer() not in {None, consumer})
     is_sent_until_taken(node, scheduler, version, grown)
     assert not scheduler.said(TrialProcessDied)
 
 
 def test_no_trial_notices_that_what_ears_are_forked_from_was_killed(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
-    ear, ears = node.ear(), node.ears()
-    os.kill(ears, signal.SIGKILL)
-    eventually(lambda: not is_alive(ear) and not is_alive(ears))
+    consumer, consumers = node.consumer(), node.consumers()
+    os.kill(consumers, signal.SIGKILL)
+    eventually(lambda: not is_alive(consumer) and not is_alive(consumers))
     is_sent_until_taken(node, scheduler, 2, order("t1", None, run_until=next_result(10**6)))
-    eventually(lambda: {ear, ears}.isdisjoint(children_of(node.process.pid)))
+    eventually(lambda: {consumer, consumers}.isdisjoint(children_of(node.process.pid)))
     assert not scheduler.said(TrialProcessDied)
 
 
 def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, scheduler):
     wrong = msgspec.structs.replace(scheduler.start(three_results), trial_number="five")
     fine = order("fine", scheduler.start(three_results, trial_number=1))
-    scheduler.assign(node.incarnation, order("wrong", wrong), fine)
+    scheduler.assign(node.instance_id, order("wrong", wrong), fine)
     eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
     (failed,) = scheduler.said(TrialFailed)
     assert (failed.trial, failed.kind) == ("wrong", "start")
@@ -246,65 +246,67 @@ def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, schedu
 
 
 def test_an_ear_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
-    ear = node.ear()
-    os.kill(ear, signal.SIGSTOP)
-    scheduler.announce(node.incarnation, 7)
-    eventually(lambda: node.ear() not in {None, ear}, message=node.log)
+    consumer = node.consumer()
+    os.kill(consumer, signal.SIGSTOP)
+    scheduler.announce(node.instance_id, 7)
+    eventually(lambda: node.consumer() not in {None, consumer}, message=node.log)
     is_sent_until_taken(node, scheduler, 7)
 
 
 @pytest.mark.faults
 def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
     server.kill()
     time.sleep(0.5)  # an outage, in which the trial goes on
     server.start()
-    scheduler.introduce_wire()
-    eventually(scheduler.hellos, message=node.log)
+    scheduler.create_generation()
+    eventually(scheduler.registrations, message=node.log)
     eventually(lambda: len(scheduler.said(ResultReported)) > 60, message=node.log)
     steps = [event.step for event in scheduler.said(ResultReported)]
     assert steps == list(range(1, len(steps) + 1))
     assert is_alive(pid)
-    version = scheduler.assign(node.incarnation)
-    eventually(lambda: scheduler.taken(node.incarnation)[1:] == (version,), message=node.log)
+    version = scheduler.assign(node.instance_id)
+    eventually(lambda: scheduler.confirmed(node.instance_id)[1:] == (version,), message=node.log)
 
 
 @pytest.mark.faults
 def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     before = scheduler.events()
     scheduler.client.flushall()
-    scheduler.introduce_wire()
+    scheduler.create_generation()
     eventually(lambda: len(scheduler.events()) == len(before), message=node.log)
     assert scheduler.events() == before
     # Where Redis answered late it says so once more.
-    assert {hello.incarnation for hello in scheduler.hellos()} == {node.incarnation}
+    assert {registration.instance_id for registration in scheduler.registrations()} == {
+        node.instance_id
+    }
 
 
 @pytest.mark.faults
 def test_what_is_journalled_is_not_sent_again(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
-    scheduler.journal(node.incarnation, len(scheduler.events()))
-    renewals = scheduler.renewals(node.incarnation)
-    eventually(lambda: scheduler.renewals(node.incarnation) > renewals + 1)
+    scheduler.journal(node.instance_id, len(scheduler.events()))
+    renewals = scheduler.renewals(node.instance_id)
+    eventually(lambda: scheduler.renewals(node.instance_id) > renewals + 1)
     scheduler.client.flushall()
-    scheduler.introduce_wire()
-    eventually(scheduler.hellos, message=node.log)
-    scheduler.assign(node.incarnation, order("t2", scheduler.start(three_results)))
+    scheduler.create_generation()
+    eventually(scheduler.registrations, message=node.log)
+    scheduler.assign(node.instance_id, order("t2", scheduler.start(three_results)))
     eventually(scheduler.batches, message=node.log)
     assert scheduler.batches()[0][0] == 7
 
 
 def test_events_wait_while_the_stream_is_missing(node, scheduler):
     scheduler.client.delete(scheduler.key)
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: "wire.not_appended" in node.log(), message=node.log)
     assert not scheduler.client.exists(scheduler.key)
-    scheduler.introduce_wire()
+    scheduler.create_generation()
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
 
 
@@ -322,47 +324,47 @@ def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp
     process = subprocess.Popen([*command, "--name", "early", "--workdir", str(folder)])
     try:
         eventually(lambda: scheduler.client.keys("tunemq:lease:*"))
-        assert not scheduler.hellos()
+        assert not scheduler.registrations()
         scheduler.client.set(redis_keys.GENERATION, "late")
-        eventually(scheduler.hellos)
+        eventually(scheduler.registrations)
     finally:
         process.terminate()
         process.wait(60)
 
 
 def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-    family = family_of(node.process.pid)
+    process_tree = process_tree_of(node.process.pid)
     node.process.terminate()
     assert node.process.wait(60) == 0
     assert not scheduler.said(SlotFreed)  # nor that a trial ended: its goodbye says it of all
-    assert scheduler.goodbyes() == [node.incarnation]
-    assert scheduler.lease(node.incarnation) == []
-    eventually(lambda: not any(map(is_alive, family)))
+    assert scheduler.deregistrations() == [node.instance_id]
+    assert scheduler.lease(node.instance_id) == []
+    eventually(lambda: not any(map(is_alive, process_tree)))
 
 
 @pytest.mark.faults
 def test_a_killed_node_leaves_nothing_running(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-    family = family_of(node.process.pid)
-    assert len(family) >= 4
+    process_tree = process_tree_of(node.process.pid)
+    assert len(process_tree) >= 4
     node.process.kill()
     node.process.wait()
-    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(map(is_alive, process_tree)))
 
 
 @pytest.mark.faults
 def test_a_forkserver_that_dies_takes_its_hosts_and_is_replaced(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
-    host = scheduler.said(TrialStarted)[0].pid
-    os.kill(node.forkserver_of(host), signal.SIGKILL)
+    process = scheduler.said(TrialStarted)[0].pid
+    os.kill(node.forkserver_of(process), signal.SIGKILL)
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert [failed.kind for failed in scheduler.said(TrialFailed)] == [FORKSERVER_LOST]
-    assert not is_alive(host)
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    assert not is_alive(process)
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
 
 
@@ -371,7 +373,7 @@ def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, s
     (tmp_path / "deadly_module.py").write_text("import os; os._exit(3)")
     environment = Environment(sys.executable, ("deadly_module",), {}, (str(tmp_path),))
     start = scheduler.start(three_results, environment=environment)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     failed = scheduler.said(TrialFailed)[0]
     assert failed.kind == "start"
@@ -386,7 +388,7 @@ def test_preload_that_hangs_is_told_and_fails_its_trial_with_the_modules_name(
     environment = Environment(sys.executable, ("hanging_module",), {}, (str(tmp_path),))
     limits = TrialLimitSpec(stall_s=8)
     start = scheduler.start(three_results, environment=environment, limits=limits)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(NodeWarned), within=120, message=node.log)
     assert "the import of hanging_module" in scheduler.said(NodeWarned)[0].text
     assert not scheduler.said(TrialFailed)
@@ -405,7 +407,7 @@ def test_a_prewarmed_forkserver_serves_the_first_trial(server, scheduler, tmp_pa
     try:
         assert not prewarm.exists()
         eventually(lambda: "forkserver.ready" in node.log())
-        scheduler.assign(node.incarnation, order("t1", start))
+        scheduler.assign(node.instance_id, order("t1", start))
         eventually(lambda: scheduler.said(TrialFinished), message=node.log)
         assert node.log().count("forkserver.started") == 1
     finally:
@@ -434,7 +436,7 @@ def test_what_trials_print_is_kept_below_a_size(server, scheduler, tmp_path):
 
     node = Node(server, scheduler, tmp_path / "node", program=("-c", SMALL_CAPS))
     try:
-        scheduler.assign(node.incarnation, order("t1", scheduler.start(prints)))
+        scheduler.assign(node.instance_id, order("t1", scheduler.start(prints)))
         eventually(lambda: scheduler.said(TrialFinished), message=node.log)
         eventually(lambda: (tmp_path / "trial_0" / "stdout").stat().st_size <= 1_000)
     finally:
@@ -445,25 +447,25 @@ def test_a_node_ends_with_the_process_that_it_watches(server, scheduler, tmp_pat
     owner = subprocess.Popen(["sleep", "600"])
     node = Node(server, scheduler, tmp_path / "owned", "--watch-pid", str(owner.pid))
     try:
-        scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+        scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
         eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-        family = family_of(node.process.pid)
+        process_tree = process_tree_of(node.process.pid)
         owner.kill()
         owner.wait()
         assert node.process.wait(60) == 0
-        eventually(lambda: not any(map(is_alive, family)))
+        eventually(lambda: not any(map(is_alive, process_tree)))
     finally:
         owner.kill()
         node.end()
 
 
 def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-    family = family_of(node.process.pid)
-    scheduler.reply(node.incarnation, "f", "1")
+    process_tree = process_tree_of(node.process.pid)
+    scheduler.reply(node.instance_id, "f", "1")
     assert node.process.wait(60) == 75
-    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(map(is_alive, process_tree)))
 
 
 @pytest.mark.parametrize(

@@ -50,65 +50,65 @@ def node(
 
 
 @pytest.fixture
-def host(node: Node, scheduler: Scheduler) -> int:
+def process(node: Node, scheduler: Scheduler) -> int:
     """The pid of the host of a trial that reports."""
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     return int(scheduler.said(TrialStarted)[0].pid)
 
 
 def test_f08_trials_of_a_node_that_hears_nobody_for_too_long_save_and_end(
-    node, scheduler, server, host
+    node, scheduler, server, process
 ):
     server.kill()
-    eventually(lambda: not is_alive(host), message=node.log)
+    eventually(lambda: not is_alive(process), message=node.log)
     assert "node.given_up" in node.log()
     server.start()
-    scheduler.introduce_wire()
+    scheduler.create_generation()
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialPaused)
     assert not scheduler.said(TrialProcessDied)
     steps = [event.step for event in scheduler.said(ResultReported)]
     assert steps == list(range(1, len(steps) + 1)), "what it reported meanwhile is not lost"
 
-    scheduler.assign(node.incarnation, order("t2", scheduler.start(without_end)), version=9)
+    scheduler.assign(node.instance_id, order("t2", scheduler.start(without_end)), version=9)
     eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
 
 
 @pytest.mark.parametrize("node", [NEVER_LOST_S], indirect=True)
-def test_f08_a_short_silence_ends_nothing(node, scheduler, server, host):
+def test_f08_a_short_silence_ends_nothing(node, scheduler, server, process):
     server.kill()
     time.sleep(LOST_AFTER_S / 3)  # the length of the outage is what is tested
     server.start()
-    scheduler.introduce_wire()
+    scheduler.create_generation()
     reported = len(scheduler.said(ResultReported))
     eventually(lambda: len(scheduler.said(ResultReported)) > reported + 200)
-    assert is_alive(host)
+    assert is_alive(process)
     assert "node.given_up" not in node.log()
 
 
-def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, scheduler, host):
+def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, scheduler, process):
     scheduler.client.set(redis_keys.SCHEDULER, "1:host:somebody")
-    renewals = scheduler.renewals(node.incarnation)
-    eventually(lambda: scheduler.renewals(node.incarnation) > renewals + 2)
-    assert is_alive(host)
+    renewals = scheduler.renewals(node.instance_id)
+    eventually(lambda: scheduler.renewals(node.instance_id) > renewals + 2)
+    assert is_alive(process)
     scheduler.client.delete(redis_keys.SCHEDULER)
-    eventually(lambda: not is_alive(host), message=node.log)
+    eventually(lambda: not is_alive(process), message=node.log)
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialPaused)
 
     scheduler.client.set(redis_keys.SCHEDULER, "2:host:another")
-    scheduler.assign(node.incarnation, order("t2", scheduler.start(without_end)))
+    scheduler.assign(node.instance_id, order("t2", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
 
 
 @pytest.mark.parametrize("node", [NEVER_LOST_S], indirect=True)
-def test_an_order_to_kill_frees_the_slot_of_a_trial_that_never_was_there(node, scheduler, host):
+def test_an_order_to_kill_frees_the_slot_of_a_trial_that_never_was_there(node, scheduler, process):
     kill = [
         order(trial, scheduler.start(without_end), kill=True) for trial in ("t1", "never there")
     ]
-    scheduler.assign(node.incarnation, *kill)
+    scheduler.assign(node.instance_id, *kill)
     eventually(lambda: len(scheduler.said(SlotFreed)) == 2, message=node.log)
     assert {one.trial for one in scheduler.said(SlotFreed)} == {"t1", "never there"}
-    assert not is_alive(host)
+    assert not is_alive(process)
     assert len(scheduler.said(TrialStarted)) == 1

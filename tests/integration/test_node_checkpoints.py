@@ -116,7 +116,7 @@ def committed(scheduler, trial="t"):
 def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_nothing(
     node, scheduler, store, minio, bucket
 ):
-    scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
+    scheduler.assign(node.instance_id, order("t", start(scheduler, store)))
     eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 3, message=node.log)
     expected = [f"trial_0/checkpoint_1-{n:06d}" for n in (1, 2, 3)]
     assert keys(scheduler, CheckpointWritten) == keys(scheduler, CheckpointCommitted) == expected
@@ -148,7 +148,7 @@ def clone_ten(server, scheduler, store, ref, folder, first):
         ]
         clones = [order(f"c{n}", begin) for n, begin in enumerate(starts)]
         names = {begin.trial_name for begin in starts}
-        scheduler.assign(node.incarnation, *clones)
+        scheduler.assign(node.instance_id, *clones)
         eventually(lambda: names <= committed_by(node), message=node.log)
     finally:
         node.end()
@@ -164,7 +164,7 @@ def test_trials_cloned_from_one_checkpoint_read_it_once_a_node_and_send_next_to_
         scheduler = Scheduler(server, tmp_path)
         node = Node(server, scheduler, tmp_path / "first")
         try:
-            scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+            scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
             eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
         finally:
             node.end()
@@ -191,13 +191,13 @@ def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
         try:
             minio.stop()
             begin = start(scheduler, minio.address("mine", "exp"), steps=6, size=1000)
-            scheduler.assign(node.incarnation, order("t", begin))
+            scheduler.assign(node.instance_id, order("t", begin))
             eventually(
                 lambda: any(": " in event.reason for event in scheduler.said(TrialWaits)),
                 message=node.log,
             )
             waits = scheduler.said(TrialWaits)[0]
-            assert (waits.trial, waits.epoch, waits.what) == ("t", 1, "save")
+            assert (waits.trial, waits.attempt, waits.what) == ("t", 1, "save")
             assert len(scheduler.said(CheckpointWritten)) == 2
             assert len(scheduler.said(ResultReported)) == 3
             minio.start()
@@ -218,7 +218,7 @@ def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
     node = Node(server, scheduler, tmp_path / "node")
     try:
         begin = start(scheduler, store, steps=9, size=10, sync_timeout_s=5)
-        scheduler.assign(node.incarnation, order("t", begin))
+        scheduler.assign(node.instance_id, order("t", begin))
         eventually(lambda: scheduler.said(SlotFreed), within=60, message=node.log)
         # Each upload has as long as the trial that waits for them, and is given up before or after.
         written = keys(scheduler, CheckpointWritten)
@@ -237,9 +237,9 @@ def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_pa
     store = "s3://mine/exp?endpoint=http://127.0.0.1:1&region=us-east-1"
     node = Node(server, scheduler, tmp_path / "node")
     try:
-        scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=9, size=10)))
+        scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=9, size=10)))
         eventually(lambda: scheduler.said(TrialWaits), message=node.log)
-        scheduler.assign(node.incarnation, order("t", None, pause=True))
+        scheduler.assign(node.instance_id, order("t", None, pause=True))
         eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     finally:
         node.end()
@@ -252,10 +252,10 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
 ):
     node = Node(server, scheduler, tmp_path / "node")
     try:
-        scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2)))
+        scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=2)))
         eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 2, message=node.log)
         ref = committed(scheduler)
-        scheduler.assign(node.incarnation)
+        scheduler.assign(node.instance_id)
         node.process.kill()
         node.process.wait()
         again = Node(server, Scheduler(server, tmp_path, "exp"), tmp_path / "node")
@@ -263,7 +263,7 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
         node.end()
     try:
         begin = start(scheduler, store, steps=3, restore=(ref,))
-        scheduler.assign(again.incarnation, order("t", begin, epoch=2))
+        scheduler.assign(again.instance_id, order("t", begin, attempt=2))
         cache = next((tmp_path / "node" / "cache").iterdir())
         eventually(
             (cache / "trial_0" / "checkpoint_2-000001" / "committed.json").exists,
@@ -275,7 +275,7 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
 
 
 def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
-    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+    scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     # One that has not finished yet would be killed for its successor.
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
@@ -285,7 +285,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
     with weights.open("r+b") as file:
         file.write(b"W")
     begin = start(scheduler, store, steps=2, restore=(ref,))
-    scheduler.assign(node.incarnation, order("t", begin, epoch=2))
+    scheduler.assign(node.instance_id, order("t", begin, attempt=2))
     eventually(lambda: len(scheduler.said(TrialFinished)) == 2, message=node.log)
     assert downloads(node) == 1
     assert not scheduler.said(CheckpointDamaged)
@@ -293,7 +293,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
 
 def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store):
     begin = start(scheduler, store, steps=8, pause_s=0.2)
-    scheduler.assign(node.incarnation, order("t", begin))
+    scheduler.assign(node.instance_id, order("t", begin))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     for pid in children_of(node.process.pid):
         if b"tunemq_workers.transfers" in command_line(pid):
@@ -303,18 +303,18 @@ def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store
 
 
 def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, store):
-    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+    scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
-    scheduler.assign(node.incarnation)
+    scheduler.assign(node.instance_id)
     assert list((node.folder / "cache").iterdir())
-    scheduler.journal(node.incarnation, redis_keys.EVERYTHING)
+    scheduler.journal(node.instance_id, redis_keys.EVERYTHING)
     eventually(lambda: not list((node.folder / "cache").iterdir()), message=node.log)
 
 
 def test_with_a_local_store_hosts_write_by_themselves(node, scheduler, tmp_path):
     store = str(tmp_path / "local")
-    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2, size=10)))
+    scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=2, size=10)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert keys(scheduler, CheckpointCommitted) == LocalCheckpointStore(store).list_checkpoints()
     assert not scheduler.said(CheckpointWritten)
@@ -329,7 +329,7 @@ def test_a_trial_is_killed_at_a_failpoint_and_leaves_nothing_behind(
     node = Node(server, scheduler, tmp_path / "node")
     try:
         begin = start(scheduler, store, steps=3)
-        scheduler.assign(node.incarnation, order("t", begin))
+        scheduler.assign(node.instance_id, order("t", begin))
         eventually(lambda: scheduler.said(SlotFreed), message=node.log)
         (died,) = scheduler.said(TrialProcessDied)
         assert died.signal == signal.SIGKILL

@@ -21,7 +21,7 @@ from tests.support.searches.plans import PLAN
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.experiment.code_upload import CodePackage, carry
+from tunemq_scheduler.experiment.code_upload import CodePackage, package_code
 from tunemq_scheduler.experiment.start_checks import prepare
 from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
@@ -74,7 +74,7 @@ def ask_modules(config):
     report({"value": helper.VALUE, "size": later()})
 
 
-def ask_surroundings(config, data=()):
+def ask_environment(config, data=()):
     import os
     import sys
 
@@ -130,10 +130,10 @@ def blobs_in(folder: Path) -> list[str]:
 
 
 def test_a_node_that_reads_nothing_but_the_store_runs_a_trial(node, scheduler, store, tmp_path):
-    trainable = with_parameters(ask_surroundings, data=list(range(1000)))
+    trainable = with_parameters(ask_environment, data=list(range(1000)))
     environment = Environment("", (), {"MINE": "yes"}, ())
     start = start_apart(scheduler, store, tmp_path / "a", trainable, environment=environment)
-    scheduler.assign(node.incarnation, order("t", start))
+    scheduler.assign(node.instance_id, order("t", start))
     found = results(scheduler, 1)["t"]
     assert found["sum"] == sum(range(1000))
     assert found["folder"] == str(node.folder / "trials/exp/trial_0")
@@ -147,7 +147,7 @@ def test_a_node_that_reads_nothing_but_the_store_runs_a_trial(node, scheduler, s
 def test_modules_of_a_bundle_are_imported_at_any_time(node, scheduler, store, tmp_path):
     bundle = put_bundle(store, tmp_path / "project", project(7, 8))
     start = start_apart(scheduler, store, tmp_path / "a", ask_modules, bundle=bundle)
-    scheduler.assign(node.incarnation, order("t", start))
+    scheduler.assign(node.instance_id, order("t", start))
     assert results(scheduler, 1)["t"] == {"value": 7, "size": 8}
     assert blobs_in(node.folder / "code") == [bundle.sha256]
 
@@ -173,7 +173,7 @@ def test_experiments_with_modules_of_the_same_name_have_each_their_own(
         )
     assert starts[0].code == starts[1].code, "only the bundles differ"
     first, second = (order(trial, start) for trial, start in zip("ab", starts, strict=True))
-    scheduler.assign(node.incarnation, first, second)
+    scheduler.assign(node.instance_id, first, second)
     found = results(scheduler, 2)
     assert found["a"] == {"value": 1, "size": 10}
     assert found["b"] == {"value": 2, "size": 20}
@@ -188,7 +188,7 @@ def test_however_many_hosts_want_it_code_is_fetched_once_and_again_after_a_resta
         for number in range(2)
     ]
     orders = [order(f"t{start.trial_number}", start) for start in starts]
-    scheduler.assign(node.incarnation, *orders)
+    scheduler.assign(node.instance_id, *orders)
     results(scheduler, 2)
     assert fetches(node) == 2, "the code and the bundle"
     node.end()
@@ -196,7 +196,7 @@ def test_however_many_hosts_want_it_code_is_fetched_once_and_again_after_a_resta
         objects.delete([found.key for found in objects.list("blobs/")])
     again = Node(server, scheduler, node.folder)
     try:
-        scheduler.assign(again.incarnation, order("t9", starts[0]))
+        scheduler.assign(again.instance_id, order("t9", starts[0]))
         eventually(lambda: scheduler.client.xlen(scheduler.key) and is_told(scheduler, "t9"))
     finally:
         again.end()
@@ -224,7 +224,7 @@ def test_code_that_is_not_in_the_store_fails_its_trial_with_its_place(
     start = start_apart(scheduler, store, tmp_path / "a", ask_modules, bundle=bundle)
     with open_objects(store) as objects:
         objects.delete([f"blobs/{bundle.sha256}"])
-    scheduler.assign(node.incarnation, order("t", start))
+    scheduler.assign(node.instance_id, order("t", start))
     failed = failure(scheduler)
     assert failed.kind == "fetch"
     assert f"the bundle with its code cannot be fetched from {store.partition('?')[0]}/blobs/" in (
@@ -234,12 +234,12 @@ def test_code_that_is_not_in_the_store_fails_its_trial_with_its_place(
 
 
 def test_a_store_that_is_away_for_too_long_fails_the_trial(node, scheduler, store, tmp_path, minio):
-    start = start_apart(scheduler, store, tmp_path / "a", ask_surroundings, sync_timeout_s=1.0)
+    start = start_apart(scheduler, store, tmp_path / "a", ask_environment, sync_timeout_s=1.0)
     away = store.replace(str(minio.port), "1")
     code = type(start.code)(start.code.sha256, start.code.size, "", away)
     values = {"code": code, "folder": "exp/t", "sync_timeout_s": 1.0}
-    start = scheduler.start(ask_surroundings, **values)
-    scheduler.assign(node.incarnation, order("t", start))
+    start = scheduler.start(ask_environment, **values)
+    scheduler.assign(node.instance_id, order("t", start))
     failed = failure(scheduler)
     assert failed.kind == "fetch"
     assert "the trial's code cannot be fetched from s3://" in failed.error
@@ -249,21 +249,21 @@ def test_a_store_that_is_away_for_too_long_fails_the_trial(node, scheduler, stor
 def test_what_a_scheduler_carries_is_what_a_node_fetches(node, scheduler, store, tmp_path):
     bundle = put_bundle(store, tmp_path / "project", project(3, 4))
     prepared = prepare(
-        with_parameters(ask_surroundings, data=[1, 2]),
+        with_parameters(ask_environment, data=[1, 2]),
         {},
         tune.TuneConfig(metric="sum", mode="max"),
         tune.RunConfig(env_vars={"MINE": "yes"}),
     )
-    carriage = CodePackage(
+    code_package = CodePackage(
         blobs=BlobFolder(tmp_path / "here"), store=store, bundle=bundle, script="train.py"
     )
     outline = msgspec.structs.replace(PLAN, events_key=scheduler.key, store=store)
-    plan = carry(outline, prepared, carriage)
+    plan = package_code(outline, prepared, code_package)
     remove(tmp_path / "here")
-    start = plan.host_start(
+    start = plan.trial_spec(
         StartTrial("t", 1, "n", 0, pack_config({}), {"cpu": 1.0}, TO_THE_END, 0, ())
     )
-    scheduler.assign(node.incarnation, order("t", start))
+    scheduler.assign(node.instance_id, order("t", start))
     found = results(scheduler, 1)["t"]
     assert (found["sum"], found["mine"]) == (3, "yes")
     assert found["folder"] == str(node.folder / "trials/0/train_t")
@@ -293,7 +293,7 @@ def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
     until = tmp_path / "until"
     config = {"until": str(until)}
     start = start_apart(scheduler, store, tmp_path / "a", print_and_draw, config=config)
-    scheduler.assign(node.incarnation, order("t", start))
+    scheduler.assign(node.instance_id, order("t", start))
     files = TrialOutputFiles(tmp_path, scheduler.key, SchedulerSigning().output)
     line = RedisConnection(server.url)
     line.connect()
@@ -333,7 +333,7 @@ def test_experiments_have_each_their_interpreter_and_its_packages(node, schedule
             environment=Environment(python, ("dummy",), {}, ()),
         )
         orders.append(order(f"t{number}", start))
-    scheduler.assign(node.incarnation, *orders)
+    scheduler.assign(node.instance_id, *orders)
     found = results(scheduler, 2)
     assert found == {"t0": {"version": "number 0"}, "t1": {"version": "number 1"}}
 
@@ -343,8 +343,8 @@ def test_an_interpreter_that_cannot_host_trials_is_named_with_the_fix(
 ):
     python = make_environment(tmp_path / "env", {}, has_ours=False)
     environment = Environment(python, (), {}, ())
-    start = start_apart(scheduler, store, tmp_path / "a", ask_surroundings, environment=environment)
-    scheduler.assign(node.incarnation, order("t", start))
+    start = start_apart(scheduler, store, tmp_path / "a", ask_environment, environment=environment)
+    scheduler.assign(node.instance_id, order("t", start))
     failed = failure(scheduler)
     assert failed.kind == "start"
     assert f"the interpreter {python} cannot host trials: " in failed.error
@@ -354,8 +354,8 @@ def test_an_interpreter_that_cannot_host_trials_is_named_with_the_fix(
 
 def test_an_interpreter_that_is_not_there_is_named(node, scheduler, store, tmp_path):
     environment = Environment("/no/such/python", (), {}, ())
-    start = start_apart(scheduler, store, tmp_path / "a", ask_surroundings, environment=environment)
-    scheduler.assign(node.incarnation, order("t", start))
+    start = start_apart(scheduler, store, tmp_path / "a", ask_environment, environment=environment)
+    scheduler.assign(node.instance_id, order("t", start))
     failed = failure(scheduler)
     assert failed.kind == "start"
     assert "No such file or directory: '/no/such/python'; see RunConfig(python=...)" in failed.error

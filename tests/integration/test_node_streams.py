@@ -76,13 +76,13 @@ def story_of(scheduler: Scheduler) -> list[type]:
 
 def renewed(scheduler: Scheduler, node: Node, times: int = 2) -> None:
     """Return when the node has read the scheduler's reply again."""
-    before = scheduler.renewals(node.incarnation)
-    eventually(lambda: scheduler.renewals(node.incarnation) >= before + times)
+    before = scheduler.renewals(node.instance_id)
+    eventually(lambda: scheduler.renewals(node.instance_id) >= before + times)
 
 
 def test_each_experiment_reads_its_own_events_without_a_gap(node, one, two):
     one.assign(
-        node.incarnation, order("a", one.start(three_results)), order("b", two.start(three_results))
+        node.instance_id, order("a", one.start(three_results)), order("b", two.start(three_results))
     )
     eventually(lambda: story_of(one) == STORY and story_of(two) == STORY, message=node.log)
     assert {event.trial for event in one.events()} == {"a"}
@@ -93,28 +93,28 @@ def test_each_experiment_reads_its_own_events_without_a_gap(node, one, two):
 def test_an_experiment_whose_stream_is_missing_holds_up_no_other(node, one, two):
     one.client.delete(one.key)
     one.assign(
-        node.incarnation, order("a", one.start(three_results)), order("b", two.start(without_end))
+        node.instance_id, order("a", one.start(three_results)), order("b", two.start(without_end))
     )
     eventually(lambda: f"wire.not_appended stream={one.key}" in node.log(), message=node.log)
     told = len(two.said(ResultReported))
     eventually(lambda: len(two.said(ResultReported)) > told + 20, message=node.log)
     assert not one.client.exists(one.key)
-    one.introduce_wire()
+    one.create_generation()
     eventually(lambda: story_of(one) == STORY, message=node.log)
 
 
 @pytest.mark.faults
 def test_after_a_wipe_each_stream_is_sent_again_from_where_it_is_journalled(node, one, two):
     one.assign(
-        node.incarnation, order("a", one.start(three_results)), order("b", two.start(three_results))
+        node.instance_id, order("a", one.start(three_results)), order("b", two.start(three_results))
     )
     eventually(lambda: story_of(one) == STORY and story_of(two) == STORY, message=node.log)
     before = two.events()
-    one.journal(node.incarnation, 6)
+    one.journal(node.instance_id, 6)
     renewed(one, node)
     one.client.flushall()
-    two.introduce_wire()
-    one.introduce_wire()
+    two.create_generation()
+    one.create_generation()
     eventually(lambda: story_of(two) == STORY, message=node.log)
     assert two.events() == before
     assert one.batches() == []
@@ -123,33 +123,33 @@ def test_after_a_wipe_each_stream_is_sent_again_from_where_it_is_journalled(node
 def test_numbers_go_on_when_an_experiment_comes_back_to_a_node_that_had_forgotten_it(
     node, one, two
 ):
-    one.assign(node.incarnation, order("a", one.start(three_results)))
+    one.assign(node.instance_id, order("a", one.start(three_results)))
     eventually(lambda: story_of(one) == STORY, message=node.log)
-    one.assign(node.incarnation)
-    one.journal(node.incarnation, 6)
-    reply, field = redis_keys.reply(node.incarnation), redis_keys.journalled(one.key)
+    one.assign(node.instance_id)
+    one.journal(node.instance_id, 6)
+    reply, field = redis_keys.reply(node.instance_id), redis_keys.acknowledged_up_to(one.key)
     eventually(lambda: not one.client.hexists(reply, field), message=node.log)
-    one.assign(node.incarnation, order("c", one.start(three_results)))
+    one.assign(node.instance_id, order("c", one.start(three_results)))
     eventually(lambda: story_of(one) == 2 * STORY, message=node.log)
 
 
 def test_nothing_is_left_of_an_experiment_that_nobody_reads_any_more(node, one, two):
-    one.assign(node.incarnation, order("a", one.start(without_end)))
+    one.assign(node.instance_id, order("a", one.start(without_end)))
     eventually(lambda: one.said(ResultReported), message=node.log)
-    one.journal(node.incarnation, redis_keys.EVERYTHING)
-    one.assign(node.incarnation)
-    reply, field = redis_keys.reply(node.incarnation), redis_keys.journalled(one.key)
+    one.journal(node.instance_id, redis_keys.EVERYTHING)
+    one.assign(node.instance_id)
+    reply, field = redis_keys.reply(node.instance_id), redis_keys.acknowledged_up_to(one.key)
     eventually(lambda: not one.client.hexists(reply, field), message=node.log)
 
 
 def test_events_of_an_experiment_whose_stream_expired_are_dropped_in_the_end(node, one, two):
-    one.assign(node.incarnation, order("a", one.start(three_results)))
+    one.assign(node.instance_id, order("a", one.start(three_results)))
     eventually(lambda: story_of(one) == STORY, message=node.log)
     one.client.delete(one.key)
-    one.assign(node.incarnation)
+    one.assign(node.instance_id)
     dropped = f"outbox.dropped stream={one.key} last=6"
     eventually(lambda: dropped in node.log(), within=outboxes.MISSING_S + 60, message=node.log)
-    two.assign(node.incarnation, order("b", two.start(three_results)), version=9)
+    two.assign(node.instance_id, order("b", two.start(three_results)), version=9)
     eventually(lambda: story_of(two) == STORY, message=node.log)
 
 
@@ -159,7 +159,7 @@ def test_a_module_that_cannot_be_preloaded_is_told_to_each_experiment_once(node,
         trial: scheduler.start(three_results, environment=environment, trial_number=number)
         for number, (trial, scheduler) in enumerate([("a", one), ("c", one), ("b", two)])
     }
-    one.assign(node.incarnation, *(order(trial, start) for trial, start in starts.items()))
+    one.assign(node.instance_id, *(order(trial, start) for trial, start in starts.items()))
     eventually(lambda: len(one.said(SlotFreed)) == 2 and two.said(SlotFreed), message=node.log)
     for scheduler in (one, two):
         (warning,) = scheduler.said(NodeWarned)

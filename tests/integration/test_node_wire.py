@@ -33,33 +33,35 @@ pytestmark = pytest.mark.integration
 class Experiment:
     """A client, and what it was told; it has one trial."""
 
-    def __init__(self, wire: NodeTransport, name: str, scheduler: Scheduler) -> None:
+    def __init__(self, transport: NodeTransport, name: str, scheduler: Scheduler) -> None:
         self.name, self.key = name, scheduler.key
         self.how = scheduler.start(without_end)
-        self.facts: list[m.Event] = []
-        self.accepted: dict[str, int] = {}
-        self.begin_on(wire)
+        self.read_events: list[m.Event] = []
+        self.acknowledged: dict[str, int] = {}
+        self.begin_on(transport)
 
-    def begin_on(self, wire: NodeTransport) -> None:
-        self.client: TransportClient = wire.add(self.key)
+    def begin_on(self, transport: NodeTransport) -> None:
+        self.client: TransportClient = transport.add(self.key)
 
     def turn(self) -> None:
-        for fact in events_of(self.client.take()):
-            self.facts.append(fact)
-            if isinstance(fact, m.BatchRead):
-                self.accepted[fact.incarnation] = fact.last
-            if isinstance(fact, m.NodeReturned):
-                self.start(fact.incarnation)
+        for read_event in events_of(self.client.take()):
+            self.read_events.append(read_event)
+            if isinstance(read_event, m.BatchRead):
+                self.acknowledged[read_event.instance_id] = read_event.last
+            if isinstance(read_event, m.NodeReturned):
+                self.start(read_event.instance_id)
         self.client.settle()
-        self.client.release(self.accepted)
+        self.client.acknowledge(self.acknowledged)
 
     def told(self, *kinds: type[m.Event]) -> list[m.Event]:
-        return [fact for fact in self.facts if isinstance(fact, kinds)]
+        return [read_event for read_event in self.read_events if isinstance(read_event, kinds)]
 
     @property
     def changes(self) -> list[type[m.Event]]:
         """What it was told of nodes."""
-        return [type(fact) for fact in self.told(m.NodeJoined, m.NodeLost, m.NodeReturned)]
+        return [
+            type(read_event) for read_event in self.told(m.NodeJoined, m.NodeLost, m.NodeReturned)
+        ]
 
     @property
     def results(self) -> int:
@@ -67,40 +69,40 @@ class Experiment:
 
     @property
     def pids(self) -> list[int]:
-        return [fact.pid for fact in self.told(m.TrialStarted)]
+        return [read_event.pid for read_event in self.told(m.TrialStarted)]
 
-    def start(self, incarnation: str) -> None:
+    def start(self, instance_id: str) -> None:
         """Have its trial hosted there, if it is not."""
         order = m.TrialOrder(self.name, 1, TO_THE_END, start=self.how)
-        self.client.orders(incarnation).put(order)
+        self.client.orders(instance_id).put(order)
 
 
-def turn(wire: NodeTransport, *experiments: Experiment) -> None:
-    wire.poll(0.02)
+def turn(transport: NodeTransport, *experiments: Experiment) -> None:
+    transport.poll(0.02)
     for one in experiments:
         one.turn()
-    wire.send()
+    transport.send()
 
 
 def turn_until(
     condition: Callable[[], object],
-    wire: NodeTransport,
+    transport: NodeTransport,
     *experiments: Experiment,
     message: object = "",
 ) -> None:
-    eventually(lambda: (turn(wire, *experiments), condition())[1], message=message)
+    eventually(lambda: (turn(transport, *experiments), condition())[1], message=message)
 
 
-def goes_on(one: Experiment, wire: NodeTransport, *others: Experiment) -> None:
+def goes_on(one: Experiment, transport: NodeTransport, *others: Experiment) -> None:
     """It reports, in the process in which it began."""
     before, changes, (pid,) = one.results, one.changes, set(one.pids)
-    turn_until(lambda: one.results > before + 10, wire, one, *others)
+    turn_until(lambda: one.results > before + 10, transport, one, *others)
     assert is_alive(pid)
     assert one.changes == changes
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.1)
 
 
@@ -121,106 +123,106 @@ def node(server: RedisServer, schedulers: list[Scheduler], tmp_path: Path) -> It
 
 
 @pytest.fixture
-def wire(server: RedisServer) -> Iterator[NodeTransport]:
-    with closing(NodeTransport(server.url, term=1)) as wire:
-        wire.open()
-        yield wire
+def transport(server: RedisServer) -> Iterator[NodeTransport]:
+    with closing(NodeTransport(server.url, term=1)) as transport:
+        transport.open()
+        yield transport
 
 
 @pytest.fixture
-def both(wire: NodeTransport, node: Node, schedulers: list[Scheduler]) -> list[Experiment]:
+def both(transport: NodeTransport, node: Node, schedulers: list[Scheduler]) -> list[Experiment]:
     """Two experiments whose trials run on the node."""
     both = [
-        Experiment(wire, name, scheduler)
+        Experiment(transport, name, scheduler)
         for name, scheduler in zip(("one", "two"), schedulers, strict=True)
     ]
-    turn_until(lambda: all(one.told(m.NodeJoined) for one in both), wire, *both)
+    turn_until(lambda: all(one.told(m.NodeJoined) for one in both), transport, *both)
     for one in both:
-        one.start(node.incarnation)
-    turn_until(lambda: all(one.results for one in both), wire, *both, message=node.log)
+        one.start(node.instance_id)
+    turn_until(lambda: all(one.results for one in both), transport, *both, message=node.log)
     return both
 
 
-def test_when_one_says_goodbye_the_other_does_not_notice(both, wire, node, server):
+def test_when_one_says_goodbye_the_other_does_not_notice(both, transport, node, server):
     one, two = both
     (pid,) = one.pids
     one.client.close()
-    goes_on(two, wire)
+    goes_on(two, transport)
 
-    turn_until(lambda: not is_alive(pid), wire, two)
+    turn_until(lambda: not is_alive(pid), transport, two)
     assert server.client.ttl(one.key) > 0
     assert server.client.ttl(two.key) == -1
-    reply = names.reply(node.incarnation)
-    field = names.journalled(one.key)
-    turn_until(lambda: not server.client.hexists(reply, field), wire, two, message=node.log)
-    assert server.client.hexists(reply, names.journalled(two.key))
+    reply = names.reply(node.instance_id)
+    field = names.acknowledged_up_to(one.key)
+    turn_until(lambda: not server.client.hexists(reply, field), transport, two, message=node.log)
+    assert server.client.hexists(reply, names.acknowledged_up_to(two.key))
 
 
 def test_who_comes_late_finds_the_node_and_whose_trials_run_there_go_on(
-    both, wire, node, schedulers, server, tmp_path
+    both, transport, node, schedulers, server, tmp_path
 ):
-    late = Experiment(wire, "late", Scheduler(server, tmp_path, "late"))
-    turn_until(lambda: late.told(m.NodeJoined), wire, late, *both)
+    late = Experiment(transport, "late", Scheduler(server, tmp_path, "late"))
+    turn_until(lambda: late.told(m.NodeJoined), transport, late, *both)
     assert late.told(m.NodeJoined) == both[0].told(m.NodeJoined)
-    late.start(node.incarnation)
-    turn_until(lambda: late.results, wire, late, *both, message=node.log)
+    late.start(node.instance_id)
+    turn_until(lambda: late.results, transport, late, *both, message=node.log)
     for one in both:
-        goes_on(one, wire, late)
-    assert {fact.trial for fact in late.told(m.ResultReported)} == {"late"}
+        goes_on(one, transport, late)
+    assert {read_event.trial for read_event in late.told(m.ResultReported)} == {"late"}
 
 
 def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoken_of_yet(
-    both, wire, node, monkeypatch
+    both, transport, node, monkeypatch
 ):
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 2.5)
     one, two = both
     node.process.send_signal(SIGSTOP)
-    turn_until(lambda: one.told(m.NodeLost) and two.told(m.NodeLost), wire, one, two)
+    turn_until(lambda: one.told(m.NodeLost) and two.told(m.NodeLost), transport, one, two)
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # it is not to be lost once more
     node.process.send_signal(SIGCONT)
     # From now on the first takes no turn: it has not read that the node is back.
-    turn_until(lambda: two.told(m.NodeReturned), wire, two)
-    goes_on(two, wire)
-    mailbox = wire._roster.nodes[node.incarnation].mailbox
-    turn_until(lambda: mailbox.is_confirmed, wire, two)
+    turn_until(lambda: two.told(m.NodeReturned), transport, two)
+    goes_on(two, transport)
+    desired_state = transport._registry.nodes[node.instance_id].desired_state
+    turn_until(lambda: desired_state.is_confirmed, transport, two)
     assert is_alive(one.pids[0])
 
-    turn(wire, one)
+    turn(transport, one)
     assert one.changes == [m.NodeJoined, m.NodeLost, m.NodeReturned]
     for each in (one, two):
-        goes_on(each, wire, one, two)
+        goes_on(each, transport, one, two)
 
 
-def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, wire, node):
+def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, transport, node):
     one, two = both
     one.client.leave()
-    two.client.orders(node.incarnation).put(m.TrialOrder("two", 1, TO_THE_END, stop=True))
-    turn_until(lambda: two.told(m.SlotFreed), wire, two)
+    two.client.orders(node.instance_id).put(m.TrialOrder("two", 1, TO_THE_END, stop=True))
+    turn_until(lambda: two.told(m.SlotFreed), transport, two)
     assert is_alive(one.pids[0])
 
-    one.begin_on(wire)
+    one.begin_on(transport)
     joined = one.told(m.NodeJoined)
-    one.client.reattach(joined, [], one.accepted)
-    one.start(node.incarnation)
-    goes_on(one, wire, two)
-    assert [fact.first for fact in one.told(m.BatchRead)][:1] == [1]
+    one.client.reattach(joined, [], one.acknowledged)
+    one.start(node.instance_id)
+    goes_on(one, transport, two)
+    assert [read_event.first for read_event in one.told(m.BatchRead)][:1] == [1]
 
 
 def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_heard_of_yet(
-    both, wire, node, server
+    both, transport, node, server
 ):
     one, two = both
     for each in both:
         each.client.leave()
-    wire.close()
+    transport.close()
     with closing(NodeTransport(server.url, term=2, absent=[one.key, two.key])) as successor:
         successor.open()
         two.begin_on(successor)
-        two.client.reattach(two.told(m.NodeJoined), [], two.accepted)
-        two.start(node.incarnation)
+        two.client.reattach(two.told(m.NodeJoined), [], two.acknowledged)
+        two.start(node.instance_id)
         goes_on(two, successor)
-        mailbox = successor._roster.nodes[node.incarnation].mailbox
-        turn_until(lambda: mailbox.version and mailbox.is_confirmed, successor, two)
+        desired_state = successor._registry.nodes[node.instance_id].desired_state
+        turn_until(lambda: desired_state.version and desired_state.is_confirmed, successor, two)
         assert is_alive(one.pids[0])
 
         one.begin_on(successor)
@@ -229,92 +231,102 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
         goes_on(two, successor)
 
 
-def test_a_node_that_is_to_retire_takes_its_leave(both, wire, node):
-    assert wire.hosted(node.incarnation) == 2
-    wire.retire(node.incarnation, "somebody wants its machine")
-    turn_until(lambda: all(one.told(m.NodeLost) for one in both), wire, *both, message=node.log)
+def test_a_node_that_is_to_retire_takes_its_leave(both, transport, node):
+    assert transport.trial_count(node.instance_id) == 2
+    transport.retire(node.instance_id, "somebody wants its machine")
+    turn_until(
+        lambda: all(one.told(m.NodeLost) for one in both), transport, *both, message=node.log
+    )
 
-    assert all(fact.is_dead for one in both for fact in one.told(m.NodeLost))
+    assert all(read_event.is_dead for one in both for read_event in one.told(m.NodeLost))
     assert node.process.wait(60) == 0
     assert "somebody wants its machine" in node.log()
-    assert wire.hosted(node.incarnation) == 0
+    assert transport.trial_count(node.instance_id) == 0
 
 
 def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(server):
     with closing(FakeNode(server.url, "inc1")) as node:
-        with closing(NodeTransport(server.url, term=1)) as wire:
-            client = wire.add("one")
-            wire.open()
-            node.say_hello()
-            eventually(lambda: (wire.poll(0.02), client.has_facts)[1])
+        with closing(NodeTransport(server.url, term=1)) as transport:
+            client = transport.add("one")
+            transport.open()
+            node.send_registration()
+            eventually(lambda: (transport.poll(0.02), client.has_events)[1])
             joined = events_of(client.take())
             client.leave()
         node.send("one", m.TrialFinished("t", 1))
         server.client.delete(names.lease("inc1"))
-        node.say_goodbye()
-        with closing(NodeTransport(server.url, term=2, absent=["one"])) as wire:
-            wire.open()
-            eventually(lambda: (wire.poll(0.02), server.client.xlen(names.NODES) == 1)[1])
-            client = wire.add("one")
+        node.send_deregistration()
+        with closing(NodeTransport(server.url, term=2, absent=["one"])) as transport:
+            transport.open()
+            eventually(lambda: (transport.poll(0.02), server.client.xlen(names.NODES) == 1)[1])
+            client = transport.add("one")
             client.reattach(joined, [], {})
             told: list[m.Event] = []
             while not isinstance(told[-1] if told else None, m.NodeLost):
-                wire.poll(10.0)
+                transport.poll(10.0)
                 told += events_of(client.take())
             client.close()
-    assert [type(fact) for fact in told] == [m.BatchRead, m.TrialFinished, m.NodeLost]
+    assert [type(read_event) for read_event in told] == [m.BatchRead, m.TrialFinished, m.NodeLost]
     assert told[-1].is_dead
 
 
-def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(wire, server):
-    full, other = wire.add("full"), wire.add("other")
+def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(transport, server):
+    full, other = transport.add("full"), transport.add("other")
     with closing(FakeNode(server.url, "inc1")) as node:
-        node.say_hello()
-        eventually(lambda: (wire.poll(0.02), full.has_facts and other.has_facts)[1])
+        node.send_registration()
+        eventually(lambda: (transport.poll(0.02), full.has_events and other.has_events)[1])
         full.is_full = True
         other.take()
         for number in range(1, 101):
             node.send("full", m.TrialFinished("t", 1), first=number)
             node.send("other", m.TrialFinished("t", 1), first=number)
-            eventually(lambda: (wire.poll(10.0), other.take())[1])
-        batches = [fact for fact in events_of(full.take()) if isinstance(fact, m.BatchRead)]
+            eventually(lambda: (transport.poll(10.0), other.take())[1])
+        batches = [
+            read_event
+            for read_event in events_of(full.take())
+            if isinstance(read_event, m.BatchRead)
+        ]
         assert len(batches) <= 2, "what was asked for comes yet, nothing behind it"
 
         full.is_full = False
         until = {len(batches)}
         while 100 not in until:
-            wire.poll(10.0)
-            until |= {fact.last for fact in events_of(full.take()) if isinstance(fact, m.BatchRead)}
+            transport.poll(10.0)
+            until |= {
+                read_event.last
+                for read_event in events_of(full.take())
+                if isinstance(read_event, m.BatchRead)
+            }
         assert until >= set(range(len(batches) + 1, 101))
 
 
-def test_a_goodbye_while_redis_is_away_is_said_when_it_is_back(both, wire, node, server):
+def test_a_goodbye_while_redis_is_away_is_said_when_it_is_back(both, transport, node, server):
     one, two = both
     (pid,) = one.pids
     server.kill()
-    turn_until(lambda: wire.is_away, wire, two)
+    turn_until(lambda: transport.is_away, transport, two)
     one.client.close()
     server.start()
-    turn_until(lambda: not is_alive(pid), wire, two, message=node.log)
-    goes_on(two, wire)
+    turn_until(lambda: not is_alive(pid), transport, two, message=node.log)
+    goes_on(two, transport)
     assert not server.client.exists(one.key)
 
 
 def test_an_experiment_is_on_a_wire_once(server):
-    with closing(NodeTransport(server.url, term=1)) as wire:
-        client = wire.add("one")
+    with closing(NodeTransport(server.url, term=1)) as transport:
+        client = transport.add("one")
         with pytest.raises(BugError, match="one is on the wire already"):
-            wire.add("one")
+            transport.add("one")
         client.leave()
-        wire.add("one").close()
+        transport.add("one").close()
 
 
-def test_a_descriptor_of_its_owners_ends_a_poll_too(wire):
+def test_a_descriptor_of_its_owners_ends_a_poll_too(transport):
     reader, writer = os.pipe()
-    assert wire.poll(0.0, also=[reader]) == set()
+    assert transport.poll(0.0, also=[reader]) == set()
     os.write(writer, b"!")
-    assert wire.poll(60.0, also=[reader]) == {reader}
-    wire.wake()
-    assert wire.poll(60.0) == set()
+    assert transport.poll(60.0, also=[reader]) == {reader}
+    transport.wake()
+    assert transport.poll(60.0) == set()
     for descriptor in (reader, writer):
         os.close(descriptor)

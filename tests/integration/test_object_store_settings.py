@@ -24,7 +24,7 @@ from tunemq_shared.objects.s3_objects import S3Objects
 pytestmark = pytest.mark.integration
 
 
-def refusal(address: str, environ: dict[str, str]) -> str:
+def rejection(address: str, environ: dict[str, str]) -> str:
     """What a person is told who wants to use it."""
     begin = time.monotonic()
     with pytest.raises(StoreError) as caught, use(address, environ) as objects:
@@ -64,20 +64,20 @@ def test_everything_can_come_from_the_environment(minio, bucket):
 @pytest.mark.usefixtures("patient")
 def test_wrong_keys(server, place):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        told = refusal(server.address(place), {**server.environ, name: "wrong" * 4})
+        told = rejection(server.address(place), {**server.environ, name: "wrong" * 4})
         assert f"s3://{place} at {server.url}" in told
         assert "the server does not know these keys" in told
         assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in told
 
 
 def test_no_keys(server, place):
-    assert "there are no keys for the store" in refusal(server.address(place), {})
+    assert "there are no keys for the store" in rejection(server.address(place), {})
 
 
 @pytest.mark.usefixtures("patient")
 def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
     name = f"missing-{server.access_key[:6]}"
-    told = refusal(server.address(name), server.environ)
+    told = rejection(server.address(name), server.environ)
     assert f"there is no bucket '{name}'; make it, correct the name, or add create_bucket" in told
     for _ in range(2):
         with use(server.address(name, create_bucket="true"), server.environ) as objects:
@@ -86,19 +86,19 @@ def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
 
 
 def test_https_where_there_is_http(server, place):
-    told = refusal(server.address(place, endpoint=f"https{server.url[4:]}"), server.environ)
+    told = rejection(server.address(place, endpoint=f"https{server.url[4:]}"), server.environ)
     assert "no secure connection can be made" in told
     assert "check http or https in endpoint" in told
 
 
 def test_nobody_listens(server, place):
-    told = refusal(server.address(place, endpoint="http://127.0.0.1:1"), server.environ)
+    told = rejection(server.address(place, endpoint="http://127.0.0.1:1"), server.environ)
     assert "cannot be reached ([Errno 111] Connection refused)" in told
     assert "check that it runs and that endpoint is its address" in told
 
 
 def test_no_such_host(server, place):
-    told = refusal(server.address(place, endpoint="http://no-such-host.invalid"), server.environ)
+    told = rejection(server.address(place, endpoint="http://no-such-host.invalid"), server.environ)
     assert "the server cannot be reached" in told
 
 
@@ -127,7 +127,7 @@ def web_server() -> Iterator[str]:
 
 @pytest.mark.usefixtures("patient")
 def test_what_is_no_object_store(shared_minio, web_server):
-    told = refusal(shared_minio.address("bucket", endpoint=web_server), shared_minio.environ)
+    told = rejection(shared_minio.address("bucket", endpoint=web_server), shared_minio.environ)
     assert "what answers there does not speak S3" in told
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_object_store(shared_minio, web_server):
 def test_a_wrong_region(tmp_path):
     with running_minio(tmp_path / "minio", region="eu-test") as server:
         place = server.create_bucket()
-        told = refusal(server.address(place, region="us-east-1"), server.environ)
+        told = rejection(server.address(place, region="us-east-1"), server.environ)
         assert "the region 'us-east-1' is wrong" in told
         assert "expecting 'eu-test'" in told
         with use(server.address(place), server.environ) as objects:
@@ -147,10 +147,10 @@ def test_a_certificate_of_ones_own(tmp_path):
     with running_minio(tmp_path / "minio", certificate=certificate) as server:
         place = server.create_bucket()
         keys = {name: value for name, value in server.environ.items() if "KEY" in name}
-        told = refusal(f"s3://{place}?endpoint={server.url}", keys)
+        told = rejection(f"s3://{place}?endpoint={server.url}", keys)
         assert "certificate verify failed" in told
         assert "ca_file (or AWS_CA_BUNDLE) names the CA" in told
-        told = refusal(f"s3://{place}?endpoint=http{server.url[5:]}", keys)
+        told = rejection(f"s3://{place}?endpoint=http{server.url[5:]}", keys)
         assert "does not speak S3 (HTTP status 400); check host, port, and http or https" in told
         for address, environ in (
             (server.address(place), keys),
@@ -166,7 +166,7 @@ def test_a_server_that_accepts_and_says_nothing(tmp_path):
     with running_minio(tmp_path / "minio") as server:
         place = server.create_bucket()
         server.freeze()
-        told = refusal(server.address(place), server.environ)
+        told = rejection(server.address(place), server.environ)
         server.thaw()
         assert "the server cannot be reached (timed out)" in told
 
@@ -190,6 +190,6 @@ def test_keys_that_are_not_allowed_enough(tmp_path, allowed, message):
         admin.policy_add("some", policy=policy)
         admin.policy_set("some", user="reader")
         environ = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "readers-secret"}
-        told = refusal(server.address(server.create_bucket()), environ)
+        told = rejection(server.address(server.create_bucket()), environ)
         assert message in told
         assert "allow them to read, write, list and remove below s3://" in told

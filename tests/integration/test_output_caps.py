@@ -96,8 +96,8 @@ def test_the_output_of_a_trial_that_prints_without_end_is_kept_short(server, loo
     folder = server.root / "trial_0"
     loop.folders = {str(folder)}
     loop.start()
-    host = server.start(prints_a_lot, config={"limit": LIMIT})
-    host.gone()
+    process = server.start(prints_a_lot, config={"limit": LIMIT})
+    process.gone()
     text = ""
 
     def is_short() -> bool:

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.integration
 
 def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_path):
     (tmp_path / "file").write_text("no folder")
-    news = []
-    refused = RejectionCounter()
+    notices = []
+    rejected = RejectionCounter()
     (tmp_path / "good" / "train_a").mkdir(parents=True)
-    reader = OutputReader(server.url, news.append, SchedulerSigning().output, refused.add)
+    reader = OutputReader(server.url, notices.append, SchedulerSigning().output, rejected.add)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
     piece = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
@@ -42,8 +42,8 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
         eventually(lambda: path.read_bytes() == b"one\ntwo")
     finally:
         reader.close()
-    assert [line.split()[3] for line in news] == ["file"], "it is told once"
-    assert refused.counts() == (("key", "wrong_type", 1),)
+    assert [line.split()[3] for line in notices] == ["file"], "it is told once"
+    assert rejected.counts() == (("key", "wrong_type", 1),)
 
 
 def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(

@@ -11,7 +11,7 @@ from tests.integration.node_fixtures import server
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
-from tunemq_workers.broker import event_publisher as pump_module
+from tunemq_workers.broker import event_publisher as publisher_module
 from tunemq_workers.broker.event_publisher import EventPublisher
 from tunemq_workers.broker.publisher_messages import (
     AppendBatches,
@@ -35,15 +35,17 @@ class Pumping:
         self.client = server.client
         self.client.set(redis_keys.GENERATION, "g1")
         self.client.xadd(KEY, {"h": "", "e": ""})
-        self.facts = []
-        self.pump = EventPublisher(parse_address(url), "inc1", self.facts.append)
-        self.pump.is_hurried = False
+        self.reports = []
+        self.publisher = EventPublisher(parse_address(url), "inc1", self.reports.append)
+        self.publisher.is_hurried = False
 
     def append(self, generation=b"g1", key=KEY, batches=BATCHES):
         """What the pump says of an order to append; looks are not answered here."""
-        self.pump._turn(AppendBatches(key, generation, batches))
-        told = [fact for fact in self.facts if isinstance(fact, BatchesAppended | AppendFailed)]
-        self.facts.clear()
+        self.publisher._turn(AppendBatches(key, generation, batches))
+        told = [
+            report for report in self.reports if isinstance(report, BatchesAppended | AppendFailed)
+        ]
+        self.reports.clear()
         return told
 
     @property
@@ -51,8 +53,8 @@ class Pumping:
         return self.client.xlen(KEY) - 1
 
     def close(self):
-        if self.pump._client is not None:
-            self.pump._client.close()
+        if self.publisher._client is not None:
+            self.publisher._client.close()
 
 
 @pytest.fixture
@@ -118,17 +120,17 @@ def test_pump_without_the_right_to_transactions_appends_nothing_and_says_so(serv
 
 
 def test_pump_whose_loop_takes_no_facts_for_long_lets_the_lease_expire(pumping, monkeypatch):
-    monkeypatch.setattr(pump_module, "LOOP_HANGS_S", 0.2)
-    pumping.pump.is_hurried = True
-    pumping.pump._turn(None)
+    monkeypatch.setattr(publisher_module, "LOOP_HANGS_S", 0.2)
+    pumping.publisher.is_hurried = True
+    pumping.publisher._turn(None)
     lease = redis_keys.lease("inc1")
     assert pumping.client.exists(lease)
     pumping.client.delete(lease)
     time.sleep(0.3)
 
-    pumping.pump._turn(None)
+    pumping.publisher._turn(None)
     assert not pumping.client.exists(lease)
 
-    pumping.pump.facts_taken()
-    pumping.pump._turn(RenewLeaseNow())
+    pumping.publisher.reports_handled()
+    pumping.publisher._turn(RenewLeaseNow())
     assert pumping.client.exists(lease)

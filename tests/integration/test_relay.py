@@ -96,16 +96,16 @@ tuner = tune.Tuner(
 
 def test_a_search_runs_to_its_end_in_its_own_process(farm, supervisor):
     farm.worker("a")
-    link = supervisor.start(job(farm, trials=4, steps=5), farm.results / "search")
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.FINISHED, ending
+    connection = supervisor.start(job(farm, trials=4, steps=5), farm.results / "search")
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.FINISHED, process_exit
     farm.nothing_is_missing_or_doubled(4, 5)
-    assert link.status is not None
-    assert link.status.counts["TERMINATED"] == 4
-    assert link.status.best is not None
-    assert link.status.best[0].startswith("ab12c_")
+    assert connection.status is not None
+    assert connection.status.counts["TERMINATED"] == 4
+    assert connection.status.best is not None
+    assert connection.status.best[0].startswith("ab12c_")
     assert "search" in (farm.results / "search" / OUTPUT).read_text()
-    eventually(lambda: not is_alive(link.pid))
+    eventually(lambda: not is_alive(connection.pid))
 
 
 def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given_back(
@@ -113,14 +113,16 @@ def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given
 ):
     supervisor.is_stingy = True
     farm.worker("a")
-    link = supervisor.start(job(farm, trials=2, steps=20, gate=3), farm.results / "search")
-    supervisor.until(lambda: link.usage is not None and link.usage.wants and link.usage.seen)
-    assert not link.usage.held
+    connection = supervisor.start(job(farm, trials=2, steps=20, gate=3), farm.results / "search")
+    supervisor.until(
+        lambda: connection.usage is not None and connection.usage.wants and connection.usage.seen
+    )
+    assert not connection.usage.held
     supervisor.is_stingy = False
-    supervisor.until(lambda: link.usage.held)
+    supervisor.until(lambda: connection.usage.held)
     supervisor.is_stingy = True
     farm.open_gate(19)  # they go on, and none of them ends before it has to give back what it has
-    supervisor.until(lambda: not link.usage.held)
+    supervisor.until(lambda: not connection.usage.held)
     waits = supervisor.answer(r.ExplainTrial("ab12c_00001"))
     assert isinstance(waits, r.TrialExplanation)
     assert waits.request == {"cpu": 1.0}
@@ -138,10 +140,10 @@ def test_a_callback_that_segfaults_ends_its_process_and_is_told_as_such(farm, su
     )
     path = script(farm, f"{sleeps}; ctypes.string_at(0)")
     supervisor.start(job(farm, path), farm.results / "search")
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.DIED
-    assert "SIGSEGV" in ending.text
-    assert "on_trial_result" in ending.text  # where it was
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.DIED
+    assert "SIGSEGV" in process_exit.text
+    assert "on_trial_result" in process_exit.text  # where it was
     eventually(lambda: not is_alive(int(left.read_text())))  # nothing of it is left
 
 
@@ -162,23 +164,23 @@ def test_a_process_that_raises_says_why_and_the_search_is_not_started_again(farm
     farm.worker("a")
     path = script(farm, "raise RuntimeError('no such day')")
     supervisor.start(job(farm, path), farm.results / "search")
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "no such day" in ending.text
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "no such day" in process_exit.text
 
 
 def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=30, gate=5)
-    link = supervisor.start(wanted, farm.results / "search")
+    connection = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
-    os.kill(link.pid, signal.SIGKILL)
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.DIED
-    assert "SIGKILL" in ending.text
+    os.kill(connection.pid, signal.SIGKILL)
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.DIED
+    assert "SIGKILL" in process_exit.text
     farm.open_gate(12)  # trials go on
     supervisor.until(lambda: sum(len(done) >= 12 for done in farm.steps().values()) == 2)
-    again = msgspec.structs.replace(wanted, events_key=link.events_key)
+    again = msgspec.structs.replace(wanted, events_key=connection.events_key)
     supervisor.start(again, farm.results / "search")
     farm.open_gate(30)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
@@ -189,16 +191,16 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
 def test_a_search_goes_on_when_what_it_was_forked_from_is_killed(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=20, gate=5)
-    link = supervisor.start(wanted, farm.results / "search")
+    connection = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
-    forkserver = psutil.Process(link.pid).ppid()
+    forkserver = psutil.Process(connection.pid).ppid()
     assert forkserver != os.getpid()
     os.kill(forkserver, signal.SIGKILL)
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.LEFT  # nothing is wrong with the search
-    assert "SIGKILL" in ending.text
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.LEFT  # nothing is wrong with the search
+    assert "SIGKILL" in process_exit.text
     farm.open_gate(20)
-    again = msgspec.structs.replace(wanted, events_key=link.events_key)
+    again = msgspec.structs.replace(wanted, events_key=connection.events_key)
     supervisor.start(again, farm.results / "search")
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 20)
@@ -228,7 +230,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):
 
 def test_requests_are_answered_while_it_runs(farm, supervisor):
     farm.worker("a")
-    link = supervisor.start(job(farm, trials=2, steps=20, gate=2), farm.results / "search")
+    connection = supervisor.start(job(farm, trials=2, steps=20, gate=2), farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 2 for done in farm.steps().values()) == 2)
     detail = supervisor.answer(r.ShowTrials(1))
     assert isinstance(detail, ExperimentDetail)
@@ -244,15 +246,15 @@ def test_requests_are_answered_while_it_runs(farm, supervisor):
     assert isinstance(answer, RequestDone), f"{answer} {supervisor.told()}"
     farm.open_gate(20)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
-    assert "a person wants it to" in link.ending.text
+    assert "a person wants it to" in connection.process_exit.text
 
 
 def test_an_interrupted_search_is_resumed_by_its_next_process(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=10, save_every=1, gate=4)
-    link = supervisor.start(wanted, farm.results / "search")
+    connection = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 4 for done in farm.steps().values()) == 2)
-    link.stop(r.InterruptSearch("pause"), grace_s=100.0)
+    connection.stop(r.InterruptSearch("pause"), grace_s=100.0)
     assert supervisor.ends(within=90.0).outcome is ExperimentOutcome.INTERRUPTED
     farm.open_gate(10)
     supervisor.start(wanted, farm.results / "search")
@@ -264,9 +266,9 @@ def test_what_an_unusable_script_raises_is_told(farm, supervisor):
     path = farm.folder / "broken.py"
     path.write_text("import no_such_module_of_mine\n")
     supervisor.start(job(farm, str(path)), farm.results / "search")
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "no_such_module_of_mine" in ending.text
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "no_such_module_of_mine" in process_exit.text
     assert "no_such_module_of_mine" in (farm.results / "search" / ERRORS).read_text()
 
 
@@ -288,18 +290,18 @@ def objective(config):
 tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
 """
     )
-    link = supervisor.start(job(farm, str(path)), farm.results / "search")
-    supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
+    connection = supervisor.start(job(farm, str(path)), farm.results / "search")
+    supervisor.until(lambda: connection.status is not None and connection.status.counts["ERROR"])
     (farm.folder / "mended").touch()
     assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00000")), RequestDone)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
-    assert link.status is not None
-    assert link.status.counts["TERMINATED"] == 2
+    assert connection.status is not None
+    assert connection.status.counts["TERMINATED"] == 2
     # And one of a search that is over, with its next process; once, however often that starts.
     (farm.folder / "mended").unlink()
     again = msgspec.structs.replace(job(farm, str(path)), name="other", prefix="cd34e")
-    link = supervisor.start(again, farm.results / "other")
-    supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
+    connection = supervisor.start(again, farm.results / "other")
+    supervisor.until(lambda: connection.status is not None and connection.status.counts["ERROR"])
     (farm.folder / "mended").touch()
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     retried = msgspec.structs.replace(again, retry="cd34e_00000")
@@ -314,43 +316,43 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     farm, supervisor
 ):
     farm.worker("a")
-    link = supervisor.start(
+    connection = supervisor.start(
         job(farm, trials=2, steps=40, gate=5, payload=10), farm.results / "search"
     )
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
-    os.kill(link.pid, signal.SIGSTOP)
-    client = link._client
+    os.kill(connection.pid, signal.SIGSTOP)
+    client = connection._client
     assert client is not None
     warned = m.NodeWarned("x" * 2**20)
-    client._tenant.facts += [warned] * 10
-    link.attend()
-    held = link._frames.waiting
-    client._tenant.facts += [warned] * 30
-    link.attend()
+    client._channel.read_events += [warned] * 10
+    connection.attend()
+    held = connection._frames.waiting
+    client._channel.read_events += [warned] * 30
+    connection.attend()
     assert client.is_full
-    assert link._frames.waiting == held
+    assert connection._frames.waiting == held
     began, turns = time.monotonic(), 0
     while time.monotonic() < began + 0.4:
         supervisor.turn(0.2)  # nobody waits for it, nor is kept from waiting
         turns += 1
     assert turns < 40
     assert time.monotonic() < began + 30.0
-    os.kill(link.pid, signal.SIGCONT)
+    os.kill(connection.pid, signal.SIGCONT)
     supervisor.until(lambda: client.taken >= 40)
     farm.open_gate(40)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 40)
-    assert sum(line == warned.text for line in link.take_news()) == 40
+    assert sum(line == warned.text for line in connection.take_notices()) == 40
 
 
 def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice(farm, supervisor):
     farm.worker("a")
     body = "[os.write(n, b'x' * 99) for n in range(3, 4096) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
-    link = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "cannot be read" in ending.text
-    supervisor.wire.add(link.events_key).close()  # it is not started again
+    connection = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "cannot be read" in process_exit.text
+    supervisor.transport.add(connection.events_key).close()  # it is not started again
     (farm.results / "search").rename(farm.results / "before")
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
     supervisor.start(other, farm.results / "search")
@@ -360,17 +362,17 @@ def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice
 def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=30, gate=5)
-    link = supervisor.start(wanted, farm.results / "search")
+    connection = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
     (node,) = supervisor.nodes
     forger = FakeNode(farm.redis.url, node)  # says the next thing in the node's name
-    next_event = link._client._tenant.stakes[node].read + 1
-    assert forger.send(link.events_key, ["result", "t", "one"], first=next_event)
+    next_event = connection._client._channel.cursors[node].read + 1
+    assert forger.send(connection.events_key, ["result", "t", "one"], first=next_event)
     forger.close()
-    ending = supervisor.ends()
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert f"of node {node} cannot be read" in ending.text
-    supervisor.wire.add(link.events_key).close()  # it is not started again
+    process_exit = supervisor.ends()
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert f"of node {node} cannot be read" in process_exit.text
+    supervisor.transport.add(connection.events_key).close()  # it is not started again
     (farm.results / "search").rename(farm.results / "before")
     farm.open_gate(30)
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")

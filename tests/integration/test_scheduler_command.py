@@ -14,29 +14,29 @@ NOWHERE = "redis://:secret@127.0.0.1:1/0"
 
 
 @pytest.fixture
-def refused(tmp_path: Path):
-    def refused(*arguments: str) -> tuple[int, str]:
+def rejected(tmp_path: Path):
+    def rejected(*arguments: str) -> tuple[int, str]:
         line = ["scheduler", "--results", str(tmp_path / "results"), *arguments]
         command = Command(*line, log=tmp_path / "log")
         return command.ends(), command.said
 
-    return refused
+    return rejected
 
 
-def test_a_scheduler_without_an_address_says_how_to_give_it(refused):
-    code, said = refused()
+def test_a_scheduler_without_an_address_says_how_to_give_it(rejected):
+    code, said = rejected()
     assert code == 64
     assert "--redis redis://host:6379/0" in said
 
 
-def test_a_script_is_refused_with_the_command_that_submits_it(refused):
-    code, said = refused("search.py")
+def test_a_script_is_refused_with_the_command_that_submits_it(rejected):
+    code, said = rejected("search.py")
     assert code == 2
     assert "start it without one and run `tunemq submit search.py`" in said
 
 
-def test_a_redis_that_cannot_be_reached_is_named_without_its_password(refused):
-    code, said = refused("--redis", NOWHERE)
+def test_a_redis_that_cannot_be_reached_is_named_without_its_password(rejected):
+    code, said = rejected("--redis", NOWHERE)
     assert code == 69
     assert "127.0.0.1:1" in said
     assert "secret" not in said

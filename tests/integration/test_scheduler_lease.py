@@ -114,7 +114,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     monotonic = time.monotonic()
     assert claim().term > lease.term
     assert time.monotonic() - monotonic < LONG_S / 2
-    lease._line.close()
+    lease._connection.close()
 
 
 def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(

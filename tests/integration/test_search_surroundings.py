@@ -80,13 +80,13 @@ def test_eight_trials_share_an_array_of_with_parameters(tmp_path):
     def train(config, data):
         total = float(data.sum())  # touches every page
         (tmp_path / f"here_{os.getpid()}").touch()
-        hosts = []
-        while len(hosts) < 8:
-            hosts = [path.name.removeprefix("here_") for path in tmp_path.glob("here_*")]
+        trial_pids = []
+        while len(trial_pids) < 8:
+            trial_pids = [path.name.removeprefix("here_") for path in tmp_path.glob("here_*")]
             time.sleep(0.01)
         pss = 0
         if config["n"] == 0:
-            for pid in hosts:
+            for pid in trial_pids:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
                 pss += sum(int(line.split()[1]) * 1024 for line in lines if line[:4] == "Pss:")
             (tmp_path / "measured").touch()

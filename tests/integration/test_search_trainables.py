@@ -207,7 +207,7 @@ def test_without_reuse_each_trial_has_a_process_of_its_own():
     assert len({result.metrics["pid"] for result in results}) == 3
 
 
-class RefusesReset(Counts):
+class RejectsReset(Counts):
     def reset_config(self, new_config):
         return False
 
@@ -215,7 +215,7 @@ class RefusesReset(Counts):
 @pytest.mark.usefixtures("one_slot")
 def test_an_object_that_cannot_be_reset_is_cleaned_up_and_replaced():
     results = fit(
-        RefusesReset,
+        RejectsReset,
         {"a": tune.grid_search([1, 2])},
         stop={"training_iteration": 1},
         reuse_actors=True,

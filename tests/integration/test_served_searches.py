@@ -73,8 +73,8 @@ def test_a_search_keeps_its_checkpoints_there_and_goes_on_from_them(served, tmp_
 
 def test_f02_trials_whose_processes_die_go_on_from_there(start):
     search = start(trials=2, steps=30, step_s=0.02, gate=10)
-    eventually(lambda: len(search.hosts()) == 2, within=60, message=lambda: str(search))
-    assert search.kill(search.hosts()[0])
+    eventually(lambda: len(search.trial_pids()) == 2, within=60, message=lambda: str(search))
+    assert search.kill(search.trial_pids()[0])
     assert search.kill_the_node()
     search.open_gate(30)  # not before, or they might be over already
     assert search.ends(within=100) == 0, str(search)

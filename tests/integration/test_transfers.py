@@ -148,7 +148,7 @@ def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
     (folder / "zzz").write_text("larger, so it is the last")
     for name in (b"\xff\xfe\n\x1b[31m0", b"sub-\xff"):
         Path(os.fsdecode(bytes(folder) + b"/" + name)).write_text("x")
-    sent, refused = Waiting(), Waiting()
+    sent, rejected = Waiting(), Waiting()
     order = UploadTrialFiles(node.store, "trial", str(folder), 1, 60)
     node.transfers.start(order, *sent.callbacks)
     reason, _ = node.fail(sent)
@@ -157,8 +157,8 @@ def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
     (tmp_path / "other" / "journal").mkdir(parents=True)
     Path(os.fsdecode(bytes(tmp_path) + b"/other/journal/\xff")).write_text("x")
     order = UploadTrialFiles(node.store, "other", str(tmp_path / "other"), 1, 20)
-    node.transfers.start(order, *refused.callbacks)
-    reason, _ = node.fail(refused)
+    node.transfers.start(order, *rejected.callbacks)
+    reason, _ = node.fail(rejected)
     assert "such as journal/\\udcff" in reason
 
 

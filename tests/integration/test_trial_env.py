@@ -71,10 +71,10 @@ def see(scheduler: Scheduler, tmp_path: Path) -> See:
     path = str(write_files(tmp_path / "code", {"preloaded_module.py": PRELOADED}))
 
     def run(python: str = "") -> dict[str, dict[str, str]]:
-        eventually(scheduler.hellos, within=60)
+        eventually(scheduler.registrations, within=60)
         given = Environment(python, ("preloaded_module",), {"GIVEN": "5"}, (path,), inherits=True)
         start = scheduler.start(looking, {"python": python}, environment=given)
-        scheduler.assign(scheduler.hellos()[-1].incarnation, order("t", start))
+        scheduler.assign(scheduler.registrations()[-1].instance_id, order("t", start))
         said = scheduler.said
         eventually(lambda: said(ResultReported) or said(TrialFailed), within=60)
         assert not said(TrialFailed), said(TrialFailed)
@@ -122,7 +122,7 @@ def test_trial_env_names_that_match_no_variable_are_a_warning(worker):
 
 @pytest.mark.parametrize("text", ["A=1", "A B", "A,$B", "[A]"])
 def test_trial_env_with_what_is_no_name_is_refused(worker, text):
-    refused = worker("--trial-env", text)
-    assert refused.ends() == 64
-    assert "which is no name of a variable" in refused.said
-    assert "WANDB_*,HTTPS_PROXY" in refused.said
+    rejected = worker("--trial-env", text)
+    assert rejected.ends() == 64
+    assert "which is no name of a variable" in rejected.said
+    assert "WANDB_*,HTTPS_PROXY" in rejected.said

@@ -60,9 +60,9 @@ def look_around(config):
 @pytest.mark.parity(171)
 def test_a_trial_finds_a_clean_process_in_its_folder(serve):
     server = serve(variables={"PATH": os.environ["PATH"], "MINE": "1", "TUNEMQ_OURS": "2"})
-    host = server.start(look_around)
-    seen = host.result()
-    host.gone()
+    process = server.start(look_around)
+    seen = process.result()
+    process.gone()
 
     folder = str(server.root / "trial_0")
     assert seen["cwd"] == folder
@@ -92,38 +92,38 @@ def test_what_a_preloaded_module_changes_is_changed_for_trials(serve, tmp_path):
     (tmp_path / "changing.py").write_text(
         "import os, sys\nos.environ['SET_AT_IMPORT'] = '1'\nsys.path.append('/added/at/import')\n"
     )
-    host = serve(preload=["changing"], sys_path=[str(tmp_path)]).start(look_around)
-    seen = host.result()
-    host.gone()
+    process = serve(preload=["changing"], sys_path=[str(tmp_path)]).start(look_around)
+    seen = process.result()
+    process.gone()
 
     assert seen["variables"]["SET_AT_IMPORT"] == "1"
     assert "/added/at/import" in seen["path"]
 
 
 def test_output_of_a_trial_and_its_programs_is_in_its_folder(serve):
-    host = serve().start(look_around)
-    host.gone()
+    process = serve().start(look_around)
+    process.gone()
 
-    assert host.output("stdout") == "printed\nby a program\n"
-    assert host.output("stderr") == "complained\n"
+    assert process.output("stdout") == "printed\nby a program\n"
+    assert process.output("stderr") == "complained\n"
 
 
 def test_events_come_in_order_and_the_last_one_says_that_it_is(serve):
-    host = serve().start(look_around)
-    host.gone()
+    process = serve().start(look_around)
+    process.gone()
 
-    started, _, finished = host.events
+    started, _, finished = process.events
     assert isinstance(started, TrialStarted)
-    assert (started.pid, started.hostname, started.node_ip) == (host.pid, "here", "127.0.0.1")
+    assert (started.pid, started.hostname, started.node_ip) == (process.pid, "here", "127.0.0.1")
     assert isinstance(finished, TrialFinished)
-    assert host.kinds == [frames.EVENT, frames.EVENT, frames.ENDING]
+    assert process.kinds == [frames.EVENT, frames.EVENT, frames.ENDING]
 
 
 def test_a_trial_sees_the_gpus_that_it_was_given(serve):
-    host = serve().start(look_around, gpus=["GPU-1", "GPU-2"], resources={"gpu": 2.0})
+    process = serve().start(look_around, gpus=["GPU-1", "GPU-2"], resources={"gpu": 2.0})
 
-    assert host.result()["variables"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
-    host.gone()
+    assert process.result()["variables"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    process.gone()
 
 
 def fail(config):
@@ -131,14 +131,14 @@ def fail(config):
 
 
 def test_an_error_of_the_trial_is_sent_with_its_traceback(serve):
-    host = serve().start(fail)
-    host.gone()
+    process = serve().start(fail)
+    process.gone()
 
-    failure = host.events[-1]
+    failure = process.events[-1]
     assert isinstance(failure, TrialFailed)
     assert (failure.kind, failure.error) == ("user", "RuntimeError: diverged")
     assert "in fail" in failure.traceback
-    assert host.exited().exit_code == 0
+    assert process.exited().exit_code == 0
 
 
 def count_threads(config):
@@ -154,19 +154,19 @@ def count_threads(config):
 @pytest.mark.parametrize("preload", [["numpy"], []])
 def test_blas_has_as_many_threads_as_the_trial_has_cpus(serve, preload):
     server = serve(preload=preload)
-    hosts = [server.start(count_threads, n, resources={"cpu": n + 0.5}) for n in (1, 2)]
+    processes = [server.start(count_threads, n, resources={"cpu": n + 0.5}) for n in (1, 2)]
 
-    assert [host.result()["blas"] for host in hosts] == [1, 2]
-    for host in hosts:
-        host.gone()
+    assert [process.result()["blas"] for process in processes] == [1, 2]
+    for process in processes:
+        process.gone()
 
 
 def test_the_users_own_limit_of_threads_counts_more(serve):
     variables = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "2"}
-    host = serve(preload=["numpy"], variables=variables).start(count_threads)
+    process = serve(preload=["numpy"], variables=variables).start(count_threads)
 
-    assert host.result()["blas"] == 2
-    host.gone()
+    assert process.result()["blas"] == 2
+    process.gone()
 
 
 def draw(config):
@@ -186,10 +186,10 @@ def test_trials_draw_different_numbers_and_every_run_the_same(serve, preload):
     runs = []
     for _ in range(2):
         server = serve(preload=preload)
-        hosts = [server.start(draw, number, seed=7) for number in range(2)]
-        runs.append([host.result()["drawn"] for host in hosts])
-        for host in hosts:
-            host.gone()
+        processes = [server.start(draw, number, seed=7) for number in range(2)]
+        runs.append([process.result()["drawn"] for process in processes])
+        for process in processes:
+            process.gone()
 
     assert runs[0] == runs[1]
     assert len({number for drawn in runs[0] for number in drawn}) == 4
@@ -208,12 +208,12 @@ def use_multiprocessing(config):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing_works_in_a_trial(serve, method):
-    host = serve().start(use_multiprocessing, config={"method": method})
+    process = serve().start(use_multiprocessing, config={"method": method})
 
-    assert host.result() == {"results": [-1, -2, -3]}
-    host.gone()
-    assert isinstance(host.events[-1], TrialFinished), host.output()
-    assert not host.output()
+    assert process.result() == {"results": [-1, -2, -3]}
+    process.gone()
+    assert isinstance(process.events[-1], TrialFinished), process.output()
+    assert not process.output()
 
 
 def report_in_a_child(config):
@@ -235,11 +235,11 @@ def report_in_a_child(config):
 
 
 def test_a_child_of_a_trial_cannot_report_and_reads_why(serve):
-    host = serve().start(report_in_a_child)
-    host.gone()
+    process = serve().start(report_in_a_child)
+    process.gone()
 
-    assert not host.results
-    assert "a child of the trial's process" in host.output("stdout")
+    assert not process.results
+    assert "a child of the trial's process" in process.output("stdout")
 
 
 def count_to_three(config):
@@ -253,28 +253,28 @@ def test_a_trial_waits_where_it_was_told_to_until_it_is_told_more(serve):
     server = serve()
     order = server.order(count_to_three)
     held = TrialOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
-    host = server.start_order(held)
-    assert host.result() == {"loss": 0}
-    assert len(host.results) == 1
+    process = server.start_order(held)
+    assert process.result() == {"loss": 0}
+    assert len(process.results) == 1
 
-    host.tell(frames.ORDER, TrialOrder(order.trial, 1, (Condition("training_iteration", 2),)))
-    assert host.result(1) == {"loss": 1}
-    host.tell(frames.ORDER, TrialOrder(order.trial, 1, ()))
+    process.tell(frames.ORDER, TrialOrder(order.trial, 1, (Condition("training_iteration", 2),)))
+    assert process.result(1) == {"loss": 1}
+    process.tell(frames.ORDER, TrialOrder(order.trial, 1, ()))
 
-    assert host.result(2) == {"loss": 2}
-    host.gone()
+    assert process.result(2) == {"loss": 2}
+    process.gone()
 
 
 def test_a_waiting_trial_ends_when_its_node_does(serve):
     server = serve()
     order = server.order(count_to_three)
-    host = server.start_order(
+    process = server.start_order(
         TrialOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
     )
-    host.result()
+    process.result()
 
-    pid = host.pid
-    host.close()
+    pid = process.pid
+    process.close()
 
     eventually(lambda: not alive(pid))
 
@@ -296,10 +296,10 @@ def test_a_host_that_is_reused_runs_the_next_trial_as_a_new_one_would(serve):
 
 
 def test_a_host_whose_trial_failed_is_not_reused(serve):
-    host = serve().start(fail, reuse=True)
-    host.gone()
+    process = serve().start(fail, reuse=True)
+    process.gone()
 
-    assert frames.IDLE not in host.kinds
+    assert frames.IDLE not in process.kinds
 
 
 REMOTE = "s3://bucket/exp?endpoint=http://127.0.0.1:1&region=us-east-1&path_style=true"
@@ -322,33 +322,33 @@ def reference(event):
     return CheckpointRef(event.key, event.sha256, event.step)
 
 
-def checkpoints(host):
+def checkpoints(process):
     kinds = CheckpointWritten | CheckpointCommitted
-    return [event for event in host.events if isinstance(event, kinds)]
+    return [event for event in process.events if isinstance(event, kinds)]
 
 
 def test_a_host_asks_its_node_for_room_and_says_what_it_has_written(serve):
     server = serve()
-    host = server.start(count_with_checkpoints, store=REMOTE)
-    host.gone()
+    process = server.start(count_with_checkpoints, store=REMOTE)
+    process.gone()
 
-    save = [frames.EVENT, frames.ASK_ROOM, frames.WRITTEN]
+    save = [frames.EVENT, frames.ASK_SAVE, frames.WRITTEN]
     expected = [frames.EVENT, *save * 3, frames.FETCH, frames.EVENT, frames.ENDING]
-    assert host.kinds == expected, host.output()
-    assert host.results == [{"n": n} for n in (1, 2, 3, 3)]
+    assert process.kinds == expected, process.output()
+    assert process.results == [{"n": n} for n in (1, 2, 3, 3)]
     keys = [f"trial_0/checkpoint_1-{n:06d}" for n in (1, 2, 3)]
-    assert [event.key for event in checkpoints(host)] == keys
+    assert [event.key for event in checkpoints(process)] == keys
     assert all((server.cache / key / "manifest.json").exists() for key in keys)
 
 
 def test_a_host_writes_into_a_local_store_itself(serve):
     server = serve()
-    host = server.start(count_with_checkpoints)
-    host.gone()
+    process = server.start(count_with_checkpoints)
+    process.gone()
 
-    assert host.kinds == [frames.EVENT] * 8 + [frames.ENDING], host.output()
-    assert [type(event) for event in checkpoints(host)] == [CheckpointCommitted] * 3
-    assert (server.root / checkpoints(host)[-1].key / "manifest.json").exists()
+    assert process.kinds == [frames.EVENT] * 8 + [frames.ENDING], process.output()
+    assert [type(event) for event in checkpoints(process)] == [CheckpointCommitted] * 3
+    assert (server.root / checkpoints(process)[-1].key / "manifest.json").exists()
     assert not server.cache.exists()
 
 
@@ -379,19 +379,19 @@ def test_a_host_goes_on_from_the_newest_whole_checkpoint_and_tells_of_the_damage
 
 @pytest.mark.parity(16)
 def test_a_host_waits_for_room_and_that_is_no_time_of_its_trial(serve):
-    host = serve().start(count_with_checkpoints, store=REMOTE)
-    host.is_full = True
-    host.until(lambda: frames.ASK_ROOM in host.kinds, "question")
+    process = serve().start(count_with_checkpoints, store=REMOTE)
+    process.is_full = True
+    process.until(lambda: frames.ASK_SAVE in process.kinds, "question")
     asked_at = time.monotonic()
-    host.until(lambda: time.monotonic() > asked_at + 2.0, "two seconds")
-    assert host.results == [{"n": 1}]
+    process.until(lambda: time.monotonic() > asked_at + 2.0, "two seconds")
+    assert process.results == [{"n": 1}]
 
     waited_s = time.monotonic() - asked_at
-    host.is_full = False
-    host.give_room()
-    host.gone()
+    process.is_full = False
+    process.allow_save()
+    process.gone()
 
-    results = [event for event in host.events if isinstance(event, ResultReported)]
+    results = [event for event in process.events if isinstance(event, ResultReported)]
     assert len(results) == 4
     between_s = results[1].timestamp - results[0].timestamp
     # Not less than two seconds: on a busy machine the step itself may take as long.
@@ -404,21 +404,21 @@ def test_a_host_that_is_told_to_pause_ends_its_trial_and_is_reused(serve, store)
     more = {} if store is None else {"store": store}
     order = server.order(count_with_checkpoints, reuse=True, **more)
     horizon = (Condition("training_iteration", 2),)
-    host = server.start_order(TrialOrder(order.trial, 1, horizon, start=order.start))
-    host.result(1)
+    process = server.start_order(TrialOrder(order.trial, 1, horizon, start=order.start))
+    process.result(1)
 
-    host.tell(frames.ORDER, TrialOrder(order.trial, 1, horizon, pause=True))
-    host.until(lambda: frames.IDLE in host.kinds, "idle host")
-    assert host.events[-1] == TrialPaused(order.trial, 1)
-    assert host.kinds[-2:] == [frames.ENDING, frames.IDLE]
+    process.tell(frames.ORDER, TrialOrder(order.trial, 1, horizon, pause=True))
+    process.until(lambda: frames.IDLE in process.kinds, "idle host")
+    assert process.events[-1] == TrialPaused(order.trial, 1)
+    assert process.kinds[-2:] == [frames.ENDING, frames.IDLE]
 
-    refs = tuple(reference(event) for event in reversed(checkpoints(host)))
+    refs = tuple(reference(event) for event in reversed(checkpoints(process)))
     following = server.order(count_with_checkpoints, restore=refs, last_step=2, **more)
-    host.tell(frames.NEXT, TrialOrder(order.trial, 2, (), start=following.start))
-    host.gone()
+    process.tell(frames.NEXT, TrialOrder(order.trial, 2, (), start=following.start))
+    process.gone()
 
-    assert [result["n"] for result in host.results] == [1, 2, 3, 3]
-    assert isinstance(host.events[-1], TrialFinished)
+    assert [result["n"] for result in process.results] == [1, 2, 3, 3]
+    assert isinstance(process.events[-1], TrialFinished)
 
 
 def register_at_exit(config):
@@ -428,17 +428,17 @@ def register_at_exit(config):
 
 
 def test_handlers_at_exit_are_run(serve):
-    host = serve().start(register_at_exit)
-    host.gone()
+    process = serve().start(register_at_exit)
+    process.gone()
 
-    assert host.output("stdout") == "said at exit\n"
+    assert process.output("stdout") == "said at exit\n"
 
 
 def test_a_configuration_larger_than_a_packet_arrives(serve):
-    host = serve().start(measure, config={"large": "x" * 3_000_000})
+    process = serve().start(measure, config={"large": "x" * 3_000_000})
 
-    assert host.result() == {"size": 3_000_000}
-    host.gone()
+    assert process.result() == {"size": 3_000_000}
+    process.gone()
 
 
 def measure(config):
@@ -450,9 +450,9 @@ def measure(config):
 @pytest.mark.soak
 def test_a_hundred_starts_before_the_forkserver_is_ready_are_not_lost(serve):
     server = serve(preload=["sklearn.svm"])
-    hosts = [server.start(count_to_three, number) for number in range(100)]
+    processes = [server.start(count_to_three, number) for number in range(100)]
 
-    for host in hosts:
-        host.gone()
+    for process in processes:
+        process.gone()
 
-    assert all(isinstance(host.events[-1], TrialFinished) for host in hosts)
+    assert all(isinstance(process.events[-1], TrialFinished) for process in processes)

@@ -14,7 +14,7 @@ from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     ResultReported,
@@ -41,7 +41,7 @@ SHORT_S = 4.0
 
 def run(node, scheduler, trainable, **how):
     """Host a trial until it has failed and its family is gone; returns how it failed."""
-    scheduler.assign(node.incarnation, order("t1", scheduler.start(trainable, **how)))
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(trainable, **how)))
     eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
     assert not scheduler.said(TrialProcessDied)
     (failed,) = scheduler.said(TrialFailed)
@@ -152,7 +152,7 @@ def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(nod
     assert run(node, scheduler, takes_every_handler_there_is, limits=limits).kind == "stalled"
 
 
-def says_goodbye(config):
+def ends_the_search(config):
     import signal
     import sys
     import time
@@ -171,14 +171,16 @@ def says_goodbye(config):
 def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
     node, scheduler
 ):
-    failed = run(node, scheduler, says_goodbye, limits=TrialLimitSpec(step_s=SHORT_S), reuse=True)
+    failed = run(
+        node, scheduler, ends_the_search, limits=TrialLimitSpec(step_s=SHORT_S), reuse=True
+    )
 
     assert failed.kind == "time_limit"
     assert printed(scheduler, "stdout") == "goodbye\n"
     assert not scheduler.said(TrialFinished)
 
 
-def raises_a_family_and_sleeps(config):
+def starts_a_process_tree_and_sleeps(config):
     import os
     import time
 
@@ -198,7 +200,8 @@ def raises_a_family_and_sleeps(config):
 def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_free(node, scheduler):
     limits = TrialLimitSpec(step_s=SHORT_S)
     scheduler.assign(
-        node.incarnation, order("t1", scheduler.start(raises_a_family_and_sleeps, limits=limits))
+        node.instance_id,
+        order("t1", scheduler.start(starts_a_process_tree_and_sleeps, limits=limits)),
     )
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     grandchild = scheduler.said(ResultReported)[0].metrics["grandchild"]
@@ -216,14 +219,14 @@ def three_quick_steps(config):
 def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
     limits = TrialLimitSpec(step_s=SHORT_S, trial_s=SHORT_S + 2, stall_s=SHORT_S)
     start = scheduler.start(three_quick_steps, limits=limits)
-    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     told_at = time.monotonic()
     eventually(lambda: time.monotonic() > told_at + SHORT_S + 1)
-    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(1)))
+    scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(1)))
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
     eventually(lambda: time.monotonic() > told_at + 2 * SHORT_S + 3)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert scheduler.said(TrialFinished)
     assert not scheduler.said(TrialFailed)
@@ -240,12 +243,12 @@ def stalls_behind_its_horizon(config):
 
 def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
     start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimitSpec(step_s=SHORT_S))
-    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     began = time.monotonic()
     eventually(lambda: time.monotonic() > began + SHORT_S + 1)
     assert not scheduler.said(TrialFailed)
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
     (failed,) = scheduler.said(TrialFailed)
     assert failed.kind == "time_limit"
@@ -370,7 +373,7 @@ def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, sche
 @pytest.mark.parametrize("trainable", [shares_what_it_holds, shares_what_is_loaded, maps_a_file])
 def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, scheduler, trainable):
     start = scheduler.start(trainable, limits=TrialLimitSpec(memory=200 * MIB))
-    scheduler.assign(node.incarnation, order("t1", start))
+    scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(SlotFreed), within=100, message=node.log)
     assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
     assert scheduler.said(TrialFinished)
@@ -378,7 +381,7 @@ def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, sc
 
 def test_a_stack_that_is_asked_for_before_a_host_is_set_up_does_not_end_it(node, scheduler):
     scheduler.assign(
-        node.incarnation,
+        node.instance_id,
         order("t1", scheduler.start(three_quick_steps)),
         order("t2", scheduler.start(sleeps, trial_number=2)),
     )
@@ -418,7 +421,7 @@ def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     assert result.status == "ERROR"
     assert "its limit is 6 s (TrialLimits(trial_s=...))" in str(result.error)
     journal = Path(ended_searches[0].experiment.folder, FILE_NAME)
-    events = [entry.event for entry in read_entries(journal)]
+    events = [entry.event for entry in read_records(journal)]
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
     assert kinds[-1] == "trial_limit"
     assert set(kinds[:-1]) == {"user"}  # it failed before, and its time went on

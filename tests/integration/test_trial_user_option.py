@@ -34,7 +34,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(server: RedisServer) -> Refused:
+def rejected(server: RedisServer) -> Refused:
     """Runs a worker that is to be refused for its command line; what it says."""
 
     def run(
@@ -65,26 +65,26 @@ def refused(server: RedisServer) -> Refused:
         (f"{NOBODY}:staff", "give a group as a number, as in 1000:1000"),
     ],
 )
-def test_a_user_that_there_is_not_or_that_has_rights_is_refused(refused, user, why):
+def test_a_user_that_there_is_not_or_that_has_rights_is_refused(rejected, user, why):
     need("root, who alone may name others", os.geteuid() == 0 or None)
-    assert why in refused("--trial-user", user, before=[])
+    assert why in rejected("--trial-user", user, before=[])
 
 
-def test_a_worker_that_root_did_not_start_cannot_run_trials_as_another_user(refused):
-    said = refused("--trial-user", USER, before=reachable(NOBODY))
+def test_a_worker_that_root_did_not_start_cannot_run_trials_as_another_user(rejected):
+    said = rejected("--trial-user", USER, before=reachable(NOBODY))
     assert "only a worker that root starts can run trials as another user" in said
 
 
-def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(refused, open_folder):
+def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(rejected, open_folder):
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
-    said = refused("--trial-user", USER, "--workdir", str(closed / "node"))
+    said = rejected("--trial-user", USER, "--workdir", str(closed / "node"))
     assert "who cannot run trials here: it cannot write to" in said
     assert str(closed / "node") in said
 
 
 def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path(
-    refused, open_folder
+    rejected, open_folder
 ):
     """As a checkout, or an interpreter, below the home of root."""
     closed = open_folder / "closed"
@@ -92,7 +92,7 @@ def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path
     python = closed / "python"
     python.symlink_to(os.path.realpath(sys.executable))
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    said = refused("--trial-user", USER, python=str(python), path=path)
+    said = rejected("--trial-user", USER, python=str(python), path=path)
     assert f"who cannot run trials here: {python}: Permission denied" in said
     assert "have to be where that user may go" in said
 
@@ -118,12 +118,12 @@ def test_worker_whose_user_cannot_read_the_certificate_of_redis_starts(open_fold
             worker.wait(60)
 
 
-def test_a_cache_of_another_user_is_refused_and_left_alone(refused, open_folder):
+def test_a_cache_of_another_user_is_refused_and_left_alone(rejected, open_folder):
     cache = open_folder / "cache"
     cache.mkdir()
     (cache / "mine").touch()
     workdir = str(open_folder / "node")
-    said = refused("--trial-user", USER, "--workdir", workdir, "--cache", str(cache))
+    said = rejected("--trial-user", USER, "--workdir", workdir, "--cache", str(cache))
     assert f"it cannot write to {cache}" in said
     assert (cache / "mine").stat().st_uid == cache.stat().st_uid == 0
 
@@ -164,7 +164,7 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
 
 
 def test_a_folder_that_is_not_tunemqs_is_refused_at_every_start_and_left_alone(
-    refused, open_folder
+    rejected, open_folder
 ):
     need("root, who alone may name others", os.geteuid() == 0 or None)
     project = open_folder / "project"
@@ -172,7 +172,7 @@ def test_a_folder_that_is_not_tunemqs_is_refused_at_every_start_and_left_alone(
     (project / "code" / "precious").touch()
     project.chmod(0o750)
     for _ in range(2):
-        said = refused("--trial-user", USER, "--workdir", str(project))
+        said = rejected("--trial-user", USER, "--workdir", str(project))
         assert f"{project / 'code'} is not TuneMQ's: no worker has worked in {project}" in said
         assert "Move it away, or name another --workdir." in said
     assert (project / "code" / "precious").exists()

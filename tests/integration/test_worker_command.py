@@ -14,9 +14,9 @@ from tests.integration.farm_support import (
     RedisServer,
     Scheduler,
     command_line,
-    family_of,
     is_alive,
     order,
+    process_tree_of,
 )
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.farms.farm_processes import Command, TcpRedis
@@ -45,7 +45,7 @@ def without_end(config):
         time.sleep(0.01)
 
 
-def deaf(config):
+def hung(config):
     import time
 
     from tunemq_shared.trial.session import report
@@ -61,18 +61,18 @@ class Worker(Command):
         line = ["worker", "--redis", server.url, "--name", name, "--workdir", str(self.workdir)]
         super().__init__(*line, "--cpus", "2", *more, log=folder / f"{name}.log")
 
-    def incarnation(self, scheduler: Scheduler, after: str = "") -> str:
+    def instance_id(self, scheduler: Scheduler, after: str = "") -> str:
         found: list[str] = []
 
-        def is_introduced() -> bool:
+        def is_registered() -> bool:
             found[:] = [
-                hello.incarnation
-                for hello in scheduler.hellos()
-                if hello.pid == self.process.pid and hello.incarnation != after
+                registration.instance_id
+                for registration in scheduler.registrations()
+                if registration.pid == self.process.pid and registration.instance_id != after
             ]
             return bool(found)
 
-        eventually(is_introduced, message=lambda: f"no hello\n{self.said}")
+        eventually(is_registered, message=lambda: f"no hello\n{self.said}")
         return found[-1]
 
 
@@ -98,15 +98,15 @@ def command(tmp_path: Path) -> Iterator[object]:
 
 
 def test_a_worker_without_an_address_says_how_to_give_it(command):
-    refused = command("--name", "one")
-    assert refused.ends() == 64
-    assert "--redis redis://host:6379/0" in refused.said
+    rejected = command("--name", "one")
+    assert rejected.ends() == 64
+    assert "--redis redis://host:6379/0" in rejected.said
 
 
 def test_a_worker_with_a_wrong_address_says_what_one_looks_like(command):
-    refused = command("--redis", "http://somewhere")
-    assert refused.ends() == 64
-    assert "redis://user:password@host:6379/0" in refused.said
+    rejected = command("--redis", "http://somewhere")
+    assert rejected.ends() == 64
+    assert "redis://user:password@host:6379/0" in rejected.said
 
 
 def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(command, tmp_path):
@@ -120,16 +120,16 @@ def test_s07_a_worker_with_keys_that_everybody_knows_does_not_start(tmp_path):
     redis = TcpRedis(tmp_path)
     variables = {"AWS_ACCESS_KEY_ID": "minioadmin", "AWS_SECRET_ACCESS_KEY": "minioadmin"}
     line = ("worker", "--redis", redis.url, "--workdir", str(tmp_path / "w"))
-    refused = Command(*line, log=tmp_path / "refused.log", variables=variables)
+    rejected = Command(*line, log=tmp_path / "refused.log", variables=variables)
     insecure = Command(*line, "--insecure", log=tmp_path / "insecure.log", variables=variables)
     try:
-        assert refused.ends() == 64
-        assert "which everybody knows" in refused.said
-        assert "deploy/minio" in refused.said
+        assert rejected.ends() == 64
+        assert "which everybody knows" in rejected.said
+        assert "deploy/minio" in rejected.said
         insecure.says("It offers")
         assert "which everybody knows" in insecure.said
     finally:
-        refused.kill()
+        rejected.kill()
         insecure.kill()
         redis.end()
 
@@ -138,10 +138,10 @@ def test_a_worker_that_redis_does_not_let_in_says_so_at_once(command, tmp_path):
     redis = TcpRedis(tmp_path, password="right")
     try:
         url = redis.url.replace("right", "wrong")
-        refused = command("--redis", url, "--workdir", str(tmp_path / "w"))
-        assert refused.ends() == 69
-        assert "WRONGPASS" in refused.said
-        assert "wrong@" not in refused.said
+        rejected = command("--redis", url, "--workdir", str(tmp_path / "w"))
+        assert rejected.ends() == 69
+        assert "WRONGPASS" in rejected.said
+        assert "wrong@" not in rejected.said
         bare = command("--redis", url.replace(":wrong@", ""), "--workdir", str(tmp_path / "w"))
         assert bare.ends() == 69
         assert "NOAUTH" in bare.said
@@ -150,7 +150,7 @@ def test_a_worker_that_redis_does_not_let_in_says_so_at_once(command, tmp_path):
 
 
 def test_two_workers_do_not_share_a_working_folder(worker, server, scheduler, tmp_path):
-    worker.incarnation(scheduler)
+    worker.instance_id(scheduler)
     second = Worker(server, tmp_path)
     assert second.ends() == 64
     assert f"process {worker.process.pid}" in second.said
@@ -158,29 +158,29 @@ def test_two_workers_do_not_share_a_working_folder(worker, server, scheduler, tm
 
 
 def test_ctrl_c_ends_an_idle_worker_at_once_and_says_goodbye(worker, scheduler):
-    incarnation = worker.incarnation(scheduler)
-    family = family_of(worker.process.pid)
+    instance_id = worker.instance_id(scheduler)
+    process_tree = process_tree_of(worker.process.pid)
     worker.send(signal.SIGINT)
     assert worker.ends() == 0
-    assert scheduler.goodbyes() == [incarnation]
-    assert scheduler.lease(incarnation) == []
+    assert scheduler.deregistrations() == [instance_id]
+    assert scheduler.lease(instance_id) == []
     assert "Ended" in worker.said
     assert ("Trials run as root" in worker.said) == (os.geteuid() == 0)
-    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(map(is_alive, process_tree)))
 
 
 def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, scheduler):
-    incarnation = worker.incarnation(scheduler)
-    scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
+    instance_id = worker.instance_id(scheduler)
+    scheduler.assign(instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported))
     worker.says("Trial t1 runs")
     worker.send(signal.SIGTERM)
     eventually(lambda: scheduler.said(SlotFreed))
     assert [type(one) for one in scheduler.events()[-2:]] == [TrialPaused, SlotFreed]
-    scheduler.journal(incarnation, len(scheduler.events()))
+    scheduler.journal(instance_id, len(scheduler.events()))
     assert worker.ends() == 0
     worker.says("Trial t1 has left")
-    assert scheduler.goodbyes() == [incarnation]
+    assert scheduler.deregistrations() == [instance_id]
 
 
 def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
@@ -188,15 +188,15 @@ def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
 ):
     worker = Worker(server, tmp_path, "--grace", "0.5")
     try:
-        incarnation = worker.incarnation(scheduler)
-        scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
+        instance_id = worker.instance_id(scheduler)
+        scheduler.assign(instance_id, order("t1", scheduler.start(hung)))
         eventually(lambda: scheduler.said(ResultReported))
-        scheduler.journal(incarnation, 2)
+        scheduler.journal(instance_id, 2)
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
         for kind in (TrialFailed, TrialProcessDied, SlotFreed):
             assert not scheduler.said(kind)
-        assert scheduler.goodbyes() == [incarnation]
+        assert scheduler.deregistrations() == [instance_id]
     finally:
         worker.kill()
 
@@ -207,7 +207,7 @@ def test_a_password_in_the_environment_is_in_no_list_of_processes(tmp_path):
     worker = Command(*line, log=tmp_path / "log", variables={"TUNEMQ_REDIS": redis.url})
 
     def command_lines() -> list[bytes]:
-        return [command_line(pid) for pid in family_of(worker.process.pid)]
+        return [command_line(pid) for pid in process_tree_of(worker.process.pid)]
 
     try:
         eventually(
@@ -223,10 +223,10 @@ def test_a_password_in_the_environment_is_in_no_list_of_processes(tmp_path):
 
 def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
     worker = Worker(server, tmp_path, "--grace", "600")
-    incarnation = worker.incarnation(scheduler)
-    scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
+    instance_id = worker.instance_id(scheduler)
+    scheduler.assign(instance_id, order("t1", scheduler.start(hung)))
     eventually(lambda: scheduler.said(ResultReported))
-    family = family_of(worker.process.pid)
+    process_tree = process_tree_of(worker.process.pid)
     worker.send(signal.SIGINT)
     worker.says("Stopping (SIGINT)")
     worker.send(signal.SIGINT)
@@ -234,25 +234,25 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
         assert worker.ends() == 0
     finally:
         worker.kill()
-    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(map(is_alive, process_tree)))
 
 
 def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, scheduler):
-    first = worker.incarnation(scheduler)
+    first = worker.instance_id(scheduler)
     scheduler.reply(first, "f", "its trials run elsewhere")
-    second = worker.incarnation(scheduler, after=first)
+    second = worker.instance_id(scheduler, after=first)
     assert second != first
     assert worker.process.poll() is None
     worker.says("its trials run elsewhere")
     eventually(
-        lambda: all(map(is_alive, family_of(worker.process.pid))),
+        lambda: all(map(is_alive, process_tree_of(worker.process.pid))),
         message="what the first one left was not waited for",
     )
 
 
 def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
-    incarnation = worker.incarnation(scheduler)
-    scheduler.reply(incarnation, "f", redis_keys.STARTED_AGAIN)
+    instance_id = worker.instance_id(scheduler)
+    scheduler.reply(instance_id, "f", redis_keys.STARTED_AGAIN)
     assert worker.ends() == 76
     assert redis_keys.STARTED_AGAIN in worker.said
 
@@ -268,12 +268,12 @@ def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
         os.set_blocking(writer, True)
         (tmp_path / "one.log").symlink_to(f"/proc/{os.getpid()}/fd/{writer}")
         worker = Worker(server, tmp_path)
-        incarnation = worker.incarnation(scheduler)
-        scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
+        instance_id = worker.instance_id(scheduler)
+        scheduler.assign(instance_id, order("t1", scheduler.start(without_end)))
         eventually(lambda: scheduler.said(ResultReported))
         worker.send(signal.SIGTERM)
         eventually(lambda: scheduler.said(SlotFreed))
-        scheduler.journal(incarnation, len(scheduler.events()))
+        scheduler.journal(instance_id, len(scheduler.events()))
         assert worker.ends() == 0
     finally:
         os.close(reader)

@@ -17,7 +17,7 @@ from tests.integration.node_fixtures import scheduler, server
 from tests.support.farms.farm_processes import Command
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import decode_vitals
+from tunemq_shared.health.node_metrics import decode_node_metrics
 from tunemq_shared.protocol.messages import (
     Gpu,
     ResultReported,
@@ -64,14 +64,14 @@ class Worker(Command):
         line += ["--workdir", str(folder / f"workdir-{name}"), *more]
         super().__init__(*line, log=folder / f"{name}.log", variables=variables)
 
-    def hello(self, scheduler: Scheduler) -> NodeRegistration:
+    def registration(self, scheduler: Scheduler) -> NodeRegistration:
         found: list[NodeRegistration] = []
 
-        def is_introduced() -> bool:
-            found[:] = [one for one in scheduler.hellos() if one.pid == self.process.pid]
+        def is_registered() -> bool:
+            found[:] = [one for one in scheduler.registrations() if one.pid == self.process.pid]
             return bool(found)
 
-        eventually(is_introduced, message=lambda: f"no hello\n{self.said}")
+        eventually(is_registered, message=lambda: f"no hello\n{self.said}")
         return found[-1]
 
 
@@ -94,19 +94,19 @@ def seen(scheduler: Scheduler) -> dict[str, Any]:
 
 def test_a_worker_announces_its_gpus_memory_and_other_resources(worker, scheduler, uuids):
     one = worker("one", "--gpus", ",".join(uuids), "--resources", '{"licence": 3}')
-    hello = one.hello(scheduler)
-    assert hello.gpus == tuple(map(Gpu, uuids))
-    assert {name: hello.resources[name] for name in ("cpu", "gpu", "licence")} == {
+    registration = one.registration(scheduler)
+    assert registration.gpus == tuple(map(Gpu, uuids))
+    assert {name: registration.resources[name] for name in ("cpu", "gpu", "licence")} == {
         "cpu": 4.0,
         "gpu": 2.0,
         "licence": 3.0,
     }
-    assert hello.resources["memory"] > 2**28
+    assert registration.resources["memory"] > 2**28
     one.says(uuids[1])
 
 
 def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, scheduler, uuids):
-    incarnation = worker("one", "--gpus", ",".join(uuids)).hello(scheduler).incarnation
+    instance_id = worker("one", "--gpus", ",".join(uuids)).registration(scheduler).instance_id
     first, second = uuids
     given = {
         "whole": ({"gpu": 2.0}, {first: 1.0, second: 1.0}),
@@ -124,7 +124,7 @@ def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, schedule
         )
         for number, (name, (resources, devices)) in enumerate(given.items())
     ]
-    scheduler.assign(incarnation, *orders)
+    scheduler.assign(instance_id, *orders)
     eventually(lambda: len(seen(scheduler)) == len(given))
     assert seen(scheduler) == {
         "whole": f"{first},{second}",
@@ -136,7 +136,7 @@ def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, schedule
 
 
 def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler, uuids):
-    incarnation = worker("one", "--gpus", ",".join(uuids)).hello(scheduler).incarnation
+    instance_id = worker("one", "--gpus", ",".join(uuids)).registration(scheduler).instance_id
     for number, uuid in enumerate((*uuids, uuids[1])):
         start = scheduler.start(
             tells_what_it_sees,
@@ -145,51 +145,51 @@ def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler
             devices={uuid: 1.0},
             reuse=True,
         )
-        scheduler.assign(incarnation, order(f"t{number}", start))
+        scheduler.assign(instance_id, order(f"t{number}", start))
         eventually(lambda: len(scheduler.said(SlotFreed)) == number + 1)  # noqa: B023
     assert seen(scheduler) == {"t0": uuids[0], "t1": uuids[1], "t2": uuids[1]}
 
 
 def test_gpus_without_names_leave_what_trials_see_alone(worker, scheduler):
     one = worker("one", "--gpus", "2", CUDA_VISIBLE_DEVICES="")
-    hello = one.hello(scheduler)
-    assert (hello.gpus, hello.resources["gpu"]) == ((), 2.0)
+    registration = one.registration(scheduler)
+    assert (registration.gpus, registration.resources["gpu"]) == ((), 2.0)
     start = scheduler.start(tells_what_it_sees, resources={"gpu": 1.0}, devices={"0": 1.0})
-    scheduler.assign(hello.incarnation, order("t", start))
+    scheduler.assign(registration.instance_id, order("t", start))
     eventually(lambda: seen(scheduler) == {"t": "anything"})
 
 
 def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, scheduler, uuids):
     first = worker("one", "--gpus", ",".join(uuids))
-    first.hello(scheduler)
-    refused = worker("two", "--gpus", f"{uuids[1]},{uuids[1]}-other")
-    assert refused.ends() == 64
-    assert f"GPU {uuids[1]} is taken already" in refused.said
-    assert f"process {first.process.pid} (worker one)" in refused.said
+    first.registration(scheduler)
+    rejected = worker("two", "--gpus", f"{uuids[1]},{uuids[1]}-other")
+    assert rejected.ends() == 64
+    assert f"GPU {uuids[1]} is taken already" in rejected.said
+    assert f"process {first.process.pid} (worker one)" in rejected.said
     first.kill()
-    worker("three", "--gpus", f"{uuids[1]},").hello(scheduler)
+    worker("three", "--gpus", f"{uuids[1]},").registration(scheduler)
 
 
 def test_gpus_that_cannot_be_offered_are_named(worker):
     for option, what in (("1,x y", "--gpus is '1,x y'"), ("100", "--gpus is 100")):
-        refused = worker("one", "--gpus", option)
-        assert refused.ends() == 64
-        assert what in refused.said
-    refused = worker("one", "--gpus", "1", "--resources", '{"gpu": 2}')
-    assert refused.ends() == 64
-    assert "leave out one of them" in refused.said
+        rejected = worker("one", "--gpus", option)
+        assert rejected.ends() == 64
+        assert what in rejected.said
+    rejected = worker("one", "--gpus", "1", "--resources", '{"gpu": 2}')
+    assert rejected.ends() == 64
+    assert "leave out one of them" in rejected.said
 
 
 def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
     one = worker("one", "--gpus", "0")
-    incarnation = one.hello(scheduler).incarnation
-    key = redis_keys.vitals(incarnation)
+    instance_id = one.registration(scheduler).instance_id
+    key = redis_keys.node_metrics(instance_id)
     found = []
 
     def has_looked() -> bool:
         if said := scheduler.client.get(key):
-            opened = scheduler.keys.events.open(said, b"vitals", incarnation.encode())
-            found[:] = [decode_vitals(opened)]
+            opened = scheduler.keys.events.open(said, b"vitals", instance_id.encode())
+            found[:] = [decode_node_metrics(opened)]
         return bool(found) and found[0].load is not None
 
     eventually(has_looked)
@@ -203,22 +203,22 @@ def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
 
 def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler):
     one = worker("one", "--gpus", "0", "--grace", "60")
-    incarnation = one.hello(scheduler).incarnation
-    scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
+    instance_id = one.registration(scheduler).instance_id
+    scheduler.assign(instance_id, order("t", scheduler.start(saves_every_third_step)))
     eventually(lambda: scheduler.said(ResultReported))
-    scheduler.reply(incarnation, "r", "retired by ann")
+    scheduler.reply(instance_id, "r", "retired by ann")
     one.says("Somebody has this worker retire (retired by ann)")
     eventually(lambda: scheduler.said(SlotFreed))
     assert scheduler.said(TrialPaused)
-    scheduler.journal(incarnation, len(scheduler.events()))
+    scheduler.journal(instance_id, len(scheduler.events()))
     assert one.ends() == 0
-    assert scheduler.goodbyes() == [incarnation]
+    assert scheduler.deregistrations() == [instance_id]
 
 
 def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(worker, scheduler):
     one = worker("one", "--gpus", "0", "--grace", "240")
-    incarnation = one.hello(scheduler).incarnation
-    scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
+    instance_id = one.registration(scheduler).instance_id
+    scheduler.assign(instance_id, order("t", scheduler.start(saves_every_third_step)))
     eventually(lambda: len(scheduler.said(ResultReported)) >= 4)
     began = time.monotonic()
     one.send(signal.SIGTERM)
@@ -226,5 +226,5 @@ def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(wor
     assert time.monotonic() - began < 110  # it was not the plain pause, which comes after 120
     assert not scheduler.said(TrialProcessDied)
     assert scheduler.said(ResultReported)[-1].step % 3 == 0
-    scheduler.journal(incarnation, len(scheduler.events()))
+    scheduler.journal(instance_id, len(scheduler.events()))
     assert one.ends() == 0

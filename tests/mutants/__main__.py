@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, cast
 import psutil
 
 from tests.mutants.table import ROOT, Mutant, all_mutants
-from tunemq_shared.system.process_control import adopt_orphans
+from tunemq_shared.system.process_control import become_subreaper
 
 _OPTIONS: Final = ("-q", "--tb=no", "-rfEs", "-p", "no:randomly", "-p", "no:cacheprovider")
 
@@ -65,7 +65,7 @@ def _run_all(scratch: Path, mutants: dict[str, Mutant], jobs: int) -> int:
         return 1
     survivors = []
     width = max(map(len, mutants))
-    with ProcessPoolExecutor(jobs, initializer=adopt_orphans) as pool:
+    with ProcessPoolExecutor(jobs, initializer=become_subreaper) as pool:
         running = {
             pool.submit(_run_one, unchanged, scratch / name, mutant): name
             for name, mutant in mutants.items()

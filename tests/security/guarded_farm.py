@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.farm_support import RedisServer, Scheduler, family_of
+from tests.integration.farm_support import RedisServer, Scheduler, process_tree_of
 from tests.support.other_users import NOBODY, open_folder
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
@@ -64,8 +64,8 @@ class GuardedFarm:
                 stderr=said,
                 start_new_session=True,
             )
-        eventually(self.scheduler.hellos, within=60, message=self.story)
-        return self.scheduler.hellos()[-1].incarnation
+        eventually(self.scheduler.registrations, within=60, message=self.story)
+        return self.scheduler.registrations()[-1].instance_id
 
     def order(
         self,
@@ -97,7 +97,7 @@ class GuardedFarm:
     def family(self) -> list[int]:
         """The node and all below it."""
         assert self.worker is not None
-        return family_of(self.worker.pid)
+        return process_tree_of(self.worker.pid)
 
     def end(self) -> None:
         """End all of it."""

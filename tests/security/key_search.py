@@ -24,7 +24,7 @@ _LARGEST = 64 * 2**20
 _GETFD = 438
 
 #: Holds the key that it is given in all places where a process may hold one.
-_KEEPER = """
+_WATCHDOG = """
 import os, sys, time
 file = os.memfd_create("keeper")
 os.write(file, os.environ["KEY"].encode())
@@ -55,13 +55,13 @@ def searching(config: dict[str, Any]) -> None:
     Path("planted").write_text(planted)
     os.environ["PLANTED"] = planted
     os.write(os.memfd_create("planted"), planted.encode())
-    keeper = subprocess.Popen(
-        [sys.executable, "-c", _KEEPER, planted],
+    watchdog = subprocess.Popen(
+        [sys.executable, "-c", _WATCHDOG, planted],
         env={**os.environ, "KEY": planted},
         stdout=subprocess.PIPE,
     )
-    assert keeper.stdout is not None
-    keeper.stdout.readline()
+    assert watchdog.stdout is not None
+    watchdog.stdout.readline()
     try:
         search = Search({**config["keys"], "planted": config["planted"]})
         search.environment()
@@ -72,15 +72,15 @@ def searching(config: dict[str, Any]) -> None:
             search.folder(folder)
         report({
             "found": {name: sorted(places) for name, places in search.found.items()},
-            "refused": dict(search.refused),
+            "rejected": dict(search.rejected),
             "processes": search.opened,
             "user": os.geteuid(),
             "groups": os.getgroups(),
             "rights": _rights(),
         })  # fmt: skip
     finally:
-        keeper.kill()
-        keeper.wait()
+        watchdog.kill()
+        watchdog.wait()
 
 
 class Search:
@@ -89,7 +89,7 @@ class Search:
     def __init__(self, keys: Mapping[str, list[str]]) -> None:
         self._keys = {name: (one.encode(), two.encode()) for name, (one, two) in keys.items()}
         self.found: dict[str, set[str]] = {}
-        self.refused = Counter[str]()
+        self.rejected = Counter[str]()
         #: Processes whose memory was read.
         self.opened: list[int] = []
 
@@ -165,12 +165,12 @@ class Search:
         try:
             yield
         except PermissionError:
-            self.refused[kind] += 1
+            self.rejected[kind] += 1
         except OSError:  # it has ended, or is a kernel's thread
             return
 
     def _count(self, problem: OSError) -> None:
-        self.refused["folder"] += isinstance(problem, PermissionError)
+        self.rejected["folder"] += isinstance(problem, PermissionError)
 
     def _look(self, place: str, data: bytes) -> None:
         for name, (one, two) in self._keys.items():

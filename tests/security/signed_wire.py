@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.transport.node_batches import events_of
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys as names
-from tunemq_shared.health.node_metrics import NodeMetrics, decode_vitals
+from tunemq_shared.health.node_metrics import NodeMetrics, decode_node_metrics
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.live_keys import LiveKeys
 
@@ -26,15 +26,15 @@ KEY = names.events("one")
 _WHILE_S = 1.5
 
 
-class SignedWire:
+class SignedTransport:
     """A scheduler's wire with keys, with one experiment, and nodes with and without keys."""
 
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.server = server
         self.folder = key_folder(folder / "keys")
         self.strangers = key_folder(folder / "others")
-        self.facts: list[m.Event] = []
-        self.news: list[str] = []
+        self.read_events: list[m.Event] = []
+        self.notices: list[str] = []
         self._nodes: list[FakeNode] = []
         self.term = 0
         self.start()
@@ -42,41 +42,43 @@ class SignedWire:
     def start(self) -> None:
         """A scheduler, the first or the next one."""
         self.term += 1
-        self.wire = NodeTransport(self.server.url, term=self.term, keys=of_scheduler(self.folder))
-        self.client = self.wire.add(KEY)
-        self.wire.open()
+        self.transport = NodeTransport(
+            self.server.url, term=self.term, keys=of_scheduler(self.folder)
+        )
+        self.client = self.transport.add(KEY)
+        self.transport.open()
 
     def restart(self) -> None:
         """This scheduler ends, and another begins that knows nothing."""
         self.client.leave()
-        self.wire.close(now=True)
-        self.facts.clear()
+        self.transport.close(now=True)
+        self.read_events.clear()
         self.start()
 
-    def node(self, incarnation: str, keys: LiveKeys | None = None, *, name: str = "n") -> FakeNode:
+    def node(self, instance_id: str, keys: LiveKeys | None = None, *, name: str = "n") -> FakeNode:
         """A node of the farm, unless it has other keys."""
         given = of_worker(self.folder) if keys is None else keys
-        self._nodes.append(FakeNode(self.server.url, incarnation, name=name, keys=given))
+        self._nodes.append(FakeNode(self.server.url, instance_id, name=name, keys=given))
         return self._nodes[-1]
 
-    def stranger(self, incarnation: str) -> FakeNode:
+    def stranger(self, instance_id: str) -> FakeNode:
         """One with the keys of another farm."""
-        return self.node(incarnation, of_worker(self.strangers))
+        return self.node(instance_id, of_worker(self.strangers))
 
     def turn(self) -> None:
         """One turn of its loop."""
-        self.wire.poll(0.02)
-        self.facts += events_of(self.client.take())
+        self.transport.poll(0.02)
+        self.read_events += events_of(self.client.take())
         self.client.settle()
-        self.wire.send()
-        self.wire.flush()
-        self.news += self.wire.news()
+        self.transport.send()
+        self.transport.flush()
+        self.notices += self.transport.notices()
 
     def until(self, condition: Callable[[], object]) -> None:
         """Turn until the condition holds."""
         eventually(
             lambda: (self.turn(), condition())[1],
-            message=lambda: f"{self.facts} {self.news} {self.counted()}",
+            message=lambda: f"{self.read_events} {self.notices} {self.counted()}",
         )
 
     def a_while(self, meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -88,17 +90,17 @@ class SignedWire:
 
     def said(self, kind: type[Any]) -> list[Any]:
         """The facts of a kind so far."""
-        return [fact for fact in self.facts if isinstance(fact, kind)]
+        return [read_event for read_event in self.read_events if isinstance(read_event, kind)]
 
     def counted(self) -> dict[tuple[str, str], int]:
         """What was refused."""
-        return {(kind, reason): times for kind, reason, times in self.wire.refusals.counts()}
+        return {(kind, reason): times for kind, reason, times in self.transport.rejections.counts()}
 
     def close(self) -> None:
         """Close everything."""
         for node in self._nodes:
             node.close()
-        self.wire.close(now=True)
+        self.transport.close(now=True)
 
 
 class SignedWorker(Command):
@@ -120,31 +122,33 @@ class SignedWorker(Command):
         line += ["--keys", str(made.path / "worker.toml")] if has_keys else []
         super().__init__(*line, log=folder / "worker.log")
 
-    def introduced(self) -> str:
+    def registered(self) -> str:
         """Wait until it has introduced itself; its incarnation."""
-        eventually(self.scheduler.hellos, within=60, message=lambda: self.said)
-        return self.scheduler.hellos()[-1].incarnation
+        eventually(self.scheduler.registrations, within=60, message=lambda: self.said)
+        return self.scheduler.registrations()[-1].instance_id
 
-    def vitals(self) -> NodeMetrics:
+    def node_metrics(self) -> NodeMetrics:
         """What it says of its machine, and of itself; nothing where it has not for seconds."""
-        for key in self.scheduler.client.keys(names.vitals("*")):
-            if (sealed := self.scheduler.client.get(key)) is not None:
-                incarnation = key.rpartition(b":")[2]
-                opened = self.scheduler.keys.events.open(sealed, b"vitals", incarnation)
-                return decode_vitals(opened)
+        for key in self.scheduler.client.keys(names.node_metrics("*")):
+            if (signed_message := self.scheduler.client.get(key)) is not None:
+                instance_id = key.rpartition(b":")[2]
+                opened = self.scheduler.keys.events.open(signed_message, b"vitals", instance_id)
+                return decode_node_metrics(opened)
         return NodeMetrics()
 
-    def refused(self, **at_least: int) -> None:
+    def rejected(self, **at_least: int) -> None:
         """Wait until it has refused so many messages, by kind and reason with two underscores."""
 
-        def has_refused() -> bool:
-            refused = self.vitals().refused
+        def has_rejected() -> bool:
+            rejected = self.node_metrics().rejected
             return all(
-                refused.get(about.replace("__", ":"), 0) >= times
+                rejected.get(about.replace("__", ":"), 0) >= times
                 for about, times in at_least.items()
             )
 
-        eventually(has_refused, within=60, message=lambda: f"{self.vitals().refused} {self.said}")
+        eventually(
+            has_rejected, within=60, message=lambda: f"{self.node_metrics().rejected} {self.said}"
+        )
 
 
 @pytest.fixture

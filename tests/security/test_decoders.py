@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.decoder import Bench, Decoder
 from tests.fuzz.decoders import EXCUSED, all_decoders
 from tests.fuzz.fuzzing import Fuzzer
 from tests.fuzz.mutations import Mutator
@@ -27,8 +27,8 @@ STEPS = 150
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Decoder]]:
     before = logging.root.manager.disable
     logging.disable()
-    with Desk(tmp_path_factory.mktemp("decoders")) as desk:
-        yield {one.name: one for one in all_decoders(desk)}
+    with Bench(tmp_path_factory.mktemp("decoders")) as bench:
+        yield {one.name: one for one in all_decoders(bench)}
     logging.disable(before)
 
 
@@ -105,7 +105,7 @@ def test_a_decoder_that_raises_something_else_or_hangs_is_found() -> None:
         fuzzer.step()
     assert [one.problem for one in fuzzer.tally.failures] == ["KeyError: 'too long'"]
     assert fuzzer.tally.taken
-    assert fuzzer.tally.refused
+    assert fuzzer.tally.rejected
 
 
 def test_the_same_seed_makes_the_same_input() -> None:

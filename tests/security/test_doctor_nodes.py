@@ -140,15 +140,15 @@ def test_doctor_with_a_results_folder_that_does_not_exist_says_so(
 
 
 def test_what_no_node_may_say_is_not_believed(farm: ExaminedFarm):
-    incarnation = secrets.token_hex(8)
-    key = f"tunemq:vitals:{incarnation}"
+    instance_id = secrets.token_hex(8)
+    key = f"tunemq:vitals:{instance_id}"
     for words in (b"", b"\0", b"\x01" * 50, os.urandom(200), b"\0" + b"\x91" * 5000):
         farm.redis.client.set(key, words, ex=600)  # longer than a look takes on a busy machine
         try:
             finding = farm.has_only("nodes", "tunemq worker --keys worker.toml")
         finally:
             farm.redis.client.delete(key)
-        assert incarnation in finding.what
+        assert instance_id in finding.what
 
 
 def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeypatch):
@@ -160,7 +160,7 @@ def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeyp
     worker = farm.workers["one"]
     worker.kill()
     worker.wait()
-    farm.has_vitals(0)
+    farm.has_node_metrics(0)
     farm.start_scheduler("--store", farm.store)
     try:
         farm.wait_for("needy", "RUNNING")
@@ -171,7 +171,7 @@ def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeyp
         farm.has_only("nodes", "tunemq worker", level=FindingLevel.WARNING)
     finally:
         farm.add_worker("one")
-        farm.has_vitals(1)
+        farm.has_node_metrics(1)
 
 
 def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: ExaminedFarm):

@@ -32,14 +32,14 @@ class Keyed:
     def __init__(self, farm: FarmService, folder: KeyFolder) -> None:
         self.farm, self.folder = farm, folder
 
-    def refused(self) -> dict[tuple[str, str, str], int]:
+    def rejected(self) -> dict[tuple[str, str, str], int]:
         """What was refused, by who refused it, kind and reason."""
-        rows = self.farm.json("nodes")["refused"]
+        rows = self.farm.json("nodes")["rejected"]
         return {(row["node"], row["kind"], row["reason"]): row["times"] for row in rows}
 
     def serious(self) -> dict[tuple[str, str, str], int]:
         """The same, without what is found on honest farms."""
-        return {key: times for key, times in self.refused().items() if key[2] != "repeated"}
+        return {key: times for key, times in self.rejected().items() if key[2] != "repeated"}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_s02_a_search_runs_on_a_farm_with_keys_while_they_are_changed(keyed):
     farm.wait_for("first", "FINISHED")
     farm.check_results("first")
     assert keyed.serious() == {}
-    assert "refused" not in farm.run("nodes").stderr
+    assert "rejected" not in farm.run("nodes").stderr
 
 
 def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_path):

@@ -29,7 +29,7 @@ Answers = Callable[[str, str], tuple[int, str]]
 
 
 @pytest.fixture(autouse=True)
-def _probes_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _probes_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of a machine that does other things, too, may take longer to answer."""
     monkeypatch.setattr("tunemq_scheduler.security.store_probes.PROBE_ANSWER_S", 60.0)
 

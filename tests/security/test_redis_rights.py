@@ -29,10 +29,10 @@ def test_command_of_a_user_without_its_roles_rights_is_refused_with_the_fix(
     redis.client.execute_command("ACL", "SETUSER", "submitter", f"-{command}")
     try:
         with secured_farm(tmp_path / "farm", redis) as farm:
-            refused = farm.run("ls")
-        assert refused.returncode == 1
-        assert f"no permissions to run the '{command}' command" in refused.stderr
-        assert "the rights of its role in deploy/redis/users.acl" in refused.stderr
+            rejected = farm.run("ls")
+        assert rejected.returncode == 1
+        assert f"no permissions to run the '{command}' command" in rejected.stderr
+        assert "the rights of its role in deploy/redis/users.acl" in rejected.stderr
     finally:
         redis.client.execute_command("ACL", "SETUSER", "submitter", f"+{command}")
 

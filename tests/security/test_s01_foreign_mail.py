@@ -78,14 +78,14 @@ def foreign_messages(gadget: Gadget) -> list[str]:
 def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_nothing_up(
     worker, tmp_path
 ):
-    scheduler, incarnation = worker.scheduler, worker.introduced()
+    scheduler, instance_id = worker.scheduler, worker.registered()
     gadget = Gadget(tmp_path / "unpickled")
     foreign = foreign_messages(gadget)
-    scheduler.client.lpush(redis_keys.queue(incarnation), *foreign)
-    scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+    scheduler.client.lpush(redis_keys.queue(instance_id), *foreign)
+    scheduler.assign(instance_id, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
-    worker.refused(mail__unreadable=len(foreign))
+    worker.rejected(mail__unreadable=len(foreign))
     assert not gadget.path.exists()
     assert not scheduler.client.exists("stolen")
     assert "ear.died" not in (tmp_path / "work" / "node.log").read_text()
@@ -94,9 +94,9 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
 
 
 def test_s15_what_is_longer_than_any_assignment_is_refused_unread(worker):
-    scheduler, incarnation = worker.scheduler, worker.introduced()
-    scheduler.client.lpush(redis_keys.queue(incarnation), b"[" * (50 * 2**20))
-    scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+    scheduler, instance_id = worker.scheduler, worker.registered()
+    scheduler.client.lpush(redis_keys.queue(instance_id), b"[" * (50 * 2**20))
+    scheduler.assign(instance_id, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
-    worker.refused(mail__oversized=1)
+    worker.rejected(mail__oversized=1)

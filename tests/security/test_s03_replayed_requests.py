@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support.farms.farm_api_server import CODE, ServedDesk, served
+from tests.support.farms.farm_api_server import CODE, ServedApi, served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually
 from tunemq_scheduler.api import farm_answers as a
@@ -36,17 +36,17 @@ def keys(tmp_path: Path) -> KeyFolder:
 
 
 @pytest.fixture
-def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedDesk]:
-    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as desk:
-        yield desk
+def api(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedApi]:
+    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as api:
+        yield api
 
 
-def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
+def sent_by_ada(api: ServedApi, ago_s: float = 0.0) -> dict[str, str | bytes]:
     """A request that ada sent so long ago, as somebody kept it."""
     request, sent = os.urandom(16).hex(), str(int((time.time() - ago_s) * 1000))
     body = msgspec.msgpack.encode(r.SubmitExperiment(name="exp", code=CODE, is_made_up=True))
-    sealed = close_request(
-        desk.keys.submitter("ada"), body, request=request, kind="submit", sent=sent
+    signed_message = close_request(
+        api.keys.submitter("ada"), body, request=request, kind="submit", sent=sent
     )
     return {
         "v": str(r.REQUESTS_VERSION),
@@ -54,57 +54,57 @@ def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
         "owner": "ada",
         "kind": "submit",
         "sent": sent,
-        "body": sealed,
+        "body": signed_message,
     }
 
 
-def answer_to(server: RedisServer, desk: ServedDesk, fields) -> a.FarmReply:
+def answer_to(server: RedisServer, api: ServedApi, fields) -> a.FarmReply:
     """Send it; what is answered."""
     key = redis_keys.answer(fields["id"])
     server.client.delete(key)
     server.client.xadd(redis_keys.REQUESTS, fields)
     eventually(lambda: server.client.exists(key))
-    reply = open_answer(desk.keys.submitter("ada"), server.client.get(key), fields["id"])
+    reply = open_answer(api.keys.submitter("ada"), server.client.get(key), fields["id"])
     return msgspec.msgpack.decode(reply, type=a.FarmReply)
 
 
-def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(desk, server):
-    kept = sent_by_ada(desk)
-    first = answer_to(server, desk, kept)
-    assert first.refusal is None
-    assert all(answer_to(server, desk, kept) == first for _ in range(5))
-    assert len(desk.queue.all()) == 1
+def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(api, server):
+    kept = sent_by_ada(api)
+    first = answer_to(server, api, kept)
+    assert first.rejection is None
+    assert all(answer_to(server, api, kept) == first for _ in range(5))
+    assert len(api.queue.all()) == 1
 
 
 def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
-    with served(server.url, server.client, tmp_path / "r", keys=of_scheduler(keys)) as desk:
-        kept = sent_by_ada(desk)
-        first = answer_to(server, desk, kept)
-    with served(server.url, server.client, tmp_path / "r", term=8, keys=desk.keys) as desk:
-        assert answer_to(server, desk, kept) == first
-        assert len(desk.queue.all()) == 1
+    with served(server.url, server.client, tmp_path / "r", keys=of_scheduler(keys)) as api:
+        kept = sent_by_ada(api)
+        first = answer_to(server, api, kept)
+    with served(server.url, server.client, tmp_path / "r", term=8, keys=api.keys) as api:
+        assert answer_to(server, api, kept) == first
+        assert len(api.queue.all()) == 1
 
 
-def test_s03_nor_when_what_was_done_is_forgotten(desk, server):
+def test_s03_nor_when_what_was_done_is_forgotten(api, server):
     """What nobody remembers was sent so long ago that its own time is over."""
-    kept = sent_by_ada(desk, ago_s=redis_keys.REQUEST_TTL_S + 1)
-    reply = answer_to(server, desk, kept)
-    assert f"{redis_keys.REQUEST_TTL_S} s are the most" in reply.refusal.text
-    assert desk.queue.all() == []
-    assert [told[:2] for told in desk.refused] == [("request", "expired")]
-    assert answer_to(server, desk, sent_by_ada(desk, ago_s=60)).refusal is None
+    kept = sent_by_ada(api, ago_s=redis_keys.REQUEST_TTL_S + 1)
+    reply = answer_to(server, api, kept)
+    assert f"{redis_keys.REQUEST_TTL_S} s are the most" in reply.rejection.text
+    assert api.queue.all() == []
+    assert [told[:2] for told in api.rejected] == [("request", "expired")]
+    assert answer_to(server, api, sent_by_ada(api, ago_s=60)).rejection is None
 
 
-def test_s03_nor_one_of_a_time_that_is_yet_to_come(desk, server):
-    kept = sent_by_ada(desk, ago_s=-redis_keys.CLOCK_TOLERANCE_S - 60)
-    assert "ahead" in answer_to(server, desk, kept).refusal.text
-    assert desk.queue.all() == []
-    assert [told[:2] for told in desk.refused] == [("request", "early")]
+def test_s03_nor_one_of_a_time_that_is_yet_to_come(api, server):
+    kept = sent_by_ada(api, ago_s=-redis_keys.CLOCK_TOLERANCE_S - 60)
+    assert "ahead" in answer_to(server, api, kept).rejection.text
+    assert api.queue.all() == []
+    assert [told[:2] for told in api.rejected] == [("request", "early")]
 
 
 @pytest.mark.parametrize(("off_s", "said"), [(-3600, "36.. s behind"), (3600, "3[56].. s ahead")])
 def test_s03_a_client_whose_clock_is_off_is_told_by_how_much(
-    desk, server, keys, monkeypatch, off_s, said
+    api, server, keys, monkeypatch, off_s, said
 ):
     class Clock:
         """The clock of a machine that is off by an hour."""
@@ -126,8 +126,8 @@ def test_s03_a_client_whose_clock_is_off_is_told_by_how_much(
 def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, keys, monkeypatch):
     """It is signed anew each time that it is sent, so that waiting does not make it old."""
     monkeypatch.setattr(client_module, "_AGAIN_S", 0.2)
-    desk = ServedDesk(server.url, tmp_path / "results", keys=of_scheduler(keys))
-    desk.announce(server.client)
+    api = ServedApi(server.url, tmp_path / "results", keys=of_scheduler(keys))
+    api.announce(server.client)
     with FarmClient(server.url, keys=of_submitter(keys, "ada")) as client:
         found: list[a.ExperimentSubmitted] = []
         submit = r.SubmitExperiment(name="exp", code=CODE)
@@ -140,7 +140,7 @@ def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, k
             return {fields[b"sent"] for _, fields in server.client.xrange(redis_keys.REQUESTS)}
 
         eventually(lambda: len(times()) > 2)
-        with desk:
+        with api:
             thread.join(60)
     assert [answer.name for answer in found] == ["exp"]
-    assert len(desk.queue.all()) == 1
+    assert len(api.queue.all()) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import KEY, SignedWire, SignedWorker
+from tests.security.signed_wire import KEY, SignedTransport, SignedWorker
 from tests.support.waiting import eventually
 from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
 from tunemq_shared.broker import redis_keys as names
@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
 @pytest.fixture
-def wire(server: RedisServer, tmp_path: Path) -> Iterator[SignedWire]:
-    wire = SignedWire(server, tmp_path)
-    yield wire
-    wire.close()
+def transport(server: RedisServer, tmp_path: Path) -> Iterator[SignedTransport]:
+    transport = SignedTransport(server, tmp_path)
+    yield transport
+    transport.close()
 
 
 def gadget(path: Path) -> dict[str, object]:
@@ -51,26 +51,26 @@ def one_step(config):
 
 
 def test_s04_neither_side_has_a_result_backend(server):
-    ears = make_app(server.url, "queue", lambda _: None)
+    consumers = make_app(server.url, "queue", lambda _: None)
     publishers = CeleryPublisher(server.url)
-    for app in (ears, publishers._app):
+    for app in (consumers, publishers._app):
         assert type(app.backend).__name__ == "DisabledBackend"
         assert app.conf.task_ignore_result
         assert app.conf.accept_content == ["json"]
         assert not app.conf.worker_send_task_events
-    assert not ears.conf.worker_enable_remote_control
+    assert not consumers.conf.worker_enable_remote_control
     publishers.close()
 
 
 def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_path):
     worker = SignedWorker(server, tmp_path)
     try:
-        scheduler, incarnation = worker.scheduler, worker.introduced()
+        scheduler, instance_id = worker.scheduler, worker.registered()
         touched = tmp_path / "touched"
-        key = f"celery-task-meta-{incarnation}/1:1"
+        key = f"celery-task-meta-{instance_id}/1:1"
         forged = json.dumps(gadget(touched))
         scheduler.client.set(key, forged)
-        scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+        scheduler.assign(instance_id, order("t", scheduler.start(one_step)))
         eventually(lambda: scheduler.said(m.SlotFreed), within=60, message=lambda: worker.said)
         assert not scheduler.said(m.TrialFailed)
         assert scheduler.client.get(key).decode() == forged
@@ -80,18 +80,18 @@ def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_
         worker.kill()
 
 
-def test_s04_what_a_failure_says_is_text_and_nothing_is_made_of_it(wire, server, tmp_path):
-    node = wire.node("inc1")
-    node.say_hello()
-    wire.until(lambda: wire.said(m.NodeJoined))
+def test_s04_what_a_failure_says_is_text_and_nothing_is_made_of_it(transport, server, tmp_path):
+    node = transport.node("inc1")
+    node.send_registration()
+    transport.until(lambda: transport.said(m.NodeJoined))
     before = set(sys.modules)
     kind, error = "antigravity.Error", json.dumps(gadget(tmp_path / "touched"))
     said = m.TrialFailed("t1", 1, kind, error, "no traceback", 1.0)
-    wire.stranger("inc1").send(KEY, said)
+    transport.stranger("inc1").send(KEY, said)
     node.send(KEY, said)
-    wire.until(lambda: wire.said(m.TrialFailed))
-    assert wire.said(m.TrialFailed) == [said]
-    assert wire.counted() == {("events", "unknown_key"): 1}
+    transport.until(lambda: transport.said(m.TrialFailed))
+    assert transport.said(m.TrialFailed) == [said]
+    assert transport.counted() == {("events", "unknown_key"): 1}
     assert "antigravity" not in set(sys.modules) - before
     assert not (tmp_path / "touched").exists()
     assert not server.client.keys("celery*")

@@ -111,7 +111,7 @@ class Network:
             self._user.kill()
         return " ".join(log.read_text().split())
 
-    def refused_beside(self, command: str, url: str) -> str:
+    def rejected_beside(self, command: str, url: str) -> str:
         """The same on the machine with Redis, where it ends by itself."""
         log, process = self._run(self._server, command, url)
         assert process.wait(60) == 64, log.read_text()
@@ -210,7 +210,7 @@ def test_s05_a_redis_whose_users_can_take_it_over_is_refused(network: Network, c
 def test_s05_beside_an_open_redis_a_scheduler_sees_that_others_reach_it(
     network: Network, place: str
 ):
-    said = network.refused_beside("scheduler", f"redis://{place}/0")
+    said = network.rejected_beside("scheduler", f"redis://{place}/0")
     assert "lets everybody in, from other machines, too, without a password" in said
     assert f"reach it at {network.address}:{place[-4:]}" in said
     assert "deploy/redis/users.acl" in said

@@ -31,7 +31,7 @@ _NOBODY = (
     *("SHUTDOWN NOSAVE", "SLOWLOG GET", "SORT tunemq:x BY nosort GET *", "SWAPDB 0 1", "SYNC"),
     *("GET others", "SET others 1", "DEL others", "SADD _kombu.binding.celery.pidbox x"),
 )
-_REFUSED = {
+_REJECTED = {
     "scheduler": (
         *(f"BRPOP {_QUEUE} 1", f"LRANGE {_QUEUE} 0 -1", f"XRANGE {_EVENTS} - +", "SMEMBERS others"),
         *("LPUSH celery x", "XADD others * a b"),
@@ -76,7 +76,7 @@ _REFUSED = {
     ),
 }
 #: What scripts must not do for those who may run some: what they may not do themselves.
-_REFUSED_TO_SCRIPTS = {
+_DENIED_TO_SCRIPTS = {
     "scheduler": ("GET others", "PUBLISH a b", "KEYS *", f"RPOP {_QUEUE}", "FLUSHALL"),
 }
 
@@ -90,25 +90,25 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
 @pytest.mark.parametrize("role", ROLES)
 def test_s05_a_role_is_refused_what_is_not_its_own(redis: SecuredRedis, role: str):
     with _client(redis, role) as client:
-        for command in (*_NOBODY, *_REFUSED[role]):
-            redis.refused()
+        for command in (*_NOBODY, *_REJECTED[role]):
+            redis.rejected()
             try:
                 answer = client.execute_command(*command.split())
             except NoPermissionError:
-                assert [user for user, _ in redis.refused()] == [role], command
+                assert [user for user, _ in redis.rejected()] == [role], command
             else:
                 pytest.fail(f"{role} may do {command}: {answer!r}")
 
 
-@pytest.mark.parametrize("role", _REFUSED_TO_SCRIPTS)
+@pytest.mark.parametrize("role", _DENIED_TO_SCRIPTS)
 def test_s05_a_script_may_do_no_more_than_who_runs_it(redis: SecuredRedis, role: str):
     with _client(redis, role) as client:
-        for command in _REFUSED_TO_SCRIPTS[role]:
-            redis.refused()
+        for command in _DENIED_TO_SCRIPTS[role]:
+            redis.rejected()
             try:
                 answer = client.execute_command("EVAL", _CALL, "0", *command.split())
             except ResponseError:
-                assert [user for user, _ in redis.refused()] == [role], command
+                assert [user for user, _ in redis.rejected()] == [role], command
             else:
                 pytest.fail(f"a script of {role} may do {command}: {answer!r}")
 

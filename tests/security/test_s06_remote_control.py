@@ -10,7 +10,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from tests.integration.farm_support import family_of
+from tests.integration.farm_support import process_tree_of
 from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.waiting import eventually
 from tunemq_scheduler.security.redis_probes import REMOTE_CONTROL, probe
@@ -49,10 +49,10 @@ def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
     farm.submit(Search(name="first", steps=20, has_gate=True))
     farm.open_gate("first", 5)
     farm.wait_for_steps("first", 2, 5)
-    ears = _ears(farm)
-    assert len(ears) == 1
+    consumers = _consumers(farm)
+    assert len(consumers) == 1
     assert attacker.control.ping(timeout=1.0) == []  # nobody listens
-    queue = f"ear@{_incarnation(farm)}"
+    queue = f"ear@{_instance_id(farm)}"
     for command, arguments in _COMMANDS.items():
         attacker.control.broadcast(command, arguments=arguments)
         attacker.control.broadcast(command, arguments=arguments, destination=[queue])
@@ -60,7 +60,7 @@ def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
     farm.wait_for("first", "FINISHED")
     farm.check_results("first")
     farm.check_steps("first")
-    assert _ears(farm) == ears
+    assert _consumers(farm) == consumers
     (finding,) = (one for one in probe(farm.url) if one.check == REMOTE_CONTROL)
     assert not finding.fix, finding
 
@@ -82,9 +82,9 @@ def test_s06_a_worker_that_does_listen_is_ended_by_the_same_broadcast(
     assert process.wait(60) == 0
 
 
-def _ears(farm: FarmService) -> list[int]:
+def _consumers(farm: FarmService) -> list[int]:
     """The processes of Celery's workers."""
-    pids = family_of(farm.workers["one"].pid)
+    pids = process_tree_of(farm.workers["one"].pid)
     return [pid for pid in pids if _name(pid) == "tunemq-ear"]
 
 
@@ -96,5 +96,5 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _incarnation(farm: FarmService) -> str:
-    return farm.nodes()["one"].incarnation
+def _instance_id(farm: FarmService) -> str:
+    return farm.nodes()["one"].instance_id

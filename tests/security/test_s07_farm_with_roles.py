@@ -50,8 +50,8 @@ def test_s07_a_farm_with_the_shipped_policies_and_tls_does_all_its_work(tmp_path
         place = server.address(bucket, "farm/first")
         assert "4 checkpoints" in farm.tunemq("checkpoints", "list", place)
         assert "4 of 4 checkpoints are whole" in farm.tunemq("checkpoints", "verify", place)
-        refused = farm.run("checkpoints", "rm", "--yes", place, "chain")
-        assert refused.returncode != 0
+        rejected = farm.run("checkpoints", "rm", "--yes", place, "chain")
+        assert rejected.returncode != 0
         client = server.client()
         kept = {one.object_name for one in client.list_objects(bucket, recursive=True)}
         # What was not among the two that each trial keeps is gone: by the scheduler.

@@ -26,7 +26,7 @@ from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
@@ -51,9 +51,9 @@ def objects(minio: ObjectServer, bucket: str) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def seal(tmp_path: Path) -> MessageSigner:
+def message_signer(tmp_path: Path) -> MessageSigner:
     keys = of_scheduler(key_folder(tmp_path / "keys"))
-    return journal_seal(keys.journal_keys(SEARCH))
+    return journal_signer(keys.journal_keys(SEARCH))
 
 
 def turns_with(planted: Planted) -> list[list[m.JournalRecord]]:
@@ -67,7 +67,7 @@ def turns_with(planted: Planted) -> list[list[m.JournalRecord]]:
 def copied(
     objects: ObjectStore,
     folder: Path,
-    seal: MessageSigner,
+    message_signer: MessageSigner,
     turns: list[list[m.JournalRecord]] = TURNS,
 ) -> None:
     """Make a copy of a journal with these turns."""
@@ -76,7 +76,7 @@ def copied(
     with Journal.create(folder / FILE_NAME, HEADER) as journal:
         for turn in turns:
             journal.append(turn)
-        copy = JournalCopy(journal, objects, seal)
+        copy = JournalCopy(journal, objects, message_signer)
         assert copy.close(within_s=60)
 
 
@@ -92,49 +92,51 @@ def put_all(objects: ObjectStore, content: dict[str, bytes]) -> None:
 
 
 def test_s07_signed_copy_is_fetched_with_the_key_and_shown_without(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
 ):
-    copied(objects, tmp_path / "search", seal)
-    assert fetch_journal(objects, tmp_path / "with", seal).turn == len(TURNS)
-    assert fetch_journal(objects, tmp_path / "without", journal_seal()).turn == len(TURNS)
+    copied(objects, tmp_path / "search", message_signer)
+    assert fetch_journal(objects, tmp_path / "with", message_signer).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "without", journal_signer()).turn == len(TURNS)
 
 
 @pytest.mark.parametrize("signs", ["nobody", "another key", "another search", "a worker's key"])
 def test_s07_forged_copy_with_a_greater_number_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner, signs: str
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner, signs: str
 ):
     folder = key_folder(tmp_path / "others")
     forger = {
-        "nobody": journal_seal(),
-        "another key": journal_seal([a_key()]),
-        "another search": journal_seal(of_scheduler(folder).journal_keys("another")),
+        "nobody": journal_signer(),
+        "another key": journal_signer([a_key()]),
+        "another search": journal_signer(of_scheduler(folder).journal_keys("another")),
         "a worker's key": MessageSigner("journals", [of_worker(folder)._file.orders[0]]),
     }[signs]
-    copied(objects, tmp_path / "search", seal)
+    copied(objects, tmp_path / "search", message_signer)
     trace = tmp_path / "trace"
     copied(objects, tmp_path / "forged", forger, turns_with(Planted(trace)))
     assert {key.split("/")[1] for key in all_of(objects)} == {"000002"}
     with pytest.raises(JournalError, match=r"not to be trusted.*journal/000002/ready"):
-        fetch_journal(objects, tmp_path / "fetched", seal)
+        fetch_journal(objects, tmp_path / "fetched", message_signer)
     with pytest.raises(JournalError, match="not to be trusted"):
-        bring_experiment_from(objects, tmp_path / "brought", seal)
+        bring_experiment_from(objects, tmp_path / "brought", message_signer)
     assert not trace.exists()
 
 
-def bring_experiment_from(objects: ObjectStore, folder: Path, seal: MessageSigner) -> None:
+def bring_experiment_from(
+    objects: ObjectStore, folder: Path, message_signer: MessageSigner
+) -> None:
     """As `--take-over` does."""
     from tunemq_scheduler.experiment import restore
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(restore, "open_objects", lambda _address: objects)
-        bring_experiment("s3://unused/farm/digits", str(folder), seal)
+        bring_experiment("s3://unused/farm/digits", str(folder), message_signer)
 
 
 @pytest.mark.parametrize("spelling", ["0000009", "9", "00009", "000009 ", "+00009", "000000"])
 def test_s07_copy_whose_name_is_not_as_it_is_written_counts_for_nobody(
     objects: ObjectStore, tmp_path: Path, spelling: str
 ):
-    none = journal_seal()
+    none = journal_signer()
     copied(objects, tmp_path / "search", none, TURNS[:2])
     ours = all_of(objects)
     copied(objects, tmp_path / "forged", none, TURNS)
@@ -150,7 +152,7 @@ def test_s07_copy_whose_name_is_not_as_it_is_written_counts_for_nobody(
 
 
 def test_s07_copies_are_counted_beyond_six_digits(objects: ObjectStore, tmp_path: Path):
-    none = journal_seal()
+    none = journal_signer()
     objects.put_bytes(f"{FILE_NAME}/999999/ready", b"\0abc")
     copied(objects, tmp_path / "search", none)
     assert f"{FILE_NAME}/1000000/ready" in all_of(objects)
@@ -159,11 +161,11 @@ def test_s07_copies_are_counted_beyond_six_digits(objects: ObjectStore, tmp_path
 
 @pytest.mark.parametrize("change", ["bit", "moved", "of another copy", "of an older search"])
 def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner, change: str
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner, change: str
 ):
-    copied(objects, tmp_path / "old", seal, TURNS[:3])
+    copied(objects, tmp_path / "old", message_signer, TURNS[:3])
     old = all_of(objects)
-    copied(objects, tmp_path / "search", seal)
+    copied(objects, tmp_path / "search", message_signer)
     (turns,) = [key for key in all_of(objects) if ".turns/" in key]
     content = all_of(objects)[turns]
     if change == "bit":
@@ -181,10 +183,10 @@ def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
         header = msgspec.structs.replace(HEADER, experiment_id="an older one")
         ready = CopiedObject(2, "ready")
         objects.put_bytes(
-            ready.key, seal.close(header.experiment_id.encode(), b"", ready.name.encode())
+            ready.key, message_signer.close(header.experiment_id.encode(), b"", ready.name.encode())
         )
     with pytest.raises(JournalError, match=r"not to be trusted|was altered"):
-        fetch_journal(objects, tmp_path / "fetched", seal)
+        fetch_journal(objects, tmp_path / "fetched", message_signer)
 
 
 def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one_is_not(
@@ -192,65 +194,65 @@ def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one
 ):
     keys = key_folder(tmp_path / "keys")
 
-    def seal_now() -> MessageSigner:
-        return journal_seal(of_scheduler(keys).journal_keys(SEARCH))
+    def sign_now() -> MessageSigner:
+        return journal_signer(of_scheduler(keys).journal_keys(SEARCH))
 
-    copied(objects, tmp_path / "before", seal_now(), TURNS[:2])
+    copied(objects, tmp_path / "before", sign_now(), TURNS[:2])
     older = all_of(objects)
     keys.rotate(["journals"])
     keys.promote(["journals"])
-    assert fetch_journal(objects, tmp_path / "older", seal_now()).turn == 2
-    copied(objects, tmp_path / "after", seal_now())
+    assert fetch_journal(objects, tmp_path / "older", sign_now()).turn == 2
+    copied(objects, tmp_path / "after", sign_now())
     keys.drop(["journals"])
-    assert fetch_journal(objects, tmp_path / "newer", seal_now()).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "newer", sign_now()).turn == len(TURNS)
     objects.delete(all_of(objects))
     put_all(objects, older)
     with pytest.raises(JournalError, match="not to be trusted"):
-        fetch_journal(objects, tmp_path / "gone", seal_now())
+        fetch_journal(objects, tmp_path / "gone", sign_now())
 
 
 def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
 ):
-    copied(objects, tmp_path / "search", seal, TURNS[:2])
+    copied(objects, tmp_path / "search", message_signer, TURNS[:2])
     with Journal.create(tmp_path / FILE_NAME, HEADER) as journal:
         for turn in TURNS:
             journal.append(turn)
     for path in journal.folder.iterdir():
         objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
-    assert fetch_journal(objects, tmp_path / "without", journal_seal()).turn == len(TURNS)
-    assert fetch_journal(objects, tmp_path / "with", seal).turn == 2
+    assert fetch_journal(objects, tmp_path / "without", journal_signer()).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "with", message_signer).turn == 2
     objects.delete([key for key in all_of(objects) if parse_key(key) is not None])
     with pytest.raises(NoSuchObject, match="no signed copy"):
-        fetch_journal(objects, tmp_path / "none", seal)
+        fetch_journal(objects, tmp_path / "none", message_signer)
 
 
 def test_s07_tuner_comes_from_the_signed_copy_and_not_from_beside_it(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
 ):
-    copied(objects, tmp_path / "search", seal)
+    copied(objects, tmp_path / "search", message_signer)
     objects.put_bytes(TUNER_FILE, b"planted")
     objects.put_bytes(".blobs/planted", b"planted")
     objects.put_bytes("abc_00000/result.json", b"{}")
-    bring_experiment_from(objects, tmp_path / "brought", seal)
+    bring_experiment_from(objects, tmp_path / "brought", message_signer)
     assert (tmp_path / "brought" / TUNER_FILE).read_bytes() == b"the tuner"
     assert not (tmp_path / "brought" / ".blobs").exists()
     objects.delete([key for key in all_of(objects) if f"/{TUNER_FILE}/" in key])
     shutil.rmtree(tmp_path / "brought")
-    bring_experiment_from(objects, tmp_path / "brought", seal)
+    bring_experiment_from(objects, tmp_path / "brought", message_signer)
     assert not (tmp_path / "brought" / TUNER_FILE).exists()
 
 
 def test_s07_forged_record_of_the_last_run_is_refused(
-    objects: ObjectStore, tmp_path: Path, seal: MessageSigner
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
 ):
     record = RunRecord(holder=LeaseHolder.this_process(), term=1, run=1, is_warm=False)
-    store_record(objects, record, seal)
-    assert stored_record(objects, seal) == record
-    for forger in (journal_seal(), journal_seal([a_key()])):
+    store_record(objects, record, message_signer)
+    assert stored_record(objects, message_signer) == record
+    for forger in (journal_signer(), journal_signer([a_key()])):
         store_record(objects, msgspec.structs.replace(record, term=2**60), forger)
         with pytest.raises(JournalError, match="the scheduler of this farm did not write it"):
-            stored_record(objects, seal)
+            stored_record(objects, message_signer)
 
 
 def test_s07_commands_that_read_a_forged_journal_run_nothing_of_it(
@@ -261,9 +263,9 @@ def test_s07_commands_that_read_a_forged_journal_run_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     keys = key_folder(tmp_path / "keys")
-    seal = journal_seal(of_scheduler(keys).journal_keys(SEARCH))
+    message_signer = journal_signer(of_scheduler(keys).journal_keys(SEARCH))
     trace = tmp_path / "trace"
-    copied(objects, tmp_path / "forged", journal_seal(), turns_with(Planted(trace)))
+    copied(objects, tmp_path / "forged", journal_signer(), turns_with(Planted(trace)))
     address = minio.address(bucket, f"farm/{SEARCH}")
     commands = (
         ("journal", "show", address),
@@ -276,10 +278,10 @@ def test_s07_commands_that_read_a_forged_journal_run_nothing_of_it(
         run_tunemq(tmp_path, *command)
     monkeypatch.setenv("TUNEMQ_KEYS", str(keys.path / "scheduler.toml"))
     for command in commands:
-        refused = run_tunemq(tmp_path, *command, code=64)
-        assert "not to be trusted" in refused.stderr, command
+        rejected = run_tunemq(tmp_path, *command, code=64)
+        assert "not to be trusted" in rejected.stderr, command
     assert not trace.exists()
-    copied(objects, tmp_path / "search", seal)
+    copied(objects, tmp_path / "search", message_signer)
     assert "SlotFreed" in run_tunemq(tmp_path, "journal", "show", address).stdout
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.farm_support import family_of
+from tests.integration.farm_support import process_tree_of
 from tests.security.canaries import Canaries, files_below
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.farm_service import FarmService, Here, Search
@@ -103,7 +103,7 @@ def test_s14_no_process_of_a_farm_leaves_a_core_file_with_a_key_in_it(crashing, 
         processes.clear()
         names.clear()
         for top in (asking, farm.scheduler, farm.workers["one"]):
-            for pid in family_of(top.pid):
+            for pid in process_tree_of(top.pid):
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                     process = psutil.Process(pid)
                     names[pid] = process.name()

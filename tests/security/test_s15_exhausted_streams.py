@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import KEY, SignedWire
+from tests.security.signed_wire import KEY, SignedTransport
 from tests.support.farms.farm_api_server import served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually
@@ -35,27 +35,27 @@ _LAST = f"{_GREATEST}-{_GREATEST}"
 
 
 @pytest.fixture
-def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
+def transport(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedTransport]:
     monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
-    wire = SignedWire(server, tmp_path)
-    yield wire
-    wire.close()
+    transport = SignedTransport(server, tmp_path)
+    yield transport
+    transport.close()
 
 
 @pytest.mark.parametrize(("key", "kind"), [(names.NODES, "hello"), (KEY, "events")])
-def test_s15_a_stream_that_takes_nothing_any_more_begins_anew(wire, server, key, kind):
+def test_s15_a_stream_that_takes_nothing_any_more_begins_anew(transport, server, key, kind):
     generation = server.client.get(names.GENERATION)
     server.client.xadd(key, {"x": "y"}, id=_LAST)
     with pytest.raises(ResponseError, match=r"exhausted|equal or smaller"):
         server.client.xadd(key, {"x": "y"})
-    wire.until(lambda: wire.counted().get((kind, "early")))
-    wire.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
-    assert [line for line in wire.news if key in line]
+    transport.until(lambda: transport.counted().get((kind, "early")))
+    transport.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
+    assert [line for line in transport.notices if key in line]
 
-    node = wire.node("inc1")
-    node.say_hello()
+    node = transport.node("inc1")
+    node.send_registration()
     node.send(KEY, m.TrialFinished("t1", 1))
-    wire.until(lambda: wire.said(m.TrialFinished))
+    transport.until(lambda: transport.said(m.TrialFinished))
 
 
 def test_s15_requests_are_taken_again_after_the_greatest_id(server, tmp_path):
@@ -69,43 +69,43 @@ def test_s15_requests_are_taken_again_after_the_greatest_id(server, tmp_path):
         assert ada.farm().store
 
 
-def test_nodes_that_a_scheduler_without_keys_refused_come_back(wire, server):
-    node = wire.node("inc1")
+def test_nodes_that_a_scheduler_without_keys_refused_come_back(transport, server):
+    node = transport.node("inc1")
     before = server.client.get(names.GENERATION)
-    wire.wire.close(now=True)
+    transport.transport.close(now=True)
     server.client.set(names.SIGNS, "abcdef01")  # as a farm's scheduler does
     keyless = NodeTransport(server.url, term=2)
     keyless.open()
     try:
         without = server.client.get(names.GENERATION)
         assert without != before, "nodes say again what another threw away"
-        node.say_hello()
-        while not keyless.refusals.counts():
+        node.send_registration()
+        while not keyless.rejections.counts():
             keyless.poll(0.02)
         keyless.flush()
     finally:
         keyless.close(now=True)
     eventually(lambda: not server.client.xlen(names.NODES))  # nobody waits for Redis's answer
-    wire.term = 2
-    wire.start()
+    transport.term = 2
+    transport.start()
     assert server.client.get(names.GENERATION) not in {None, before, without}
 
 
-def test_what_nodes_that_have_ended_said_outlives_a_change_of_keys(wire, server):
-    node = wire.node("inc1")
-    node.say_hello()
+def test_what_nodes_that_have_ended_said_outlives_a_change_of_keys(transport, server):
+    node = transport.node("inc1")
+    node.send_registration()
     node.send(KEY, m.TrialFinished("t1", 1))
-    wire.until(lambda: wire.said(m.TrialFinished))
-    wire.stranger("inc9").say_hello()
-    wire.until(lambda: wire.counted().get(("hello", "unknown_key")))
+    transport.until(lambda: transport.said(m.TrialFinished))
+    transport.stranger("inc9").send_registration()
+    transport.until(lambda: transport.counted().get(("hello", "unknown_key")))
     generation = server.client.get(names.GENERATION)
-    wire.folder.rotate()
-    wire.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
+    transport.folder.rotate()
+    transport.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
     assert server.client.xlen(KEY) == 1
 
 
-def test_a_farm_that_signs_is_not_served_without_keys(server, wire, tmp_path):
-    wire.client.leave()
+def test_a_farm_that_signs_is_not_served_without_keys(server, transport, tmp_path):
+    transport.client.leave()
     told: list[str] = []
     server.client.set(names.SIGNS, "abcdef01")
     with pytest.raises(ConfigError, match=r"this farm signs .*abcdef01.* give --keys FILE"):
@@ -114,7 +114,7 @@ def test_a_farm_that_signs_is_not_served_without_keys(server, wire, tmp_path):
     refuse_unsigned(server.url, LiveKeys.none(), is_insecure=True, tell=told.append)
     (line,) = told
     assert "this farm signs" in line
-    refuse_unsigned(server.url, of_scheduler(wire.folder), is_insecure=False, tell=told.append)
+    refuse_unsigned(server.url, of_scheduler(transport.folder), is_insecure=False, tell=told.append)
     server.client.delete(names.SIGNS)
     refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=told.append)
     assert len(told) == 1

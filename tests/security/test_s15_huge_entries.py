@@ -120,7 +120,7 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
     client = server.client
     for _ in range(3):
         client.xadd(names.NODES, {"hello": HUGE})
-    with closing(NodeTransport(server.url, term=1, wants_vitals=True)) as wire:
+    with closing(NodeTransport(server.url, term=1, wants_node_metrics=True)) as wire:
         wire.open()
         eventually(lambda: (wire.poll(0.05), client.xlen(names.NODES) == 0)[1])
         experiment = wire.add(EVENTS)
@@ -180,8 +180,8 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
     with served(server.url, server.client, tmp_path) as _, FarmClient(server.url) as asker:
         assert asker.farm().store
     news: list[str] = []
-    seals = SchedulerSigning()
-    reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
+    signing = SchedulerSigning()
+    reader = OutputReader(server.url, news.append, signing.output, signing.refused.add)
     server.client.xadd(names.output(EVENTS), {names.PIECE: HUGE})
     (tmp_path / "train_t1").mkdir()
     reader.follow({"one": (tmp_path, EVENTS)})
@@ -193,5 +193,5 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()
-    assert seals.refused.counts() == (("output", "oversized", 1),)
+    assert signing.refused.counts() == (("output", "oversized", 1),)
     assert len(HUGE) > STRING_BYTES

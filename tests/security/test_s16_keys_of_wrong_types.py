@@ -48,7 +48,7 @@ OF_NODES = {
     redis_keys.CHALLENGE: "string",
     redis_keys.SCHEDULER: "string",
     redis_keys.lease("*"): "string",
-    redis_keys.vitals("*"): "string",
+    redis_keys.node_metrics("*"): "string",
     redis_keys.reply("*"): "hash",
     redis_keys.queue("*"): "list",
 }
@@ -104,17 +104,17 @@ def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, t
     client = own.server.client
     for count, kind in enumerate(wrong_for(OF_NODES[pattern])):
         keys = client.keys(pattern) if "*" in pattern else [pattern.encode()]
-        for key in keys or [redis_keys.queue(hello(client)).encode()]:
+        for key in keys or [redis_keys.queue(registration(client)).encode()]:
             put(client, key.decode(), kind)
         run.open_gate(40 + 20 * count)
         print(pattern, kind, run.goes_on(time.monotonic(), within=BACK_S))
     run.open_gate(100)
     run.ends()
-    refused = {entry["object"] for entry in client.acl_log()}
-    assert refused <= {"client"}  # a library gives its name
+    rejected = {entry["object"] for entry in client.acl_log()}
+    assert rejected <= {"client"}  # a library gives its name
 
 
-def hello(client: redis_py.Redis) -> str:
+def registration(client: redis_py.Redis) -> str:
     """The incarnation of a node; while its queue is empty there is no key of it."""
     return client.keys(redis_keys.reply("*"))[0].decode().removeprefix(redis_keys.reply(""))
 
@@ -159,21 +159,21 @@ def test_s16_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kin
     "key", [redis_keys.REQUESTS, redis_keys.TERM, redis_keys.FARM, redis_keys.SCHEDULER]
 )
 def test_s16_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key):
-    with served(server.url, server.client, tmp_path) as desk, FarmClient(server.url) as client:
+    with served(server.url, server.client, tmp_path) as api, FarmClient(server.url) as client:
         assert client.farm().store
         kind = "list" if key != redis_keys.REQUESTS else "string"
         put(server.client, key, kind)
-        desk.announce(server.client)
+        api.announce(server.client)
         if key == redis_keys.REQUESTS:
             eventually(lambda: server.client.type(key) != b"string")
-            assert [one[:2] for one in desk.refused] == [("key", "wrong_type")]
+            assert [one[:2] for one in api.rejected] == [("key", "wrong_type")]
         assert client.farm().store
 
 
 def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tmp_path):
-    news: list[str] = []
-    seals = SchedulerSigning()
-    reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
+    notices: list[str] = []
+    signing = SchedulerSigning()
+    reader = OutputReader(server.url, notices.append, signing.output, signing.rejected.add)
     key = redis_keys.events("one")
     put(server.client, redis_keys.output(key), "string")
     (tmp_path / "train_t1").mkdir()
@@ -186,9 +186,9 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()
-    assert seals.refused.counts() == (("key", "wrong_type", 1),)
-    assert redis_keys.output(key) in "".join(seals.refused.news())
-    assert news == []
+    assert signing.rejected.counts() == (("key", "wrong_type", 1),)
+    assert redis_keys.output(key) in "".join(signing.rejected.notices())
+    assert notices == []
 
 
 def test_all_keys_of_the_farm_are_here():

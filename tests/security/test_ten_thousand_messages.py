@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.keys import key_folder, of_scheduler, of_worker
-from tests.unit.scheduler.transport.nodes.test_roster import HELLO
+from tests.unit.scheduler.transport.nodes.test_roster import REGISTRATION
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.request_signing import close_request
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
@@ -80,13 +80,13 @@ class BothEnds:
     def __init__(self, folder: Path) -> None:
         made = key_folder(folder / "keys", OWNER)
         self.keys = of_scheduler(made)
-        self.refusals = RejectionCounter()
-        self.wire = SchedulerSigning(self.keys, self.refusals)
-        self.roster = NodeRegistry(TERM, refusals=self.refusals)
-        self.tenant = self.roster.tenants[STREAM] = ExperimentChannel(STREAM)
-        self.node = NodeSigning(NODE, of_worker(made), self.refusals)
-        self.mailbox = CommandQueue(NODE, self.node)
-        ((*_, self.challenge),) = self.wire.challenge(0.0)
+        self.rejections = RejectionCounter()
+        self.transport = SchedulerSigning(self.keys, self.rejections)
+        self.registry = NodeRegistry(TERM, rejections=self.rejections)
+        self.channel = self.registry.channels[STREAM] = ExperimentChannel(STREAM)
+        self.node = NodeSigning(NODE, of_worker(made), self.rejections)
+        self.desired_state = CommandQueue(NODE, self.node)
+        ((*_, self.challenge),) = self.transport.challenge(0.0)
         assert self.node.hear_challenge(self.challenge)
         self.handler = Handler()
         self.server = RequestServer(
@@ -95,20 +95,20 @@ class BothEnds:
             DoneRequests(folder / "done"),
             lambda: TERM,
             self.keys,
-            self.refusals.add,
+            self.rejections.add,
         )
         self._stranger = SigningKey(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
         #: What was delivered last of each kind.
         self.last: dict[str, bytes] = {}
         for kind in KINDS:
             honest = self.honest(kind)
-            self.deliver(kind, self.seal(kind).close(honest.body, *honest.about), DONE)
+            self.deliver(kind, self.message_signer(kind).close(honest.body, *honest.about), DONE)
         assert self.state() == (TERM, VERSION, NUMBER, RENEWALS, 3, ("stop",))
-        assert self.refusals.counts() == ()
+        assert self.rejections.counts() == ()
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def seal(self, kind: str) -> MessageSigner:
+    def message_signer(self, kind: str) -> MessageSigner:
         """Of whoever says this."""
         if kind in {"mail", "reply"}:
             return self.keys.orders
@@ -125,61 +125,64 @@ class BothEnds:
         """The lease with the scheduler's challenge, as a node writes it."""
         return b":".join((lease, self.keys.orders.open(self.challenge, b"challenge")))
 
-    def sealed_by_a_stranger(self, kind: str, said: Said) -> bytes:
+    def signed_by_a_stranger(self, kind: str, said: Said) -> bytes:
         """Signed, with a key that is not the farm's."""
-        return MessageSigner(self.seal(kind).purpose, [self._stranger]).close(
+        return MessageSigner(self.message_signer(kind).purpose, [self._stranger]).close(
             said.body, *said.about
         )
 
     # --- who hears it -----------------------------------------------------------------------------
 
-    def deliver(self, kind: str, sealed: bytes, request: str = NEW) -> None:
+    def deliver(self, kind: str, signed_message: bytes, request: str = NEW) -> None:
         """Have it read as it is read on a farm."""
-        self.last[kind] = sealed
+        self.last[kind] = signed_message
         match kind:
-            case "hello":
-                said = self.wire.introduction({redis_keys.HELLO: sealed})
+            case "registration":
+                said = self.transport.registration_entry({redis_keys.REGISTRATION: signed_message})
                 if said is not None:
-                    self.roster.read_hello(b"1-0", said.body)
+                    self.registry.read_registration(b"1-0", said.body)
             case "goodbye":
-                assert self.wire.introduction({redis_keys.BYE: sealed}) is None or request == DONE
+                assert (
+                    self.transport.registration_entry({redis_keys.BYE: signed_message}) is None
+                    or request == DONE
+                )
             case "events":
-                fields = self.wire.batch(
-                    STREAM, {redis_keys.HEADER: sealed, redis_keys.EVENTS: EVENTS}
+                fields = self.transport.batch(
+                    STREAM, {redis_keys.HEADER: signed_message, redis_keys.EVENTS: EVENTS}
                 )
                 if fields is not None:
-                    self.roster.read_batch(self.tenant, b"2-0", fields)
+                    self.registry.read_batch(self.channel, b"2-0", fields)
             case "lease":
-                self.roster.read_leases(0.0, self.wire.leases({NODE: sealed}))
-            case "vitals":
-                assert self.wire.vitals(NODE, sealed) is None or request == DONE
+                self.registry.read_leases(0.0, self.transport.leases({NODE: signed_message}))
+            case "node_metrics":
+                assert self.transport.node_metrics(NODE, signed_message) is None or request == DONE
             case "output":
-                assert self.wire.output(STREAM, sealed) is None or request == DONE
+                assert self.transport.output(STREAM, signed_message) is None or request == DONE
             case "mail":
-                self.mailbox.open(base64.b64encode(sealed))
+                self.desired_state.open(base64.b64encode(signed_message))
             case "reply":
-                assert self.node.replies({"f": sealed})["f"] == b"" or request == DONE
+                assert self.node.replies({"f": signed_message})["f"] == b"" or request == DONE
             case "request":
-                self.server._take(entry(sealed, request))
+                self.server._take(entry(signed_message, request))
                 self.server._unsent.clear()
 
     def state(self) -> tuple[Any, ...]:
         """All that a message could have changed."""
-        node = self.roster.nodes[NODE]
+        node = self.registry.nodes[NODE]
         return (
-            *self.mailbox.taken,
+            *self.desired_state.confirmed,
             node.number,
-            self.wire._leases[NODE].renewals,
-            self.tenant.stakes[NODE].read,
+            self.transport._leases[NODE].renewals,
+            self.channel.cursors[NODE].read,
             tuple(self.handler.asked),
         )
 
     def counted(self) -> int:
         """How many messages were refused."""
-        return sum(times for _, _, times in self.refusals.counts())
+        return sum(times for _, _, times in self.rejections.counts())
 
 
-def entry(sealed: bytes, request: str) -> dict[bytes, bytes]:
+def entry(signed_message: bytes, request: str) -> dict[bytes, bytes]:
     """A request as it lies in its stream."""
     return {
         b"v": str(REQUESTS_VERSION).encode(),
@@ -188,7 +191,7 @@ def entry(sealed: bytes, request: str) -> dict[bytes, bytes]:
         b"owner": OWNER.encode(),
         b"kind": b"stop",
         b"sent": sent().encode(),
-        b"body": sealed,
+        b"body": signed_message,
     }
 
 
@@ -204,9 +207,9 @@ def sent() -> str:
 EVENTS = m.encode([m.TrialFinished("t", 1)] * 3)
 
 
-def _hello(node: bytes, _stream: bytes, _another: bool) -> Said:
-    hello = msgspec.structs.replace(HELLO, incarnation=node.decode(), number=NUMBER)
-    return Said(m.encode(hello), (b"hello",))
+def _registration(node: bytes, _stream: bytes, _another: bool) -> Said:
+    registration = msgspec.structs.replace(REGISTRATION, instance_id=node.decode(), number=NUMBER)
+    return Said(m.encode(registration), (b"registration",))
 
 
 def _events(node: bytes, stream: bytes, another: bool) -> Said:
@@ -214,7 +217,7 @@ def _events(node: bytes, stream: bytes, another: bool) -> Said:
     return Said(header, (b"batch", stream, EVENTS))
 
 
-def _mail(node: bytes, _stream: bytes, _another: bool, **fields: int) -> Said:
+def _assignment(node: bytes, _stream: bytes, _another: bool, **fields: int) -> Said:
     given = {"term": TERM, "version": VERSION, **fields}
     assignment = m.Assignment(m.PROTOCOL_VERSION, NODE, given["term"], given["version"], ())
     return Said(m.encode(assignment), (b"mail", node))
@@ -229,25 +232,25 @@ def _request(_node: bytes, _stream: bytes, another: bool) -> Said:
 
 
 SAYS: dict[str, Callable[[bytes, bytes, bool], Said]] = {
-    "hello": _hello,
+    "registration": _registration,
     "lease": lambda node, *_: Said(b"%d:3:7" % RENEWALS, (b"lease", node)),
     "events": _events,
-    "vitals": lambda node, *_: Said(b"\x80", (b"vitals", node)),
+    "node_metrics": lambda node, *_: Said(b"\x80", (b"node_metrics", node)),
     "output": lambda _node, stream, _another: Said(b"\x80", (b"output", stream)),
     "goodbye": lambda node, *_: Said(node, (b"bye",)),
-    "mail": _mail,
+    "mail": _assignment,
     "reply": lambda node, *_: Said(b"1", (b"reply", node, b"f")),
     "request": _request,
 }
 KINDS = tuple(SAYS)
 LIMITS = {
-    "hello": limits.HELLO_BYTES,
+    "registration": limits.REGISTRATION_BYTES,
     "lease": limits.LEASE_BYTES,
     "events": limits.HEADER_BYTES,
-    "vitals": limits.VITALS_BYTES,
+    "node_metrics": limits.NODE_METRICS_BYTES,
     "output": limits.OUTPUT_BYTES,
-    "goodbye": limits.GOODBYE_BYTES,
-    "mail": limits.MAIL_BYTES,
+    "goodbye": limits.DEREGISTRATION_BYTES,
+    "mail": limits.COMMAND_BYTES,
     "reply": limits.REPLY_BYTES,
     "request": MAX_REQUEST_BYTES + 64,
 }
@@ -266,16 +269,16 @@ class Drawn(NamedTuple):
 
 def forged(ends: BothEnds, drawn: Drawn) -> bytes:
     """Made by somebody who knows all but the secrets: how messages look, and the keys' ids."""
-    said, seal = ends.honest(drawn.kind), ends.seal(drawn.kind)
+    said, message_signer = ends.honest(drawn.kind), ends.message_signer(drawn.kind)
     ways: list[Callable[[], bytes]] = [
         lambda: b"\0" + said.body,
         lambda: said.body,
         lambda: drawn.noise,
-        lambda: b"\1" + seal.signer + os.urandom(32) + said.body,
-        lambda: b"\1" + seal.signer + bytes(32) + drawn.noise,
-        lambda: ends.sealed_by_a_stranger(drawn.kind, said),
+        lambda: b"\1" + message_signer.signer + os.urandom(32) + said.body,
+        lambda: b"\1" + message_signer.signer + bytes(32) + drawn.noise,
+        lambda: ends.signed_by_a_stranger(drawn.kind, said),
         # By one who has other keys of this farm: a node is no scheduler, a submitter neither.
-        lambda: MessageSigner(seal.purpose, [_other_key(ends, drawn.kind)]).close(
+        lambda: MessageSigner(message_signer.purpose, [_other_key(ends, drawn.kind)]).close(
             said.body, *said.about
         ),
     ]
@@ -283,8 +286,8 @@ def forged(ends: BothEnds, drawn: Drawn) -> bytes:
 
 
 def _other_key(ends: BothEnds, kind: str) -> SigningKey:
-    seal = ends.keys.events if kind in {"mail", "reply", "request"} else ends.keys.orders
-    ring = seal._ring
+    message_signer = ends.keys.events if kind in {"mail", "reply", "request"} else ends.keys.orders
+    ring = message_signer._ring
     assert ring.signer is not None
     return ring.signer
 
@@ -292,56 +295,64 @@ def _other_key(ends: BothEnds, kind: str) -> SigningKey:
 def altered(ends: BothEnds, drawn: Drawn) -> bytes:
     """An honest one with something changed on its way."""
     said = ends.honest(drawn.kind)
-    sealed = ends.seal(drawn.kind).close(said.body, *said.about)
-    at = drawn.at % len(sealed)
+    signed_message = ends.message_signer(drawn.kind).close(said.body, *said.about)
+    at = drawn.at % len(signed_message)
     ways: list[Callable[[], bytes]] = [
-        lambda: sealed[:at] + bytes([sealed[at] ^ (1 << drawn.at % 8)]) + sealed[at + 1 :],
-        lambda: sealed[:at],
-        lambda: sealed + (drawn.noise or b"\0"),
-        lambda: sealed[:at] + (drawn.noise or b"\0") + sealed[at:],
-        lambda: sealed[:41] + bytes(reversed(sealed[41:])) + b"\0",
+        lambda: (
+            signed_message[:at]
+            + bytes([signed_message[at] ^ (1 << drawn.at % 8)])
+            + signed_message[at + 1 :]
+        ),
+        lambda: signed_message[:at],
+        lambda: signed_message + (drawn.noise or b"\0"),
+        lambda: signed_message[:at] + (drawn.noise or b"\0") + signed_message[at:],
+        lambda: signed_message[:41] + bytes(reversed(signed_message[41:])) + b"\0",
     ]
     return ways[drawn.at // 8 % len(ways)]()
 
 
 def elsewhere(ends: BothEnds, drawn: Drawn) -> bytes:
     """An honest one that was said about something else, or as something else."""
-    kind, seal = drawn.kind, ends.seal(drawn.kind)
-    others = [one for one in KINDS if one != kind and ends.seal(one).purpose == seal.purpose]
+    kind, message_signer = drawn.kind, ends.message_signer(drawn.kind)
+    others = [
+        one
+        for one in KINDS
+        if one != kind and ends.message_signer(one).purpose == message_signer.purpose
+    ]
     if others and drawn.at % 2:
         said = ends.honest(others[drawn.at % len(others)])
     else:
         said = ends.honest(kind, another=True)
         if said.about == ends.honest(kind).about:  # bound by what it says alone
             said = said._replace(about=(*said.about, drawn.noise))
-    return seal.close(said.body, *said.about)
+    return message_signer.close(said.body, *said.about)
 
 
 def repeated(ends: BothEnds, drawn: Drawn) -> bytes:
     """An honest one, once more."""
     said = ends.honest(drawn.kind)
-    if drawn.kind == "hello":
-        hello = msgspec.structs.replace(
-            HELLO, incarnation=NODE, number=drawn.at % NUMBER, resources={"cpu": 1000.0}
+    if drawn.kind == "registration":
+        registration = msgspec.structs.replace(
+            REGISTRATION, instance_id=NODE, number=drawn.at % NUMBER, resources={"cpu": 1000.0}
         )
-        said = said._replace(body=m.encode(hello))
+        said = said._replace(body=m.encode(registration))
     if drawn.kind == "lease":
         lease = b"%d:%d:9" % (drawn.at % RENEWALS + 1, drawn.at % 3)
         said = said._replace(body=ends.answering(lease))
-    return ends.seal(drawn.kind).close(said.body, *said.about)
+    return ends.message_signer(drawn.kind).close(said.body, *said.about)
 
 
 def old_term(ends: BothEnds, drawn: Drawn) -> bytes:
     """An order of the scheduler before."""
-    said = _mail(NODE.encode(), b"", False, term=drawn.at % TERM, version=drawn.at)
-    return ends.seal("mail").close(said.body, *said.about)
+    said = _assignment(NODE.encode(), b"", False, term=drawn.at % TERM, version=drawn.at)
+    return ends.message_signer("mail").close(said.body, *said.about)
 
 
 @functools.cache
 def _long(kind: str, ends: BothEnds) -> bytes:
     said = ends.honest(kind)
     longer = said.body + bytes(LIMITS[kind] - len(said.body) + 1)
-    return ends.seal(kind).close(longer, *said.about)
+    return ends.message_signer(kind).close(longer, *said.about)
 
 
 def oversized(ends: BothEnds, drawn: Drawn) -> bytes:
@@ -353,7 +364,7 @@ ATTACKS: dict[str, Callable[[BothEnds, Drawn], bytes]] = {
     one.__name__: one for one in (forged, altered, elsewhere, repeated, old_term, oversized)
 }
 #: Of what can be said again with effect; the rest is bound to its place, and says how things are.
-_REPEATED = ("hello", "lease", "events", "mail", "request")
+_REPEATED = ("registration", "lease", "events", "mail", "request")
 messages = st.one_of(
     st.tuples(st.sampled_from(["forged", "altered", "elsewhere"]), st.sampled_from(KINDS)),
     st.tuples(st.just("repeated"), st.sampled_from(_REPEATED)),
@@ -376,12 +387,12 @@ def test_s02_s03_s15_of_ten_thousand_messages_none_is_believed_and_each_is_count
     @given(which=messages, noise=st.binary(max_size=80), at=st.integers(0, 2**20))
     def try_one(which: tuple[str, str], noise: bytes, at: int) -> None:
         attack, kind = which
-        sealed = ATTACKS[attack](ends, Drawn(kind, noise, at))
+        signed_message = ATTACKS[attack](ends, Drawn(kind, noise, at))
         before, counted = ends.state(), ends.counted()
         # These lie in a key that is looked at again and again; an empty reply is none.
-        is_same = kind in {"lease", "reply"} and sealed == ends.last[kind]
-        is_new = not (is_same or (kind == "reply" and not sealed))
-        ends.deliver(kind, sealed, NEW if attack == "forged" else DONE)
+        is_same = kind in {"lease", "reply"} and signed_message == ends.last[kind]
+        is_new = not (is_same or (kind == "reply" and not signed_message))
+        ends.deliver(kind, signed_message, NEW if attack == "forged" else DONE)
         assert ends.state() == before
         assert ends.counted() == counted + is_new
         tried[which] += 1
@@ -390,7 +401,7 @@ def test_s02_s03_s15_of_ten_thousand_messages_none_is_believed_and_each_is_count
     assert tried.total() >= MESSAGES
     assert {attack for attack, _ in tried} == set(ATTACKS)
     assert {kind for _, kind in tried} == set(KINDS)
-    reasons = {reason for _, reason, _ in ends.refusals.counts()}
+    reasons = {reason for _, reason, _ in ends.rejections.counts()}
     assert reasons >= {
         *("unsigned", "unknown_key", "altered", "unreadable", "oversized", "repeated", "old_term")
     }
@@ -401,18 +412,18 @@ def honest_ones_are_believed_behind_them(ends: BothEnds) -> None:
     """They block nothing that comes behind them."""
     counted = ends.counted()
     sent.cache_clear()  # it may be minutes ago
-    said = _mail(NODE.encode(), b"", False, version=VERSION + 1)
-    ends.deliver("mail", ends.seal("mail").close(said.body, *said.about))
+    said = _assignment(NODE.encode(), b"", False, version=VERSION + 1)
+    ends.deliver("mail", ends.message_signer("mail").close(said.body, *said.about))
     lease = Said(ends.answering(b"%d:3:8" % (RENEWALS + 1)), (b"lease", NODE.encode()))
-    ends.deliver("lease", ends.seal("lease").close(lease.body, *lease.about))
+    ends.deliver("lease", ends.message_signer("lease").close(lease.body, *lease.about))
     request = "f" * 32
-    sealed = close_request(
-        ends.seal("request"),
+    signed_message = close_request(
+        ends.message_signer("request"),
         msgspec.msgpack.encode(r.StopExperiment(name="exp")),
         request=request,
         kind="stop",
         sent=sent(),
     )
-    ends.deliver("request", sealed, request)
+    ends.deliver("request", signed_message, request)
     assert ends.state() == (TERM, VERSION + 1, NUMBER, RENEWALS + 1, 3, ("stop", "stop"))
     assert ends.counted() == counted

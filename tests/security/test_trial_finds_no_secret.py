@@ -65,9 +65,9 @@ def environ_of(pid):
 
 def searched(farm, before, *options, owner=0):
     """What a trial finds that runs on a node which has all keys at hand; no key is among it."""
-    incarnation = farm.start(before, *options, owner=owner)
+    instance_id = farm.start(before, *options, owner=owner)
     first = order("saving", farm.order(saving, 0))
-    farm.scheduler.assign(incarnation, first)
+    farm.scheduler.assign(instance_id, first)
     said = farm.scheduler.said
     eventually(lambda: said(CheckpointCommitted), within=60, message=farm.story)
     # All keys are in use, and in this moment in the memory of processes of the node.
@@ -80,7 +80,7 @@ def searched(farm, before, *options, owner=0):
         "planted": halves_of(planted),
         "folders": [str(farm.folder)],
     }
-    farm.scheduler.assign(incarnation, first, order("t", farm.order(searching, 1, **config)))
+    farm.scheduler.assign(instance_id, first, order("t", farm.order(searching, 1, **config)))
 
     def results():
         return [event for event in said(ResultReported) if event.trial == "t"]

@@ -92,9 +92,9 @@ def _own_memory_can_be_read():
 
 
 def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim):
-    incarnation = farm.start(reachable(), *AS_NOBODY)
+    instance_id = farm.start(reachable(), *AS_NOBODY)
     trial = farm.order(speaks_for_its_forkserver, 0, victim=victim.pid)
-    farm.scheduler.assign(incarnation, order("t", trial))
+    farm.scheduler.assign(instance_id, order("t", trial))
     said = farm.scheduler.said
     eventually(lambda: said(SlotFreed), within=60, message=farm.story)
     (result,) = said(ResultReported)
@@ -108,11 +108,11 @@ def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim
 def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process_killed(
     farm, victim
 ):
-    incarnation = farm.start(reachable(), *AS_NOBODY)
+    instance_id = farm.start(reachable(), *AS_NOBODY)
     (farm.folder / "claims.py").write_text(CLAIMS.format(victim=victim.pid))
     environment = Environment(sys.executable, ("claims",), {}, (str(farm.folder),))
     trial = farm.order(speaks_for_its_forkserver, 0, environment, victim=victim.pid)
-    farm.scheduler.assign(incarnation, order("t", trial))
+    farm.scheduler.assign(instance_id, order("t", trial))
     eventually(lambda: farm.scheduler.said(SlotFreed), within=60, message=farm.story)
     assert victim.poll() is None
     (failed,) = farm.scheduler.said(TrialFailed)
@@ -121,7 +121,7 @@ def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process
 
 def test_module_that_claims_a_process_as_its_trials_has_it_moved_into_no_group(farm, victim):
     """The kernel would kill it there at the trial's limit of memory."""
-    incarnation = farm.start(reachable(), *AS_NOBODY)
+    instance_id = farm.start(reachable(), *AS_NOBODY)
     (farm.folder / "serves.py").write_text(SERVES.format(victim=victim.pid))
     environment = Environment(sys.executable, ("serves",), {}, (str(farm.folder),))
     trial = farm.order(speaks_for_its_forkserver, 0, environment, victim=victim.pid)
@@ -129,7 +129,7 @@ def test_module_that_claims_a_process_as_its_trials_has_it_moved_into_no_group(f
     groups = Path(f"/proc/{victim.pid}/cgroup")
     before = groups.read_text()
     for number in range(5):  # the claim and the end of the connection have to be read together
-        farm.scheduler.assign(incarnation, order(f"t{number}", trial))
+        farm.scheduler.assign(instance_id, order(f"t{number}", trial))
         eventually(
             lambda least=number + 1: len(farm.scheduler.said(SlotFreed)) >= least,
             within=60,
@@ -147,8 +147,8 @@ def test_interpreter_that_a_search_names_gets_no_more_rights_than_its_trials(far
     program = farm.folder / "python"
     program.write_text(f"#!/bin/sh\ngrep NoNewPrivs: /proc/self/status > {shared}/found\n")
     program.chmod(0o755)
-    incarnation = farm.start(reachable(), *AS_NOBODY)
+    instance_id = farm.start(reachable(), *AS_NOBODY)
     trial = farm.order(speaks_for_its_forkserver, 0, Environment(str(program), (), {}, ()))
-    farm.scheduler.assign(incarnation, order("t", trial))
+    farm.scheduler.assign(instance_id, order("t", trial))
     eventually(lambda: farm.scheduler.said(SlotFreed), within=60, message=farm.story)
     assert (shared / "found").read_text().split() == ["NoNewPrivs:", "1"]

@@ -48,7 +48,7 @@ def pick(among: Sequence[Any], place: int) -> Any:
 @dataclass(eq=False)
 class Host:
     trial: str
-    epoch: int
+    attempt: int
     node: Node
     contents: list[int]
     step: int = 0
@@ -64,10 +64,10 @@ class Upload:
 
 @dataclass(eq=False)
 class Node:
-    incarnation: str
+    instance_id: str
     #: What it has stated and the scheduler has not read.
     events: deque[m.NodeEvent] = field(default_factory=deque)
-    hosts: dict[str, Host] = field(default_factory=dict)
+    processes: dict[str, Host] = field(default_factory=dict)
     queues: dict[str, deque[Upload]] = field(default_factory=dict)
     bases: dict[tuple[str, int], str] = field(default_factory=dict)
 
@@ -138,7 +138,7 @@ class Farm(RuleBasedStateMachine):
                 case c.StartTrial():
                     self.order = command
                 case c.PauseTrial() | c.StopTrial():
-                    self.end_host(command)
+                    self.end_process(command)
                 case c.DeleteCheckpoint() | c.DeleteObjects():
                     self.removals.append(command)
                 case _:
@@ -164,7 +164,7 @@ class Farm(RuleBasedStateMachine):
         if clones:
             trial.checkpoints.donor = pick(list(self.runner.live.values()), donor).checkpoints
         self.tell(m.TrialChosen(trial.trial_id))
-        self.begin_host(self.order, damaged)
+        self.begin_process(self.order, damaged)
 
     @precondition(lambda self: self.runner.live)
     @rule(which=PICK, is_meant=RARELY)
@@ -227,7 +227,7 @@ class Farm(RuleBasedStateMachine):
         self.lives += 1
         node = Node(f"node.{self.lives}")
         self.nodes.append(node)
-        self.tell(m.NodeJoined(node.incarnation, "node", "host", "127.0.0.1", {"cpu": 2.0}))
+        self.tell(m.NodeJoined(node.instance_id, "node", "process", "127.0.0.1", {"cpu": 2.0}))
 
     @rule(which=PICK, stragglers=st.booleans(), is_meant=RARELY)
     def lose_node(self, which: int, stragglers: bool, is_meant: bool) -> None:
@@ -238,52 +238,52 @@ class Farm(RuleBasedStateMachine):
         self.is_littered = True
         for queue in node.queues.values():
             self.late += queue[0].steps[:1] if queue and stragglers else []
-        self.tell(m.NodeLost(node.incarnation, "drawn", is_dead=True))
+        self.tell(m.NodeLost(node.instance_id, "drawn", is_dead=True))
         self.join()
 
-    def begin_host(self, order: c.StartTrial, damaged: int) -> None:
-        node = next(one for one in self.nodes if one.incarnation == order.incarnation)
-        host = Host(order.trial, order.epoch, node, [0] * FILE_COUNT, step=order.last_step)
-        node.hosts[order.trial] = host
+    def begin_process(self, order: c.StartTrial, damaged: int) -> None:
+        node = next(one for one in self.nodes if one.instance_id == order.instance_id)
+        process = Host(order.trial, order.attempt, node, [0] * FILE_COUNT, step=order.last_step)
+        node.processes[order.trial] = process
         keys = [ref.key for ref in order.restore]
         for key, instead in zip(keys[:damaged], [*keys[1:], ""], strict=False):
-            event = m.CheckpointDamaged(order.trial, order.epoch, key, "drawn", instead)
+            event = m.CheckpointDamaged(order.trial, order.attempt, key, "drawn", instead)
             node.events.append(event)
         if damaged < len(keys):
             key = keys[damaged]
             # A repeated step and a new one are the same to references: counting goes on.
-            host.contents = list(self.contents[key])
-            node.bases[host.trial, host.epoch] = key
+            process.contents = list(self.contents[key])
+            node.bases[process.trial, process.attempt] = key
         elif keys:
-            failed = m.TrialFailed(host.trial, host.epoch, "restore", "drawn", "", 0.0)
-            self.gone(host, failed)
+            failed = m.TrialFailed(process.trial, process.attempt, "restore", "drawn", "", 0.0)
+            self.gone(process, failed)
 
-    def hosts(self) -> list[Host]:
-        return [host for node in self.nodes for host in node.hosts.values()]
+    def processes(self) -> list[Host]:
+        return [process for node in self.nodes for process in node.processes.values()]
 
-    def gone(self, host: Host, *events: m.NodeEvent) -> None:
-        del host.node.hosts[host.trial]
-        host.node.events += [*events, m.SlotFreed(host.trial, host.epoch)]
+    def gone(self, process: Host, *events: m.NodeEvent) -> None:
+        del process.node.processes[process.trial]
+        process.node.events += [*events, m.SlotFreed(process.trial, process.attempt)]
 
-    def end_host(self, order: c.PauseTrial | c.StopTrial) -> None:
-        for host in self.hosts():
-            if (host.trial, host.epoch) == (order.trial, order.epoch):
+    def end_process(self, order: c.PauseTrial | c.StopTrial) -> None:
+        for process in self.processes():
+            if (process.trial, process.attempt) == (order.trial, order.attempt):
                 is_pause = isinstance(order, c.PauseTrial)
-                said = [m.TrialPaused(host.trial, host.epoch)] if is_pause else []
-                self.gone(host, *said)
+                said = [m.TrialPaused(process.trial, process.attempt)] if is_pause else []
+                self.gone(process, *said)
 
-    @precondition(lambda self: self.hosts())
+    @precondition(lambda self: self.processes())
     @rule(which=PICK, is_death=st.booleans(), is_meant=RARELY)
     def end(self, which: int, is_death: bool, is_meant: bool) -> None:
         if not is_meant:
             return
-        host = pick(self.hosts(), which)
+        process = pick(self.processes(), which)
         if is_death:
-            self.gone(host, m.TrialProcessDied(host.trial, host.epoch, 1, 9, None, 0.0))
+            self.gone(process, m.TrialProcessDied(process.trial, process.attempt, 1, 9, None, 0.0))
         else:
-            self.gone(host, m.TrialFinished(host.trial, host.epoch))
+            self.gone(process, m.TrialFinished(process.trial, process.attempt))
 
-    @precondition(lambda self: self.hosts())
+    @precondition(lambda self: self.processes())
     @rule(
         which=PICK,
         file=st.integers(0, FILE_COUNT),
@@ -292,31 +292,41 @@ class Farm(RuleBasedStateMachine):
     )
     def save(self, which: int, file: int, score: float, times: int) -> None:
         for _ in range(times):
-            self.save_once(pick(self.hosts(), which), file, score)
+            self.save_once(pick(self.processes(), which), file, score)
 
-    def save_once(self, host: Host, file: int, score: float) -> None:
-        queue = host.node.queues.setdefault(host.trial, deque())
+    def save_once(self, process: Host, file: int, score: float) -> None:
+        queue = process.node.queues.setdefault(process.trial, deque())
         if len(queue) >= ROOM:
             return
-        host.step += 1
-        host.n += 1
+        process.step += 1
+        process.n += 1
         if file < FILE_COUNT:  # else all files stay as they are
             self.counter += 1
-            host.contents[file] = self.counter
-        key = f"{host.trial}/checkpoint_{host.epoch}-{host.n:06d}"
-        written = self.write(host.trial, host.epoch, host.n, host.step, key, host.contents)
-        seconds = float(host.step)
+            process.contents[file] = self.counter
+        key = f"{process.trial}/checkpoint_{process.attempt}-{process.n:06d}"
+        written = self.write(
+            process.trial, process.attempt, process.n, process.step, key, process.contents
+        )
+        seconds = float(process.step)
         metrics = {"score": score}
         event = m.ResultReported(
-            host.trial, host.epoch, host.step, metrics, 0.0, 1.0, seconds, seconds, host.step
+            process.trial,
+            process.attempt,
+            process.step,
+            metrics,
+            0.0,
+            1.0,
+            seconds,
+            seconds,
+            process.step,
         )
-        host.node.events += [event, written]
+        process.node.events += [event, written]
         queue.append(Upload(written))
         if len(queue) == 1:
-            self.begin_upload(host.node, host.trial)
+            self.begin_upload(process.node, process.trial)
 
     def write(
-        self, trial: str, epoch: int, n: int, step: int, key: str, contents: list[int]
+        self, trial: str, attempt: int, n: int, step: int, key: str, contents: list[int]
     ) -> m.CheckpointWritten:
         """Put a checkpoint on a node's disk."""
         folder = self.root / key
@@ -326,12 +336,12 @@ class Farm(RuleBasedStateMachine):
             data = f"content {content}".encode()
             (folder / FILES / f"{place}").write_bytes(data)
             files.append(FileEntry(f"{place}", len(data), hashlib.sha256(data).hexdigest()))
-        info = CheckpointInfo(trial=trial, epoch=epoch, n=n, step=step, metrics={}, state={})
+        info = CheckpointInfo(trial=trial, attempt=attempt, n=n, step=step, metrics={}, state={})
         manifest = make_manifest(info, tuple(files), ())
         (folder / MANIFEST).write_bytes(manifest)
         self.contents[key] = list(contents)
         sha256 = hashlib.sha256(manifest).hexdigest()
-        return m.CheckpointWritten(trial, epoch, n, step, key, sha256, 1)
+        return m.CheckpointWritten(trial, attempt, n, step, key, sha256, 1)
 
     # --- uploads ----------------------------------------------------------------------------------
 
@@ -343,7 +353,7 @@ class Farm(RuleBasedStateMachine):
     def begin_upload(self, node: Node, trial: str) -> None:
         upload = node.queues[trial][0]
         written = upload.written
-        base = node.bases.get((trial, written.epoch))
+        base = node.bases.get((trial, written.attempt))
         path = self.root / base / COMMITTED if base is not None else None
         objects = Delayed(self.objects)
         upload.uploaded = object_checkpoints.upload(
@@ -368,10 +378,10 @@ class Farm(RuleBasedStateMachine):
         (self.root / said.key / COMMITTED).write_bytes(done.manifest)
         node.events.append(
             m.CheckpointCommitted(
-                trial, said.epoch, said.n, said.step, said.key, done.sha256, 1, done.shared
+                trial, said.attempt, said.n, said.step, said.key, done.sha256, 1, done.shared
             )
         )
-        node.bases[trial, said.epoch] = said.key
+        node.bases[trial, said.attempt] = said.key
         if queue:
             self.begin_upload(node, trial)
 
@@ -394,10 +404,10 @@ class Farm(RuleBasedStateMachine):
         self.late += lost[0].steps[:1] if straggles else []
         for upload in lost:
             said = upload.written
-            node.events.append(m.CheckpointLost(trial, said.epoch, said.key, "drawn", 0.0))
-        if trial in node.hosts:
-            host = node.hosts[trial]
-            self.gone(host, m.TrialFailed(trial, host.epoch, "storage", "drawn", "", 0.0))
+            node.events.append(m.CheckpointLost(trial, said.attempt, said.key, "drawn", 0.0))
+        if trial in node.processes:
+            process = node.processes[trial]
+            self.gone(process, m.TrialFailed(trial, process.attempt, "storage", "drawn", "", 0.0))
 
     @precondition(lambda self: self.late)
     @rule(which=PICK)

@@ -24,10 +24,10 @@ class ListJournal:
     """Keeps the turns in memory."""
 
     def __init__(self) -> None:
-        self.entries: list[m.JournalRecord] = []
+        self.journal_records: list[m.JournalRecord] = []
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
-        self.entries.extend(entries)
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
+        self.journal_records.extend(journal_records)
 
     def close(self) -> None:
         pass
@@ -38,23 +38,23 @@ class CountingJournal:
 
     def __init__(self) -> None:
         self.turns = 0
-        self.entries = 0
+        self.journal_records = 0
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
         self.turns += 1
-        self.entries += len(entries)
+        self.journal_records += len(journal_records)
 
     def close(self) -> None:
         pass
 
 
-class CountedRecords:
+class CountingSink:
     """Counts what is recorded, by kind."""
 
     def __init__(self) -> None:
         self.counts: Counter[type[c.Command]] = Counter()
 
-    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
+    def notify(self, command: c.NotifyCommand, trial: TrialView) -> None:
         self.counts[type(command)] += 1
 
     def trial_waits(self, trial: TrialView) -> None:
@@ -66,7 +66,7 @@ class CountedRecords:
     def turn_ended(self) -> None:
         pass
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         pass
 
 
@@ -105,14 +105,14 @@ class Search:
         self.runner = TrialRunner(self.settings)
         self.executor = SimulatedTrialExecutor(simulation, problem.metrics, problem.step_time)
         self.journal = journal if journal is not None else ListJournal()
-        self.records = CountedRecords()
+        self.dispatcher = CountingSink()
         self.algorithms = problem.algorithms(lock_step=lock_step)
         self.loop = ExperimentLoop(
             driver=EventDriver(self.runner, self.algorithms, problem.plan),
             plan=problem.plan,
             executor=self.executor,
             journal=self.journal,
-            records=self.records,
+            dispatcher=self.dispatcher,
             resources_for=lambda _config: {"cpu": 1.0},
             trial_prefix="t",
             clock=self.executor.clock,
@@ -125,12 +125,14 @@ class Search:
 
     def outcome(self) -> ReplayOutcome:
         """What the run came to."""
-        return outcome(self.settings, self.journal.entries)
+        return outcome(self.settings, self.journal.journal_records)
 
     def replayed(self) -> TrialRunner:
-        return replay(self.settings, self.journal.entries)
+        return replay(self.settings, self.journal.journal_records)
 
     def outcome_in_lock_step(self) -> ReplayOutcome:
         """What its journal comes to when everybody is asked about every result."""
         algorithms = self.problem.algorithms(lock_step=True)
-        return replay_lock_step(self.settings, self.problem.plan, algorithms, self.journal.entries)
+        return replay_lock_step(
+            self.settings, self.problem.plan, algorithms, self.journal.journal_records
+        )

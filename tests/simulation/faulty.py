@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.farm import CountedRecords
+from tests.simulation.farm import CountingSink
 from tests.simulation.problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.journal_auditor import JournalAuditor
@@ -31,7 +31,7 @@ from tunemq_shared.protocol import messages as m
 
 #: A search is over so long, in virtual seconds, after the last fault: back-offs, away nodes'
 #: uploads and what is left to train, many times over.
-PATIENCE_S: Final = 1_800.0
+TIMEOUT_S: Final = 1_800.0
 
 LOCAL: Final = UploadSettings()
 TWO_AND_NEWEST: Final = RetentionPolicy(
@@ -117,10 +117,10 @@ class FaultySearch:
             faults,
             self.problem.metrics,
             self.problem.step_time,
-            on_start=self._host_starts,
+            on_start=self._process_starts,
         )
         self.turns: list[bytes] = []
-        self.records = CountedRecords()
+        self.dispatcher = CountingSink()
         self.auditor = JournalAuditor(
             self.settings, said=self._said, store=self.farm.store, every=every
         )
@@ -166,7 +166,7 @@ class FaultySearch:
 
     def _live(self) -> bool:
         """Turn until the search is over (True), its scheduler died, or somebody interrupted it."""
-        last = self.farm.faults.settings.until_s + PATIENCE_S
+        last = self.farm.faults.settings.until_s + TIMEOUT_S
         time = self.farm.time
         while not self.loop.runner.is_finished:
             self._act(time.now)
@@ -208,11 +208,11 @@ class FaultySearch:
         self._is_doomed = None
         self._is_cold = is_cold
         self.executor.close()
-        vars(self.farm).pop("mail", None)
+        vars(self.farm).pop("send_assignment", None)
         if is_cold:
-            for incarnation in self.farm.current.values():
-                if self.farm.nodes[incarnation].is_alive:
-                    self.farm.kill(incarnation)
+            for instance_id in self.farm.current.values():
+                if self.farm.nodes[instance_id].is_alive:
+                    self.farm.kill(instance_id)
             self.farm.wipe()
         self.farm.time.pass_to(self.farm.time.now + downtime_s)
 
@@ -228,7 +228,7 @@ class FaultySearch:
             runner = TrialRunner.load(self.settings, state, finished)
             algorithms.set_state(states)
         driver = EventDriver(runner, algorithms, self.problem.plan)
-        driver.replay(m.decode_entries(turn) for turn in self.turns[told:])
+        driver.replay(m.decode_records(turn) for turn in self.turns[told:])
         self.auditor.same_as(runner)
         self._begin(driver)
         self.loop.resume(
@@ -247,7 +247,7 @@ class FaultySearch:
             plan=self.problem.plan,
             executor=_Mortal(self),
             journal=self,
-            records=self.records,
+            dispatcher=self.dispatcher,
             resources_for=lambda _config: dict(self.settings.request or {}),
             trial_prefix="t",
             clock=lambda: before + self.farm.time.now + self._jumped_s - began,
@@ -267,12 +267,12 @@ class FaultySearch:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
         self.die_at(BEFORE_COMMIT)
         self.die_at(POWER_CUT)
-        self.turns.append(m.encode(entries))
-        self.events += sum(type(entry.event) is not m.Tick for entry in entries)
-        turn = m.decode_entries(self.turns[-1])
+        self.turns.append(m.encode(journal_records))
+        self.events += sum(type(entry.event) is not m.Tick for entry in journal_records)
+        turn = m.decode_records(self.turns[-1])
         commands = self.auditor.turn(turn)
         self._outcome.note_turn(turn, commands)
         is_failing = sys.exc_info()[0] is not None  # then only records are kept of its commands
@@ -287,8 +287,8 @@ class FaultySearch:
         if self._is_doomed == place:
             raise SchedulerDied
 
-    def entries(self) -> list[m.JournalRecord]:
-        return [entry for turn in self.turns for entry in m.decode_entries(turn)]
+    def journal_records(self) -> list[m.JournalRecord]:
+        return [entry for turn in self.turns for entry in m.decode_records(turn)]
 
     # --- what came of it --------------------------------------------------------------------------
 
@@ -298,7 +298,9 @@ class FaultySearch:
 
     def outcome_in_lock_step(self) -> ReplayOutcome:
         algorithms = self.problem.algorithms(lock_step=True)
-        return replay_lock_step(self.settings, self.problem.plan, algorithms, self.entries())
+        return replay_lock_step(
+            self.settings, self.problem.plan, algorithms, self.journal_records()
+        )
 
     def expected(self) -> dict[tuple[bytes, int], dict[str, Any]]:
         """Return what is recorded where nothing stops a trial.
@@ -319,29 +321,29 @@ class FaultySearch:
     def results(self) -> dict[tuple[bytes, int], dict[str, Any]]:
         """What was recorded: (configuration, step) -> metrics."""
         configs = {trial: self._runner.summary(trial).config for trial in self._runner.finished}
-        return {(configs[trial], step): told for trial, step, told in self.outcome().records}
+        return {(configs[trial], step): told for trial, step, told in self.outcome().dispatcher}
 
     # --- what the farm tells ----------------------------------------------------------------------
 
-    def _said(self, incarnation: str, number: int) -> m.NodeEvent | None:
-        return self.farm.nodes[incarnation].said(number)
+    def _said(self, instance_id: str, number: int) -> m.NodeEvent | None:
+        return self.farm.nodes[instance_id].said(number)
 
-    def _host_starts(self, order: c.StartTrial, held: list[c.StartTrial]) -> None:
-        key = order.trial, order.epoch
+    def _process_starts(self, order: c.StartTrial, held: list[c.StartTrial]) -> None:
+        key = order.trial, order.attempt
         if key in self._started:
             raise InvariantBroken(
-                f"I5: trial {order.trial}: epoch {order.epoch} is started on {order.incarnation}, "
+                f"I5: trial {order.trial}: attempt {order.attempt} starts on {order.instance_id}, "
                 f"and was on {self._started[key]}"
             )
-        self._started[key] = order.incarnation
-        if order.devices.keys() & self.farm.nodes[order.incarnation].withheld:
+        self._started[key] = order.instance_id
+        if order.devices.keys() & self.farm.nodes[order.instance_id].withheld:
             raise InvariantBroken(f"I5: trial {order.trial} begins on a device that is withheld")
         wanted = sum(one.resources["cpu"] for one in (order, *held))
         if wanted > self.farm.settings.resources["cpu"]:
-            hosts = [(one.trial, one.epoch) for one in held]
+            processes = [(one.trial, one.attempt) for one in held]
             raise InvariantBroken(
-                f"I5: trial {order.trial}: epoch {order.epoch} is started on {order.incarnation}, "
-                f"which has no room beside {hosts}"
+                f"I5: trial {order.trial}: attempt {order.attempt} starts on {order.instance_id}, "
+                f"which has no room beside {processes}"
             )
 
 
@@ -356,18 +358,18 @@ class _Mortal:
 
     def perform(self, commands: Sequence[c.ExecutorCommand]) -> None:
         if self._search._is_doomed == WITHIN_ORDERS:
-            self._search.farm.mail = self._some_mail
+            self._search.farm.send_assignment = self._some_commands
         self._executor.perform(commands)
 
-    def _some_mail(self, assignment: m.Assignment) -> None:
+    def _some_commands(self, assignment: m.Assignment) -> None:
         """Every other assignment still leaves."""
         farm = self._search.farm
-        del farm.mail
+        del farm.send_assignment
         if farm.faults.rng.random() < 0.5:
             raise SchedulerDied
-        farm.mail(assignment)
-        farm.mail = self._some_mail
+        farm.send_assignment(assignment)
+        farm.send_assignment = self._some_commands
 
-    def release(self, accepted: dict[str, int]) -> None:
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
         self._search.die_at(BEFORE_RELEASE)
-        self._executor.release(accepted)
+        self._executor.acknowledge(acknowledged)

@@ -20,22 +20,22 @@ NAME: Final = "mine"
 OWNER: Final = "ann"
 _OTHER: Final = "other"
 #: How often the allotter is asked, and how often where nothing happened for a while.
-_LOOKS_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _CALM_LOOKS_S: Final = 5.0
 
 
 class SharedExecutor(FaultyTrialExecutor):
     """The experiment's end of a farm that it shares."""
 
-    desk: Desk
+    api: Desk
 
     def poll(self, timeout: float) -> list[m.Event]:
-        self.desk.tell_usage()
-        return [self.desk.told(fact) for fact in super().poll(timeout)]
+        self.api.tell_usage()
+        return [self.api.told(fact) for fact in super().poll(timeout)]
 
     def offer(self, offers: list[m.NodeOffered]) -> None:
         """Hand these out with the next facts."""
-        self._facts += offers
+        self._read_events += offers
 
 
 class Desk:
@@ -67,16 +67,16 @@ class Desk:
         if other is not None:
             self._other = SharingExperiment(_OTHER, "bob", iter(other), at_most=3)
         self._known: dict[str, m.NodeJoined] = {}
-        self.allotter = self._new_allotter()
-        farm.time.after(_LOOKS_S, self._look)
+        self.allocator = self._new_allocator()
+        farm.time.after(_POLL_INTERVAL_S, self._look)
 
-    def _new_allotter(self) -> FairShareAllocator:
-        allotter = FairShareAllocator(self._settings)
-        allotter.advance(self._farm.time.now + 1.0)
-        allotter.experiment_added(NAME, OWNER, order=1.0)
+    def _new_allocator(self) -> FairShareAllocator:
+        allocator = FairShareAllocator(self._settings)
+        allocator.advance(self._farm.time.now + 1.0)
+        allocator.experiment_added(NAME, OWNER, order=1.0)
         if self._other is not None:
-            allotter.experiment_added(_OTHER, "bob", order=2.0)
-        return allotter
+            allocator.experiment_added(_OTHER, "bob", order=2.0)
+        return allocator
 
     @property
     def is_other_over(self) -> bool:
@@ -88,14 +88,14 @@ class Desk:
 
     def begin(self, executor: SharedExecutor, ask: Any, *, is_new: bool) -> None:
         """Its process is there (again); ``is_new``: the supervisor was started again, too."""
-        executor.desk = self
+        executor.api = self
         self.executor, self.ask = executor, ask
         self._usage = None
         self._pace = OfferPace()
         if is_new:
             self._start_again()
         else:
-            self.allotter.experiment_restarted(NAME)
+            self.allocator.experiment_restarted(NAME)
 
     def away(self) -> None:
         """It has no process."""
@@ -107,20 +107,20 @@ class Desk:
             case m.NodeJoined():
                 self._join(fact)
                 return replace(fact, is_shared=True)
-            case m.NodeReturned() if fact.incarnation in self._known:
-                self.allotter.node_returned(fact.incarnation)
+            case m.NodeReturned() if fact.instance_id in self._known:
+                self.allocator.node_returned(fact.instance_id)
                 if self._other is not None:
-                    self._other.join(self._known[fact.incarnation])
+                    self._other.join(self._known[fact.instance_id])
             case m.NodeReturned():
-                node = self._farm.nodes[fact.incarnation]
-                joined = self._farm.settings.joined(node.incarnation, node.node, node.withheld)
+                node = self._farm.nodes[fact.instance_id]
+                joined = self._farm.settings.joined(node.instance_id, node.node, node.withheld)
                 self._join(joined)
             case m.NodeLost():
                 self._lose(fact)
             case m.DevicesWithheld():
-                self.allotter.devices_withheld(fact.incarnation, fact.devices)
+                self.allocator.devices_withheld(fact.instance_id, fact.devices)
                 if self._other is not None:
-                    self._other.withhold(fact.incarnation, fact.devices)
+                    self._other.withhold(fact.instance_id, fact.devices)
             case _:
                 pass
         return fact
@@ -131,75 +131,75 @@ class Desk:
             usage = self._pace.heard(self.ask(), self._farm.time.now)
             if usage != self._usage:
                 self._usage = usage
-                self.allotter.usage(NAME, usage)
+                self.allocator.usage(NAME, usage)
 
     # --- what people do ---------------------------------------------------------------------------
 
     def drain(self, name: str, grace_s: float) -> None:
         self.drained.add(name)
-        self.allotter.node_drained(self._farm.current[name], grace_s)
+        self.allocator.node_drained(self._farm.current[name], grace_s)
 
     def resume(self, name: str) -> None:
         self.drained.discard(name)
-        self.allotter.node_resumed(self._farm.current[name])
+        self.allocator.node_resumed(self._farm.current[name])
 
     def pause(self) -> None:
         self.is_paused = True
-        self.allotter.experiment_paused(NAME, 5.0)
+        self.allocator.experiment_paused(NAME, 5.0)
 
     def unpause(self) -> None:
         self.is_paused = False
-        self.allotter.experiment_resumed(NAME)
+        self.allocator.experiment_resumed(NAME)
 
     # --- small things -----------------------------------------------------------------------------
 
     def _start_again(self) -> None:
         """A supervisor that knows nothing but what experiments tell it."""
-        self.allotter = self._new_allotter()
+        self.allocator = self._new_allocator()
         for name in (NAME, _OTHER):
-            self.allotter.expect(name)
+            self.allocator.expect(name)
         if self.is_paused:
-            self.allotter.experiment_paused(NAME, 5.0)
+            self.allocator.experiment_paused(NAME, 5.0)
         known, self._known = self._known, {}
-        for incarnation, joined in known.items():
-            node = self._farm.nodes[incarnation]
+        for instance_id, joined in known.items():
+            node = self._farm.nodes[instance_id]
             if node.is_reachable:
                 self._join(replace(joined, withheld=dict(node.withheld)))
             elif self._other is not None:
-                self._other.lose(incarnation)
+                self._other.lose(instance_id)
         if self._other is not None:
-            self.allotter.usage(_OTHER, self._other.usage())
+            self.allocator.usage(_OTHER, self._other.usage())
 
     def _join(self, joined: m.NodeJoined) -> None:
-        self._known[joined.incarnation] = joined
-        self.allotter.node_joined(joined)
+        self._known[joined.instance_id] = joined
+        self.allocator.node_joined(joined)
         if joined.node in self.drained:
-            self.allotter.node_drained(joined.incarnation, 5.0)
-        if self._other is not None and joined.incarnation not in self._other.seen:
+            self.allocator.node_drained(joined.instance_id, 5.0)
+        if self._other is not None and joined.instance_id not in self._other.seen:
             self._other.join(joined)
 
     def _lose(self, fact: m.NodeLost) -> None:
-        self.allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
+        self.allocator.node_lost(fact.instance_id, is_dead=fact.is_dead)
         if fact.is_dead:
-            self._known.pop(fact.incarnation, None)
+            self._known.pop(fact.instance_id, None)
         if self._other is not None:
-            self._other.lose(fact.incarnation)
+            self._other.lose(fact.instance_id)
 
     def _look(self) -> None:
         now = self._farm.time.now + 1.0
-        self.allotter.advance(now)
+        self.allocator.advance(now)
         self._turn_other(now)
         mine: list[m.NodeOffered] = []
-        for name, offer in self.allotter.offers():
+        for name, offer in self.allocator.offers():
             if name == NAME and self.executor is not None:
-                self._pace.offered(offer.incarnation, offer.resources, self._farm.time.now)
+                self._pace.offered(offer.instance_id, offer.resources, self._farm.time.now)
                 mine.append(offer)
             elif name == _OTHER and self._other is not None:
                 self._other.hear(offer)
         if mine and self.executor is not None:
             self.executor.offer(mine)
         is_calm = self._farm.time.now > self.progress + 90.0
-        self._farm.time.after(_CALM_LOOKS_S if is_calm else _LOOKS_S, self._look)
+        self._farm.time.after(_CALM_LOOKS_S if is_calm else _POLL_INTERVAL_S, self._look)
 
     def _turn_other(self, now: float) -> None:
         other = self._other
@@ -211,7 +211,7 @@ class Desk:
         _, yielding = other.turn(now)
         for trial in yielding:
             other.end(trial, max(1.0, trial.since + trial.length - now))
-        self.allotter.usage(_OTHER, other.usage())
+        self.allocator.usage(_OTHER, other.usage())
         if self.is_other_over:
             other.is_over = True
-            self.allotter.experiment_gone(_OTHER)
+            self.allocator.experiment_gone(_OTHER)

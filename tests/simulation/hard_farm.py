@@ -42,7 +42,7 @@ class Shapes(SimulationSettings, frozen=True, kw_only=True):
 
     shapes: tuple[dict[str, float], ...]
 
-    def joined(self, incarnation: str, node: str, withheld: Any = None) -> m.NodeJoined:
+    def joined(self, instance_id: str, node: str, withheld: Any = None) -> m.NodeJoined:
         """What an incarnation of a node says of itself."""
         place = self.names().index(node)
         resources = self.shapes[place]
@@ -51,7 +51,7 @@ class Shapes(SimulationSettings, frozen=True, kw_only=True):
         )
         address = "127.0.0.1"
         return m.NodeJoined(
-            incarnation, node, node, address, resources, gpus, withheld=dict(withheld or {})
+            instance_id, node, node, address, resources, gpus, withheld=dict(withheld or {})
         )
 
 
@@ -76,7 +76,7 @@ class HardFarm(SimulatedFarm):
         self.sync_timeout: float | None = 60.0
         self.limit_s = FOR_EVER
         faults = self.faults.settings
-        self._hosts = FatedHosts(
+        self._processes = FatedProcesses(
             self,
             self.time,
             args[2],
@@ -94,9 +94,9 @@ class HardFarm(SimulatedFarm):
         """Whether the store gives no answer now."""
         return self.time.now < self.store_away_until
 
-    def name_of(self, incarnation: str) -> str:
+    def name_of(self, instance_id: str) -> str:
         """The name of its node."""
-        return self.nodes[incarnation].node
+        return self.nodes[instance_id].node
 
     def is_bad(self, name: str) -> str:
         """How trials fail on a node now; empty where they do not."""
@@ -106,9 +106,9 @@ class HardFarm(SimulatedFarm):
     def remove(self, name: str) -> None:
         """A node is gone for good, and nobody says so."""
         self.gone.add(name)
-        incarnation = self.current[name]
-        if self.nodes[incarnation].is_alive:
-            self.kill(incarnation)
+        instance_id = self.current[name]
+        if self.nodes[instance_id].is_alive:
+            self.kill(instance_id)
 
     def remove_all(self) -> None:
         """No node is left."""
@@ -125,17 +125,17 @@ class HardFarm(SimulatedFarm):
 
     def cut_off_for(self, name: str, seconds: float) -> None:
         """A node goes on where nobody hears it."""
-        incarnation = self.current[name]
-        self.nodes[incarnation].cuts += 1
+        instance_id = self.current[name]
+        self.nodes[instance_id].cuts += 1
         if seconds < FOR_EVER:
-            self.time.after(seconds, self._reach_again, incarnation)
+            self.time.after(seconds, self._reach_again, instance_id)
 
     def _boot(self, name: str) -> None:
         if name not in self.gone:
             super()._boot(name)
 
 
-class FatedHosts(SimulatedTrialProcesses):
+class FatedProcesses(SimulatedTrialProcesses):
     """Hosts that wait for the store or a GPU, and trials that fail as it is their fate."""
 
     def __init__(self, farm: HardFarm, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class FatedHosts(SimulatedTrialProcesses):
             kwargs["seed"],
             at=self._time.after,
             report=self._report,
-            on_room=self._go_on_saving,
+            on_slot_free=self._go_on_saving,
             on_given_up=self._give_up,
             store=kwargs["store"],
         )
@@ -159,24 +159,26 @@ class FatedHosts(SimulatedTrialProcesses):
         if not what:
             super().start(order)
             return
-        key = order.trial, order.epoch
-        host = self._hosts[key] = SimulatedTrialProcess(order, unpack_config(order.config), 0)
+        key = order.trial, order.attempt
+        process = self._processes[key] = SimulatedTrialProcess(
+            order, unpack_config(order.config), 0
+        )
         self._blocked[key] = self._time.now
-        self._report(order.incarnation, m.TrialWaits(*key, what, reason))
-        self._time.after(_ASKS_AGAIN_S, self._ask_again, host)
+        self._report(order.instance_id, m.TrialWaits(*key, what, reason))
+        self._time.after(_ASKS_AGAIN_S, self._ask_again, process)
 
-    def run_on(self, trial: str, epoch: int, run_until: Horizon) -> None:
-        if (trial, epoch) in self._blocked and (trial, epoch) in self._hosts:
-            self._hosts[trial, epoch].run_until = run_until
+    def run_on(self, trial: str, attempt: int, run_until: Horizon) -> None:
+        if (trial, attempt) in self._blocked and (trial, attempt) in self._processes:
+            self._processes[trial, attempt].run_until = run_until
         else:
-            super().run_on(trial, epoch, run_until)
+            super().run_on(trial, attempt, run_until)
 
-    def pause(self, trial: str, epoch: int) -> None:
-        host = self._hosts.get((trial, epoch))
-        if host is not None and (trial, epoch) in self._blocked:
-            self._report(host.node, m.TrialPaused(trial, epoch), *self._gone(host))
+    def pause(self, trial: str, attempt: int) -> None:
+        process = self._processes.get((trial, attempt))
+        if process is not None and (trial, attempt) in self._blocked:
+            self._report(process.node, m.TrialPaused(trial, attempt), *self._gone(process))
         else:
-            super().pause(trial, epoch)
+            super().pause(trial, attempt)
 
     def _lacks(self, order: StartTrial) -> tuple[str, str]:
         if order.devices and self._time.now < self._farm.gpus_busy_until:
@@ -186,10 +188,10 @@ class FatedHosts(SimulatedTrialProcesses):
             return "restore", "the store gives no answer"
         return "", ""
 
-    def _ask_again(self, host: SimulatedTrialProcess) -> None:
-        order = host.order
-        key = order.trial, order.epoch
-        if not host.alive:
+    def _ask_again(self, process: SimulatedTrialProcess) -> None:
+        order = process.order
+        key = order.trial, order.attempt
+        if not process.alive:
             self._blocked.pop(key, None)
             return
         what, _ = self._lacks(order)
@@ -197,42 +199,44 @@ class FatedHosts(SimulatedTrialProcesses):
         waited = self._time.now - self._blocked[key]
         if what == "restore" and patience is not None and waited >= patience:
             del self._blocked[key]
-            self._report(host.node, *self._failed(host, "restore", "the store is away"))
+            self._report(process.node, *self._failed(process, "restore", "the store is away"))
         elif what:
-            self._time.after(_ASKS_AGAIN_S, self._ask_again, host)
+            self._time.after(_ASKS_AGAIN_S, self._ask_again, process)
         else:
-            del self._blocked[key], self._hosts[key]
-            self._report(host.node, m.TrialWaits(*key, "", ""))
+            del self._blocked[key], self._processes[key]
+            self._report(process.node, m.TrialWaits(*key, "", ""))
             super().start(order)
-            if key in self._hosts:
-                self._hosts[key].run_until = host.run_until
+            if key in self._processes:
+                self._processes[key].run_until = process.run_until
 
-    def _step(self, host: SimulatedTrialProcess, seconds: float) -> None:
-        if host.alive and not self._suffers(host):
-            super()._step(host, seconds)
+    def _step(self, process: SimulatedTrialProcess, seconds: float) -> None:
+        if process.alive and not self._suffers(process):
+            super()._step(process, seconds)
 
-    def _suffers(self, host: SimulatedTrialProcess) -> bool:
-        order, farm = host.order, self._farm
-        bad = farm.is_bad(farm.name_of(host.node))
+    def _suffers(self, process: SimulatedTrialProcess) -> bool:
+        order, farm = process.order, self._farm
+        bad = farm.is_bad(farm.name_of(process.node))
         fate = farm.fates.get(order.number, Fate(0, "", 0))
-        if host.elapsed > farm.limit_s:
+        if process.elapsed > farm.limit_s:
             bad = "trial_limit"
         if bad:
-            fate = Fate(host.step + 1, bad, FOR_EVER, prints=bad == "user")
-        is_due = fate.step == host.step + 1
+            fate = Fate(process.step + 1, bad, FOR_EVER, prints=bad == "user")
+        is_due = fate.step == process.step + 1
         if not is_due or self._suffered.get((order.number, fate.what), 0) >= fate.times:
             return False
         key = order.number, fate.what
         self._suffered[key] = self._suffered.get(key, 0) + 1
         if fate.prints:
             line = f"{PATTERN} 79"
-            self._report(host.node, m.LogMatched(order.trial, host.epoch, PATTERN, line, 0.0))
+            self._report(
+                process.node, m.LogMatched(order.trial, process.attempt, PATTERN, line, 0.0)
+            )
         if fate.what == "node":
-            farm.kill(host.node)
+            farm.kill(process.node)
         elif fate.what == "death":
-            self.die(order.trial, host.epoch)
+            self.die(order.trial, process.attempt)
         else:
-            self._report(host.node, *self._failed(host, fate.what, "it is its fate"))
+            self._report(process.node, *self._failed(process, fate.what, "it is its fate"))
         return True
 
 
@@ -246,7 +250,7 @@ class SlowUploads(SimulatedUploads):
         self._since: dict[str, float] = {}
 
     def has_here(self, order: StartTrial, ref: m.CheckpointRef) -> bool:
-        queue = self._queues.get((order.trial, order.incarnation), ())
+        queue = self._queues.get((order.trial, order.instance_id), ())
         return any(written.key == ref.key for written in queue)
 
     def _done(self, trial: str, node: str, written: m.CheckpointWritten) -> None:

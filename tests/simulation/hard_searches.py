@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tests.simulation.farm import CountedRecords
+from tests.simulation.farm import CountingSink
 from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
 from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
@@ -81,10 +81,10 @@ class HardSearch:
         self._budget = rng.choice([None, None, None, 30.0, 400.0])
         self.num_trials = max_trials or self.problem.algorithms().search.total
         self.turns: list[bytes] = []
-        self.records = CountedRecords()
+        self.dispatcher = CountingSink()
         self.lives = 1
         self.progress = 0.0
-        self.desk: Desk | None = None
+        self.api: Desk | None = None
         self._dies = self._ends = ""
         self._left: set[str] = set()
         self._failed_at: float = -QUIET_S
@@ -144,7 +144,7 @@ class HardSearch:
             doubled=rng.choice([0.0, 0.1]),
             late=rng.choice([0.0, 0.2]),
             node_deaths=rng.choice([0, 0, 2]),
-            host_deaths=rng.choice([0, 0, 3]),
+            process_deaths=rng.choice([0, 0, 3]),
             cut_offs=rng.choice([0, 0, 2]),
             outages=rng.choice([0, 0, 0, 1]),
             wipes=rng.choice([0, 0, 0, 1]),
@@ -174,7 +174,7 @@ class HardSearch:
         self.farm.bad[names[0]] = (bad, FOR_EVER)
         job = {"cpu": rng.choice([1.0, 2.0])}
         other = [(job, rng.uniform(20.0, 200.0)) for _ in range(rng.randint(0, 4))]
-        self.desk = Desk(self.farm, rng, FairShareSettings(preempts=False), other)
+        self.api = Desk(self.farm, rng, FairShareSettings(preempts=False), other)
 
     def _draw_troubles(self, rng: random.Random) -> None:
         """Make the farm, and plan what goes wrong with it, for a while or for good."""
@@ -237,17 +237,17 @@ class HardSearch:
             other = [(job, rng.uniform(5.0, 100.0)) for _ in range(rng.randint(1, 6))]
         settings = FairShareSettings(quotas=quotas, preempts=rng.random() < 0.5)
         self.quotas = quotas.get(OWNER, {})
-        self.desk = desk = Desk(self.farm, rng, settings, other)
+        self.api = api = Desk(self.farm, rng, settings, other)
 
         def drain(name: str, seconds: float) -> None:
-            desk.drain(name, 5.0)
+            api.drain(name, 5.0)
             if seconds < FOR_EVER:
-                self.farm.time.after(seconds, desk.resume, name)
+                self.farm.time.after(seconds, api.resume, name)
 
         def pause(seconds: float) -> None:
-            desk.pause()
+            api.pause()
             if seconds < FOR_EVER:
-                self.farm.time.after(seconds, desk.unpause)
+                self.farm.time.after(seconds, api.unpause)
 
         for name in names:
             if rng.random() < 0.2:
@@ -276,23 +276,23 @@ class HardSearch:
     def _leave(self, name: str) -> None:
         """A node says goodbye."""
         farm = self.farm
-        incarnation = farm.current[name]
+        instance_id = farm.current[name]
         farm.remove(name)
         executor = self.executor
-        if incarnation in executor._nodes and not executor._is_closed:
-            del executor._nodes[incarnation]
-            executor._dead.add(incarnation)
-            self._left.add(incarnation)
-            executor._facts.append(m.NodeLost(incarnation, "it left", is_dead=True))
+        if instance_id in executor._nodes and not executor._is_closed:
+            del executor._nodes[instance_id]
+            executor._dead.add(instance_id)
+            self._left.add(instance_id)
+            executor._read_events.append(m.NodeLost(instance_id, "it left", is_dead=True))
 
     def _pause(self) -> None:
         self._ends = self.rng.choice(["resumed", "for good"])
 
     def _withhold(self, seconds: float) -> None:
         name = self.rng.choice(self.simulation.names())
-        incarnation = self.farm.current[name]
-        node = self.farm.nodes[incarnation]
-        for gpu in self.simulation.joined(incarnation, name).gpus:
+        instance_id = self.farm.current[name]
+        node = self.farm.nodes[instance_id]
+        for gpu in self.simulation.joined(instance_id, name).gpus:
             node.withheld = {**node.withheld, gpu.uuid: "XID 79"}
             if seconds < FOR_EVER:
                 self.farm.time.after(seconds, node.use_again, gpu.uuid)
@@ -348,12 +348,12 @@ class HardSearch:
     def _end_life(self, *, is_cold: bool) -> None:
         self._is_cold = is_cold
         self.executor.close()
-        if self.desk is not None:
-            self.desk.away()
+        if self.api is not None:
+            self.api.away()
         if is_cold:
-            for name, incarnation in self.farm.current.items():
-                if self.farm.nodes[incarnation].is_alive and name not in self.farm.gone:
-                    self.farm.kill(incarnation)
+            for name, instance_id in self.farm.current.items():
+                if self.farm.nodes[instance_id].is_alive and name not in self.farm.gone:
+                    self.farm.kill(instance_id)
             self.farm.wipe()
         self.farm.time.pass_to(self.farm.time.now + self.rng.choice([0.0, 5.0, 20.0]))
 
@@ -362,7 +362,7 @@ class HardSearch:
         algorithms = self.problem.algorithms()
         runner = TrialRunner(self.settings)
         driver = EventDriver(runner, algorithms, self.problem.plan)
-        driver.replay(m.decode_entries(turn) for turn in self.turns)
+        driver.replay(m.decode_records(turn) for turn in self.turns)
         errored = self.rng.choice(["", "", "resume", "restart"])
         is_new = self._is_cold or self.rng.random() < 0.5
         self._begin(driver, is_new=is_new)
@@ -384,7 +384,7 @@ class HardSearch:
             plan=self.problem.plan,
             executor=self.executor,
             journal=self,
-            records=self.records,
+            dispatcher=self.dispatcher,
             resources_for=self._resources_for,
             trial_prefix="t",
             clock=lambda: before + self.farm.time.now - began,
@@ -393,7 +393,7 @@ class HardSearch:
             max_trials=self._max_trials,
             nodes_may_come=not self.is_embedded,
         )
-        quick, stride = self.loop._patience, _STRIDE_S
+        quick, stride = self.loop._search_timeout_s, _STRIDE_S
 
         def patience() -> float:
             """As the loop's, but that of a calm search takes longer."""
@@ -401,16 +401,18 @@ class HardSearch:
             is_calm = self.farm.time.now > max(CALM_S, self.progress + 30.0)
             return stride if seconds >= 0.5 and is_calm else seconds
 
-        self.loop._patience = patience
+        self.loop._search_timeout_s = patience
         prepared = SimpleNamespace(
             tune=SimpleNamespace(metric="loss", direction="min"), trials=self.num_trials
         )
-        records = SimpleNamespace(fatal={}, failures=None, best=None)
-        self.view = ExperimentView(self.loop, records, prepared, lambda: self.loop.runner.elapsed)
-        search = SimpleNamespace(loop=self.loop, records=records, is_killed=False)
-        self.teller = SearchStatusReporter(search, self.view)
-        if self.desk is not None:
-            self.desk.begin(self.executor, self.teller.usage, is_new=is_new)
+        dispatcher = SimpleNamespace(fatal={}, failures=None, best=None)
+        self.view = ExperimentView(
+            self.loop, dispatcher, prepared, lambda: self.loop.runner.elapsed
+        )
+        search = SimpleNamespace(loop=self.loop, dispatcher=dispatcher, is_killed=False)
+        self.status_reporter = SearchStatusReporter(search, self.view)
+        if self.api is not None:
+            self.api.begin(self.executor, self.status_reporter.usage, is_new=is_new)
         self.executor.open(self.problem.plan)
 
     def _resources_for(self, config: dict[str, Any]) -> dict[str, float]:
@@ -418,13 +420,15 @@ class HardSearch:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
-        self.turns.append(m.encode(entries))
-        if any(not isinstance(one.event, _NOTHING_NEW) for one in entries):
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
+        self.turns.append(m.encode(journal_records))
+        if any(not isinstance(one.event, _NOTHING_NEW) for one in journal_records):
             self.progress = self.farm.time.now
-            if self.desk is not None:
-                self.desk.progress = self.progress
-        if any(isinstance(one.event, m.TrialFailed | m.TrialProcessDied) for one in entries):
+            if self.api is not None:
+                self.api.progress = self.progress
+        if any(
+            isinstance(one.event, m.TrialFailed | m.TrialProcessDied) for one in journal_records
+        ):
             self._failed_at = self.farm.time.now
 
     def close(self) -> None:
@@ -452,10 +456,10 @@ class HardSearch:
     def _words(self) -> Iterator[str]:
         """What `tunemq why` and the table say of the search."""
         runner = self.loop.runner
-        if self.desk is not None:
-            for wanted in self.teller.usage().wants:
+        if self.api is not None:
+            for wanted in self.status_reporter.usage().wants:
                 asked = WHOLE_NODE if wanted.is_alone else wanted.request
-                yield from self.desk.allotter.why(NAME, asked)
+                yield from self.api.allocator.why(NAME, asked)
         elif not runner.nodes:
             yield "There is no worker"
         else:
@@ -491,7 +495,7 @@ class HardSearch:
             places = self._places(trial.resources, trial.excluded)
             if places and not runner.counts[RUNNING]:  # else those that run have the room
                 self._break(f"{trial.trial_id} ({trial.status}) could go on on {places}: {said}")
-            words = [*self.teller._reasons(trial), *said]
+            words = [*self.status_reporter._reasons(trial), *said]
             if not said or any("offered next" in one for one in words):
                 self._break(f"{trial.trial_id} ({trial.status}) waits, and is told: {words}")
 
@@ -504,20 +508,20 @@ class HardSearch:
 
     def _places(self, request: dict[str, float], excluded: Sequence[str]) -> list[str]:
         """The nodes that could take a trial now, by all that is true of the farm."""
-        desk, farm = self.desk, self.farm
-        if desk is not None and (desk.is_paused or self._is_over_quota(request)):
+        api, farm = self.api, self.farm
+        if api is not None and (api.is_paused or self._is_over_quota(request)):
             return []
         found = []
-        for name, incarnation in farm.current.items():
-            node = farm.nodes[incarnation]
+        for name, instance_id in farm.current.items():
+            node = farm.nodes[instance_id]
             if not node.is_reachable or name in excluded:
                 continue
-            if desk is not None and name in desk.drained:
+            if api is not None and name in api.drained:
                 continue
-            joined = self.simulation.joined(incarnation, name, node.withheld)
+            joined = self.simulation.joined(instance_id, name, node.withheld)
             if holds_when_empty(joined, request) and could_hold(joined, request):
                 found.append(name)
-        return found if desk is None or desk.is_other_over else []
+        return found if api is None or api.is_other_over else []
 
     def _is_over_quota(self, request: dict[str, float]) -> bool:
         return any(request.get(name, 0.0) > most for name, most in self.quotas.items())

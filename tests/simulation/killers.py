@@ -29,20 +29,20 @@ class Sharer:
     settings: RunnerSettings
     killers: set[str]
     runner: TrialRunner = field(init=False)
-    entries: list[m.JournalRecord] = field(default_factory=list)
+    journal_records: list[m.JournalRecord] = field(default_factory=list)
     #: What runs, by trial and epoch: its node, and when it does something next.
-    hosts: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
+    processes: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
     is_over: bool = False
 
     def __post_init__(self) -> None:
         self.runner = TrialRunner(self.settings)
 
     def tell(self, event: m.Event) -> list[c.Command]:
-        self.entries.append(m.JournalRecord(event))
+        self.journal_records.append(m.JournalRecord(event))
         return self.runner.handle(event)
 
     def on(self, node: str) -> list[tuple[str, int]]:
-        return [one for one, (where, _) in self.hosts.items() if where == node]
+        return [one for one, (where, _) in self.processes.items() if where == node]
 
 
 class KillerFarm:
@@ -72,7 +72,7 @@ class KillerFarm:
         self.accidents = accidents
         self.back: list[tuple[float, str]] = []
         self.nodes: dict[str, m.NodeJoined] = {}
-        self.allotter = FairShareAllocator(FairShareSettings(preempts=self.rng.random() < 0.5))
+        self.allocator = FairShareAllocator(FairShareSettings(preempts=self.rng.random() < 0.5))
         self.searches: list[Sharer] = []
         settings = RunnerSettings(request={"cpu": 1.0}, max_node_losses=limit)
         for number in range(searches):
@@ -80,7 +80,7 @@ class KillerFarm:
             killers = {one for one in trials if self.rng.random() < 0.3}
             search = Sharer(f"s{number}", settings, killers)
             self.searches.append(search)
-            self.allotter.experiment_added(search.name, f"owner{number % 2}", 0, float(number))
+            self.allocator.experiment_added(search.name, f"owner{number % 2}", 0, float(number))
             for place, trial in enumerate(trials):
                 search.tell(m.ConfigSuggested(place, trial, b"", "", {"cpu": 1.0}))
             search.tell(m.SearchExhausted())
@@ -110,7 +110,7 @@ class KillerFarm:
             }
             lines.append(f"{one.name}: {live}, alone {one.runner.alone}, {one.runner.usage()}")
             for wanted in one.runner.usage().wants:
-                lines += self.allotter.why(one.name, {"alone": 1.0} if wanted.is_alone else {})
+                lines += self.allocator.why(one.name, {"alone": 1.0} if wanted.is_alone else {})
         return "\n".join(lines)
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class KillerFarm:
             for trial in search.runner.finished:
                 status = search.runner.summary(trial).status
                 assert status == ("ERROR" if trial in search.killers else "TERMINATED"), trial
-            again = replay(search.settings, search.entries)
+            again = replay(search.settings, search.journal_records)
             assert again.snapshot() == search.runner.snapshot()
         # Each killer is alone from its first losses on.
         most = max(1, self.limit) + self.limit + 1
@@ -138,18 +138,18 @@ class KillerFarm:
         for search in self.searches:
             if not search.is_over:
                 self._act(search)
-        self.allotter.advance(self.now)
+        self.allocator.advance(self.now)
         for search in self.searches:
             if not search.is_over:
                 search.tell(m.Tick(self.now))
                 self._place(search)
-                self.allotter.usage(search.name, search.runner.usage())
+                self.allocator.usage(search.name, search.runner.usage())
                 if search.runner.is_finished:
                     search.is_over = True
-                    self.allotter.experiment_gone(search.name)
-        for name, offer in self.allotter.offers():
+                    self.allocator.experiment_gone(search.name)
+        for name, offer in self.allocator.offers():
             search = next(one for one in self.searches if one.name == name)
-            if not search.is_over and offer.incarnation in search.runner.nodes:
+            if not search.is_over and offer.instance_id in search.runner.nodes:
                 self._obey(search, search.tell(offer))
 
     def _place(self, search: Sharer) -> None:
@@ -157,16 +157,16 @@ class KillerFarm:
             for command in search.tell(m.TrialChosen(trial.trial_id)):
                 if isinstance(command, c.StartTrial):
                     due = self.now + self.rng.uniform(1.0, 8.0)
-                    search.hosts[command.trial, command.epoch] = command.incarnation, due
+                    search.processes[command.trial, command.attempt] = command.instance_id, due
         for one in self.searches:
-            for (suspect, _), (node, _) in one.hosts.items():
+            for (suspect, _), (node, _) in one.processes.items():
                 if one.runner.is_suspect(one.runner.live[suspect]):
                     beside = sum(len(other.on(node)) for other in self.searches) - 1
                     assert beside == 0, f"{suspect} shares {node}"
 
     def _act(self, search: Sharer) -> None:
-        for (trial, epoch), (node, due) in list(search.hosts.items()):
-            if (trial, epoch) not in search.hosts or due > self.now:
+        for (trial, attempt), (node, due) in list(search.processes.items()):
+            if (trial, attempt) not in search.processes or due > self.now:
                 continue
             if trial in search.killers:
                 if self.spares_nodes:
@@ -176,31 +176,31 @@ class KillerFarm:
                 continue
             step = search.runner.live[trial].last_step + 1
             done = step == STEPS
-            result = m.ResultReported(trial, epoch, step, {}, 0.0, 1.0, 1.0, 1.0, step, done=done)
+            result = m.ResultReported(trial, attempt, step, {}, 0.0, 1.0, 1.0, 1.0, step, done=done)
             search.tell(result)
-            search.hosts[trial, epoch] = node, self.now + self.rng.uniform(1.0, 8.0)
+            search.processes[trial, attempt] = node, self.now + self.rng.uniform(1.0, 8.0)
             if done:
-                del search.hosts[trial, epoch]
-                search.tell(m.TrialFinished(trial, epoch))
-                search.tell(m.SlotFreed(trial, epoch))
+                del search.processes[trial, attempt]
+                search.tell(m.TrialFinished(trial, attempt))
+                search.tell(m.SlotFreed(trial, attempt))
 
     def _obey(self, search: Sharer, commands: list[c.Command]) -> None:
         for one in commands:
             if (
                 isinstance(one, c.PauseTrial | c.StopTrial)
-                and (one.trial, one.epoch) in search.hosts
+                and (one.trial, one.attempt) in search.processes
             ):
-                del search.hosts[one.trial, one.epoch]
-                search.tell(m.TrialPaused(one.trial, one.epoch))
-                search.tell(m.SlotFreed(one.trial, one.epoch))
+                del search.processes[one.trial, one.attempt]
+                search.tell(m.TrialPaused(one.trial, one.attempt))
+                search.tell(m.SlotFreed(one.trial, one.attempt))
 
     def _join(self, name: str) -> None:
         life = self.lives[name] = self.lives.get(name, 0) + 1
         joined = m.NodeJoined(
-            f"{name}.{life}", name, "host", "127.0.0.1", {"cpu": CPUS}, is_shared=True
+            f"{name}.{life}", name, "process", "127.0.0.1", {"cpu": CPUS}, is_shared=True
         )
-        self.nodes[joined.incarnation] = joined
-        self.allotter.node_joined(joined)
+        self.nodes[joined.instance_id] = joined
+        self.allocator.node_joined(joined)
         for search in self.searches:
             if not search.is_over:
                 search.tell(joined)
@@ -209,22 +209,24 @@ class KillerFarm:
         self.deaths += 1
         is_shared = sum(len(one.on(node)) for one in self.searches) > 1
         lost = search.on(node)
-        for trial, epoch in lost:
-            del search.hosts[trial, epoch]
+        for trial, attempt in lost:
+            del search.processes[trial, attempt]
             kind = m.FORKSERVER_LOST
-            search.tell(m.TrialFailed(trial, epoch, kind, "killed", "", 0.0, is_shared=is_shared))
-        for trial, epoch in lost:
-            search.tell(m.SlotFreed(trial, epoch))
+            search.tell(m.TrialFailed(trial, attempt, kind, "killed", "", 0.0, is_shared=is_shared))
+        for trial, attempt in lost:
+            search.tell(m.SlotFreed(trial, attempt))
 
     def _lose(self, node: str) -> None:
         self.deaths += 1
         name = self.nodes.pop(node).node
         held = {one.name: one.on(node) for one in self.searches}
         for search in self.searches:
-            for host in held[search.name]:
-                del search.hosts[host]
+            for process in held[search.name]:
+                del search.processes[process]
             if not search.is_over:
-                is_shared = any(hosts for other, hosts in held.items() if other != search.name)
+                is_shared = any(
+                    processes for other, processes in held.items() if other != search.name
+                )
                 search.tell(m.NodeLost(node, "killed", is_dead=True, is_shared=is_shared))
-        self.allotter.node_lost(node, is_dead=True)
+        self.allocator.node_lost(node, is_dead=True)
         self.back.append((self.now + self.rng.uniform(1.0, 20.0), name))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.simulation.farm import CountedRecords
+from tests.simulation.farm import CountingSink
 from tests.simulation.problem import Problem, noise
 from tests.support.farms.farm_api_server import CODE
 from tests.support.searches.plans import PLAN
@@ -59,7 +59,7 @@ class _NoProcess:
     def close(self) -> None:
         self.socket.close()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return ""
 
 
@@ -67,12 +67,12 @@ class BytesJournal:
     """Encodes turns as the real one does, and counts their bytes."""
 
     def __init__(self) -> None:
-        self.turns = self.entries = self.bytes = 0
+        self.turns = self.journal_records = self.bytes = 0
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
         self.turns += 1
-        self.entries += len(entries)
-        self.bytes += len(m.encode(entries))
+        self.journal_records += len(journal_records)
+        self.bytes += len(m.encode(journal_records))
 
     def close(self) -> None:
         pass
@@ -86,7 +86,7 @@ class Experiment:
         number: int,
         owner: str,
         request: dict[str, float],
-        wire: ExperimentTransport,
+        transport: ExperimentTransport,
         clock: Callable[[], float],
         at_most: int = 0,
     ) -> None:
@@ -104,9 +104,9 @@ class Experiment:
         job = r.ExperimentJob(
             name=self.name, results="/nowhere", code=CODE, term=1, prefix=self.name
         )
-        self.link = ExperimentConnection(job, wire, folder=Path("/nowhere"), begin=begin)
-        self._mail = select.poll()
-        self._mail.register(ends[0].socket.fileno(), select.POLLIN)
+        self.connection = ExperimentConnection(job, transport, folder=Path("/nowhere"), begin=begin)
+        self._assignment = select.poll()
+        self._assignment.register(ends[0].socket.fileno(), select.POLLIN)
         self.line = SupervisorConnection(ends[0].socket)
         self.line.first()
         executor = RelayedExecutor(self.line)
@@ -118,7 +118,7 @@ class Experiment:
             plan=plan,
             executor=executor,
             journal=self.journal,
-            records=CountedRecords(),
+            dispatcher=CountingSink(),
             resources_for=lambda _config: request,
             trial_prefix=self.name,
             clock=clock,
@@ -129,12 +129,12 @@ class Experiment:
     @property
     def has_unsent(self) -> bool:
         """Whether one of the two waits for the other to read."""
-        return self.link.wants_write or self.line._frames.waiting > 0
+        return self.connection.wants_write or self.line._frames.waiting > 0
 
     @property
-    def has_mail(self) -> bool:
+    def has_commands(self) -> bool:
         """Whether its process has something to do."""
-        return bool(self._mail.poll(0)) or self.line._frames.waiting > 0
+        return bool(self._assignment.poll(0)) or self.line._frames.waiting > 0
 
     def step(self) -> None:
         """One turn of its process: from `RelayedExecutor` to `SearchStatusReporter`."""
@@ -156,7 +156,7 @@ class Experiment:
 
     def close(self) -> None:
         """Close both ends."""
-        self.link._frames.close()
+        self.connection._frames.close()
         self.line.close()
 
 

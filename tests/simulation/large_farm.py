@@ -50,20 +50,20 @@ class LargeFarm:
         self.nodes = LargeNodes(self.time, self._append)
         self.turn_s = turn_s
         self._submitted = 0
-        self._roster = NodeRegistry(1)
-        self._allotter = FairShareAllocator()
+        self._registry = NodeRegistry(1)
+        self._allocator = FairShareAllocator()
         self._selector = selectors.EpollSelector()
         self._entries: list[tuple[str, bytes, dict[bytes, bytes]]] = []
         self._is_turn_due = False
-        farm = self._roster.tenants["farm"] = ExperimentChannel("farm")
+        farm = self._registry.channels["farm"] = ExperimentChannel("farm")
         with meter("nodes join"):
             for number in range(nodes):
-                self._roster.read_hello(*self.nodes.hello(number))
+                self._registry.read_registration(*self.nodes.registration(number))
             self._look()
             for fact in farm.take():
                 if isinstance(fact, m.NodeJoined):
                     with meter("allotter: node"):
-                        self._allotter.node_joined(fact)
+                        self._allocator.node_joined(fact)
         for number in range(experiments):
             self.submit(REQUESTS[number % len(REQUESTS)])
         self._beat()
@@ -72,10 +72,10 @@ class LargeFarm:
 
     def add(self, events_key: str) -> TransportClient:
         """A part of the wire for one experiment."""
-        tenant = self._roster.tenants[events_key] = ExperimentChannel(events_key)
-        self._roster.announce(tenant)
+        channel = self._registry.channels[events_key] = ExperimentChannel(events_key)
+        self._registry.announce(channel)
         return TransportClient(
-            tenant, self._roster, hold=_nothing, say_goodbye=_nothing, forget=_nothing
+            channel, self._registry, hold=_nothing, end_experiment=_nothing, forget=_nothing
         )
 
     # --- what happens -----------------------------------------------------------------------------
@@ -87,8 +87,8 @@ class LargeFarm:
         owner = f"owner{number % OWNERS}"
         one = Experiment(number, owner, request, self, lambda: self.time.now, at_most)
         self.experiments[one.name] = one
-        self._allotter.experiment_added(one.name, owner, priority, number)
-        self._selector.register(one.link.fileno(), selectors.EVENT_READ, one.link)
+        self._allocator.experiment_added(one.name, owner, priority, number)
+        self._selector.register(one.connection.fileno(), selectors.EVENT_READ, one.connection)
         one.step()
         self._turn_soon()
         return one
@@ -115,7 +115,7 @@ class LargeFarm:
 
     def said(self) -> int:
         """How many bytes experiments have said to the supervisor."""
-        return sum(one.link._frames.received for one in self.experiments.values())
+        return sum(one.connection._frames.received for one in self.experiments.values())
 
     def close(self) -> None:
         """Close all sockets."""
@@ -139,18 +139,18 @@ class LargeFarm:
         self._is_turn_due = False
         self.seen["turns"] += 1
         with self.meter("wire: read"):
-            entries, self._entries = self._entries, []
-            for key, entry_id, fields in entries:
-                tenant = self._roster.tenants[key]
-                tenant.was_read(entry_id, *self._roster.read_batch(tenant, entry_id, fields))
+            journal_records, self._entries = self._entries, []
+            for key, entry_id, fields in journal_records:
+                channel = self._registry.channels[key]
+                channel.was_read(entry_id, *self._registry.read_batch(channel, entry_id, fields))
         self._relay()
-        self._allot()
+        self._allocate()
         with self.meter("wire: send"):
-            for node in self._roster.nodes.values():
-                if node.mailbox.is_changed and node.takes_orders:
-                    self.nodes.send(m.encode(node.mailbox.next_assignment()))
-        self.seen["commands"] += len(self._roster.commands)
-        self._roster.commands = []
+            for node in self._registry.nodes.values():
+                if node.desired_state.is_changed and node.takes_orders:
+                    self.nodes.send(m.encode(node.desired_state.next_assignment()))
+        self.seen["commands"] += len(self._registry.commands)
+        self._registry.commands = []
 
     def _relay(self) -> None:
         """Facts to experiments, until nobody waits for the other to read."""
@@ -159,9 +159,9 @@ class LargeFarm:
         while is_under_way:
             with self.meter("relay: to experiments"):
                 for one in ones:
-                    one.link.attend()
+                    one.connection.attend()
             for one in ones:
-                if one.has_mail:
+                if one.has_commands:
                     self._step(one)
             with self.meter("relay: from experiments"):
                 for key, _ in self._selector.select(0):
@@ -169,35 +169,35 @@ class LargeFarm:
             is_under_way = any(one.has_unsent for one in ones)
 
     def _step(self, one: Experiment) -> None:
-        entries, trials = one.journal.entries, one.runner.suggested
+        journal_records, trials = one.journal.journal_records, one.runner.suggested
         with self.meter("experiment: turn"):
             one.step()
-        self.seen["entries"] += one.journal.entries - entries
+        self.seen["journal_records"] += one.journal.journal_records - journal_records
         self.seen["trials"] += one.runner.suggested - trials
 
-    def _allot(self) -> None:
-        self._allotter.advance(1.0 + self.time.now)
+    def _allocate(self) -> None:
+        self._allocator.advance(1.0 + self.time.now)
         for one in list(self.experiments.values()):
-            if one.link.usage is not None and one.link.usage is not one.told:
-                one.told = one.link.usage
+            if one.connection.usage is not None and one.connection.usage is not one.told:
+                one.told = one.connection.usage
                 with self.meter("allotter: usage"):
-                    self._allotter.usage(one.name, one.told)
+                    self._allocator.usage(one.name, one.told)
             if one.runner.is_finished:
                 self._forget(one)
         with self.meter("allotter: offers"):
-            offers = self._allotter.offers()
+            offers = self._allocator.offers()
         self.seen["offers"] += len(offers)
         for name, offer in offers:
-            self.experiments[name].link.offer(offer)
+            self.experiments[name].connection.offer(offer)
         if offers:
             self._turn_soon(0.001)
 
     def _forget(self, one: Experiment) -> None:
         del self.experiments[one.name]
-        self._selector.unregister(one.link.fileno())
+        self._selector.unregister(one.connection.fileno())
         one.close()
         with self.meter("allotter: gone"):
-            self._allotter.experiment_gone(one.name)
+            self._allocator.experiment_gone(one.name)
 
     def _beat(self) -> None:
         self._look()
@@ -207,10 +207,10 @@ class LargeFarm:
     def _look(self) -> None:
         """Twice a second: the leases."""
         leases = self.nodes.leases()
-        values = [leases[node] for node in self._roster.nodes]
+        values = [leases[node] for node in self._registry.nodes]
         with self.meter("wire: look"):
-            self._roster.lease_keys()
-            self._roster.read_leases(1.0 + self.time.now, values)
+            self._registry.lease_keys()
+            self._registry.read_leases(1.0 + self.time.now, values)
 
 
 def _nothing(*_arguments: object) -> None:

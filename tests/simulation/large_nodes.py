@@ -43,22 +43,22 @@ class LargeNodes:
         self._ids = itertools.count(1)
         self._renewals = 0
         self._taken: dict[str, int] = {}
-        self._hosting: dict[str, set[tuple[str, int]]] = {}
+        self._running: dict[str, set[tuple[str, int]]] = {}
         self._numbers: Counter[tuple[str, str]] = Counter()
         uploads = UploadSettings()
-        self._hosts = SimulatedTrialProcesses(
+        self._processes = SimulatedTrialProcesses(
             time, metrics, step_time, self._report, uploads=uploads, seed=1
         )
-        self._hosts.open(plan_of(""))
+        self._processes.open(plan_of(""))
 
-    def hello(self, number: int) -> tuple[bytes, bytes]:
+    def registration(self, number: int) -> tuple[bytes, bytes]:
         """A node begins; returns its entry in the nodes' stream."""
         name = f"node{number:05d}"
         model, memory = ("A100", 80e9) if number % 10 else ("V100", 32e9)
-        hello = NodeRegistration(
+        registration = NodeRegistration(
             protocol=m.PROTOCOL_VERSION,
             node=name,
-            incarnation=f"{name}.1",
+            instance_id=f"{name}.1",
             hostname=name,
             node_ip="10.0.0.1",
             pid=1,
@@ -67,15 +67,16 @@ class LargeNodes:
             cloudpickle=cloudpickle.__version__,
             gpus=tuple(m.Gpu(f"GPU-{number:05d}-{one}", model, memory) for one in range(GPUS)),
         )
-        self._taken[hello.incarnation] = 0
-        self._hosting[hello.incarnation] = set()
-        return self._entry_id(), m.encode(hello)
+        self._taken[registration.instance_id] = 0
+        self._running[registration.instance_id] = set()
+        return self._entry_id(), m.encode(registration)
 
     def leases(self) -> dict[str, bytes]:
         """What their leases say now; asked twice a second, they are renewed every second."""
         self._renewals += 1
         return {
-            node: b"%d:1:%d" % (self._renewals // 2, taken) for node, taken in self._taken.items()
+            node: b"%d:1:%d" % (self._renewals // 2, confirmed)
+            for node, confirmed in self._taken.items()
         }
 
     def send(self, assignment: bytes) -> None:
@@ -85,21 +86,21 @@ class LargeNodes:
 
     def _obey(self, data: bytes) -> None:
         assignment = m.decode_assignment(data)
-        node = assignment.incarnation
+        node = assignment.instance_id
         if assignment.version <= self._taken[node]:
             return
         self._taken[node] = assignment.version
         for order in assignment.orders:
-            key = order.trial, order.epoch
+            key = order.trial, order.attempt
             if order.kill:
-                self._hosts.kill(*key)
-            elif order.start is not None and key not in self._hosting[node]:
-                self._hosting[node].add(key)
-                self._hosts.start(_start(node, order, order.start))
+                self._processes.kill(*key)
+            elif order.start is not None and key not in self._running[node]:
+                self._running[node].add(key)
+                self._processes.start(_start(node, order, order.start))
             elif order.stop:
-                self._hosts.end(*key)
+                self._processes.end(*key)
             elif order.pause:
-                self._hosts.pause(*key)
+                self._processes.pause(*key)
 
     def _report(self, node: str, *events: m.NodeEvent) -> None:
         """All of one trial: a batch of its experiment's stream."""
@@ -121,8 +122,8 @@ class LargeNodes:
 def _start(node: str, order: m.TrialOrder, start: m.TrialSpec) -> StartTrial:
     return StartTrial(
         trial=order.trial,
-        epoch=order.epoch,
-        incarnation=node,
+        attempt=order.attempt,
+        instance_id=node,
         number=start.trial_number,
         config=start.config,
         resources=start.resources,

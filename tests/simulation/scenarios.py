@@ -69,8 +69,8 @@ def f01_nodes_die(seed: int) -> FaultySearch:
     return _search(seed, FaultSettings(node_deaths=5, until_s=25.0))
 
 
-def f02_hosts_die(seed: int) -> FaultySearch:
-    return _search(seed, FaultSettings(host_deaths=12, until_s=25.0))
+def f02_trial_processes_die(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(process_deaths=12, until_s=25.0))
 
 
 def f03_schedulers_die(seed: int) -> FaultySearch:
@@ -96,10 +96,10 @@ def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
     return _search(seed, faults, **options, max_node_losses=0)
 
 
-def f02_hosts_die_at_the_end(seed: int) -> FaultySearch:
+def f02_trial_processes_die_at_the_end(seed: int) -> FaultySearch:
     """Hosts, nodes and schedulers die while trials clean up that saved their last step."""
     faults = FaultSettings(
-        cleanup_s=3.0, host_deaths=12, node_deaths=3, cut_offs=2, linger_s=0.5, until_s=40.0
+        cleanup_s=3.0, process_deaths=12, node_deaths=3, cut_offs=2, linger_s=0.5, until_s=40.0
     )
     return _search(seed, faults, max_t=8, scheduler_deaths=1, power_cuts=1, interrupts=1)
 
@@ -124,7 +124,7 @@ def f15_clocks(seed: int) -> FaultySearch:
 
 def f22_poison(seed: int) -> FaultySearch:
     """Trials end in ERROR, and a scheduler that takes the search up has them go on, or not."""
-    faults = FaultSettings(host_deaths=8, node_deaths=2, cut_offs=3, until_s=25.0)
+    faults = FaultSettings(process_deaths=8, node_deaths=2, cut_offs=3, until_s=25.0)
     return _search(
         seed,
         faults,
@@ -159,7 +159,7 @@ def everything(seed: int) -> FaultySearch:
         doubled=rng.choice([0.0, 0.05, 0.2]),
         late=rng.choice([0.0, 0.1, 0.3]),
         node_deaths=rng.randrange(4),
-        host_deaths=rng.randrange(5),
+        process_deaths=rng.randrange(5),
         cut_offs=rng.randrange(5),
         outages=rng.randrange(2),
         wipes=rng.randrange(3),
@@ -195,8 +195,8 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
     for make in (
         undisturbed,
         f01_nodes_die,
-        f02_hosts_die,
-        f02_hosts_die_at_the_end,
+        f02_trial_processes_die,
+        f02_trial_processes_die_at_the_end,
         f03_schedulers_die,
         f04_power_cuts,
         f06_wipes,

@@ -77,22 +77,22 @@ class SharingExperiment:
         return not self.is_over and (bool(self.back) or more)
 
     def join(self, joined: NodeJoined) -> None:
-        self.placement.add_node(joined.incarnation, joined.resources, joined.gpus)
-        self.placement.withhold(joined.incarnation, joined.withheld)
-        self.placement.offer(joined.incarnation, ResourceAmounts())
-        self.seen[joined.incarnation] = self.numbers.get(joined.incarnation, 0)
+        self.placement.add_node(joined.instance_id, joined.resources, joined.gpus)
+        self.placement.withhold(joined.instance_id, joined.withheld)
+        self.placement.offer(joined.instance_id, ResourceAmounts())
+        self.seen[joined.instance_id] = self.numbers.get(joined.instance_id, 0)
 
-    def lose(self, incarnation: str) -> list[Running]:
+    def lose(self, instance_id: str) -> list[Running]:
         """Its trials there begin anew elsewhere; returns them."""
-        if incarnation not in self.seen:
+        if instance_id not in self.seen:
             return []
-        lost = [one for one in self.running if one.node == incarnation]
+        lost = [one for one in self.running if one.node == instance_id]
         for trial in lost:
             del self.running[trial]
             if not trial.is_killed:
                 self.back.append((trial.request, trial.length))
-        self.placement.remove_node(incarnation)
-        self.numbers[incarnation] = self.seen.pop(incarnation)
+        self.placement.remove_node(instance_id)
+        self.numbers[instance_id] = self.seen.pop(instance_id)
         return lost
 
     def hold(self, trial: Running) -> None:
@@ -102,12 +102,12 @@ class SharingExperiment:
         self.running[trial] = None
 
     def hear(self, offer: NodeOffered) -> None:
-        if offer.incarnation in self.seen:
-            assert offer.n > self.seen[offer.incarnation]
-            self.seen[offer.incarnation] = offer.n
-            self._grace[offer.incarnation] = offer.preempt_grace_s
+        if offer.instance_id in self.seen:
+            assert offer.n > self.seen[offer.instance_id]
+            self.seen[offer.instance_id] = offer.n
+            self._grace[offer.instance_id] = offer.preempt_grace_s
             amounts = ResourceAmounts(offer.resources, offer.devices)
-            self.placement.offer(offer.incarnation, amounts)
+            self.placement.offer(offer.instance_id, amounts)
 
     def turn(self, now: float) -> tuple[list[Running], list[Running]]:
         """Place what can be placed; returns those that began, and those that have to give way."""
@@ -138,9 +138,9 @@ class SharingExperiment:
             if left > 0:
                 self.back.append((trial.request, left))
 
-    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
-        if incarnation in self.seen:
-            self.placement.withhold(incarnation, devices)
+    def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
+        if instance_id in self.seen:
+            self.placement.withhold(instance_id, devices)
 
     def usage(self) -> OfferUsage:
         held = {one: self.placement.held(one) for one in self.seen}
@@ -158,11 +158,11 @@ class SharingExperiment:
     def gpus(self) -> float:
         return sum(sum(trial.devices.values()) for trial in self.running)
 
-    def _to_give_way(self, incarnation: str) -> list[Running]:
-        if self._grace.get(incarnation) is None:
+    def _to_give_way(self, instance_id: str) -> list[Running]:
+        if self._grace.get(instance_id) is None:
             return []
-        here = [one for one in self.running if one.node == incarnation]
-        excess = self.placement.excess(incarnation)
+        here = [one for one in self.running if one.node == instance_id]
+        excess = self.placement.excess(instance_id)
         resources = Counter(excess.resources)
         devices = Counter(excess.devices)
         for trial in here:
@@ -191,8 +191,8 @@ class SharedFarm:
     def __init__(self, seed: int, settings: FairShareSettings | None = None) -> None:
         self.random = random.Random(seed)
         self.now = 1.0
-        self.allotter = FairShareAllocator(settings)
-        self.allotter.advance(self.now)
+        self.allocator = FairShareAllocator(settings)
+        self.allocator.advance(self.now)
         self.nodes: dict[str, NodeJoined] = {}
         self.experiments: dict[str, SharingExperiment] = {}
         self.preempted: Counter[str] = Counter()
@@ -224,76 +224,76 @@ class SharedFarm:
 
     def step(self) -> None:
         """The allotter is told the time, and what it says is sent."""
-        self.allotter.advance(self.now)
-        for name, offer in self.allotter.offers():
+        self.allocator.advance(self.now)
+        for name, offer in self.allocator.offers():
             self._send("offer", name, lambda name=name, offer=offer: self._offer(name, offer))
 
     def join(self, joined: NodeJoined) -> None:
-        self.nodes[joined.incarnation] = joined
-        self.allotter.advance(self.now)
-        self.allotter.node_joined(joined)
+        self.nodes[joined.instance_id] = joined
+        self.allocator.advance(self.now)
+        self.allocator.node_joined(joined)
         for name in self.experiments:
             self._send("offer", name, lambda name=name: self._joined(name, joined))
 
-    def lose(self, incarnation: str) -> None:
+    def lose(self, instance_id: str) -> None:
         """A machine is gone for good."""
-        self.nodes.pop(incarnation, None)
-        self.silent.pop(incarnation, None)
-        self.allotter.advance(self.now)
-        self.allotter.node_lost(incarnation, is_dead=True)
+        self.nodes.pop(instance_id, None)
+        self.silent.pop(instance_id, None)
+        self.allocator.advance(self.now)
+        self.allocator.node_lost(instance_id, is_dead=True)
         for experiment in self.experiments.values():
-            experiment.lose(incarnation)
-            experiment.away.pop(incarnation, None)
+            experiment.lose(instance_id)
+            experiment.away.pop(instance_id, None)
             self._turn(experiment)
 
-    def silence(self, incarnation: str) -> None:
+    def silence(self, instance_id: str) -> None:
         """A machine is cut off; what it hosts goes on there, and begins anew elsewhere."""
         self.was_silent = True
-        self.silent[incarnation] = self.nodes.pop(incarnation)
-        self.allotter.advance(self.now)
-        self.allotter.node_lost(incarnation)
+        self.silent[instance_id] = self.nodes.pop(instance_id)
+        self.allocator.advance(self.now)
+        self.allocator.node_lost(instance_id)
         for experiment in self.experiments.values():
-            experiment.away[incarnation] = experiment.lose(incarnation)
+            experiment.away[instance_id] = experiment.lose(instance_id)
             self._turn(experiment)
 
-    def hear_again(self, incarnation: str) -> None:
+    def hear_again(self, instance_id: str) -> None:
         """It is heard again; what it hosts was taken over, and is killed."""
-        joined = self.nodes[incarnation] = self.silent.pop(incarnation)
-        self.allotter.advance(self.now)
-        self.allotter.node_returned(incarnation)
+        joined = self.nodes[instance_id] = self.silent.pop(instance_id)
+        self.allocator.advance(self.now)
+        self.allocator.node_returned(instance_id)
         for name in self.experiments:
             self._send("offer", name, lambda name=name: self._joined(name, joined))
 
-    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+    def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
         """A machine withholds these of its GPUs from now on, and no others."""
-        self.nodes[incarnation] = replace(self.nodes[incarnation], withheld=dict(devices))
-        self.allotter.advance(self.now)
-        self.allotter.devices_withheld(incarnation, devices)
+        self.nodes[instance_id] = replace(self.nodes[instance_id], withheld=dict(devices))
+        self.allocator.advance(self.now)
+        self.allocator.devices_withheld(instance_id, devices)
         for name in self.experiments:
-            self._send("offer", name, lambda name=name: self._withheld(name, incarnation, devices))
+            self._send("offer", name, lambda name=name: self._withheld(name, instance_id, devices))
 
     def restart(self) -> None:
         """Another supervisor takes over; what was under way is lost."""
         self._generation += 1
         self._last_usage.clear()
-        self.allotter = FairShareAllocator(self._settings)
-        self.allotter.advance(self.now)
+        self.allocator = FairShareAllocator(self._settings)
+        self.allocator.advance(self.now)
         for order, one in enumerate(self.experiments.values()):
-            self.allotter.experiment_added(one.name, one.owner, one.priority, order)
-            self.allotter.expect(one.name)
+            self.allocator.experiment_added(one.name, one.owner, one.priority, order)
+            self.allocator.expect(one.name)
         for joined in self.nodes.values():
-            self.allotter.node_joined(joined)
+            self.allocator.node_joined(joined)
             for name in self.experiments:
                 self._send("offer", name, lambda name=name, it=joined: self._joined(name, it))
         for one in self.experiments.values():
-            for incarnation in one.seen.keys() - self.nodes.keys():
-                one.lose(incarnation)
+            for instance_id in one.seen.keys() - self.nodes.keys():
+                one.lose(instance_id)
             self._turn(one)
 
     def submit(self, experiment: SharingExperiment) -> SharingExperiment:
         self.experiments[experiment.name] = experiment
-        self.allotter.advance(self.now)
-        self.allotter.experiment_added(
+        self.allocator.advance(self.now)
+        self.allocator.experiment_added(
             experiment.name, experiment.owner, experiment.priority, next(self._orders)
         )
         for joined in self.nodes.values():
@@ -345,19 +345,19 @@ class SharedFarm:
             self._turn(self.experiments[name])
 
     def _joined(self, name: str, joined: NodeJoined) -> None:
-        if name in self.experiments and joined.incarnation in self.nodes:
+        if name in self.experiments and joined.instance_id in self.nodes:
             experiment = self.experiments[name]
-            if joined.incarnation not in experiment.seen:
+            if joined.instance_id not in experiment.seen:
                 experiment.join(joined)
-                for trial in experiment.away.pop(joined.incarnation, []):
+                for trial in experiment.away.pop(joined.instance_id, []):
                     experiment.hold(trial)
                     killed = self.now + self.random.uniform(0.1, 5.0)
                     self.at(killed, lambda trial=trial: self._killed(experiment, trial))
             self._turn(experiment)
 
-    def _withheld(self, name: str, incarnation: str, devices: Mapping[str, str]) -> None:
+    def _withheld(self, name: str, instance_id: str, devices: Mapping[str, str]) -> None:
         if name in self.experiments:
-            self.experiments[name].withhold(incarnation, devices)
+            self.experiments[name].withhold(instance_id, devices)
             self._turn(self.experiments[name])
 
     def _killed(self, experiment: SharingExperiment, trial: Running) -> None:
@@ -381,11 +381,11 @@ class SharedFarm:
             self._send("usage", experiment.name, lambda: self._report(experiment.name, usage))
 
     def _report(self, name: str, usage: OfferUsage) -> None:
-        self.allotter.advance(self.now)
-        self.allotter.usage(name, usage)
+        self.allocator.advance(self.now)
+        self.allocator.usage(name, usage)
         experiment = self.experiments.get(name)
         if experiment is not None and not experiment.waits and not experiment.running:
-            self.allotter.experiment_gone(name)
+            self.allocator.experiment_gone(name)
             del self.experiments[name]
 
     def _end(self, experiment: SharingExperiment, trial: Running) -> None:

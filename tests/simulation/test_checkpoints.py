@@ -81,7 +81,7 @@ class Store:
 def check_store(run: Search) -> Store:
     """Go through the journal: what must stand stands after each event, and at the end only that."""
     runner, store = TrialRunner(run.settings), Store()
-    for entry in run.journal.entries:
+    for entry in run.journal.journal_records:
         is_wanted = False
         if isinstance(entry.event, m.CheckpointCommitted):
             store.upload(entry.event)
@@ -138,11 +138,11 @@ def test_the_journal_replayed_in_lock_step_keeps_the_same_checkpoints(name: str)
 def test_who_ran_in_a_search_that_is_read_back_waits_once_its_nodes_are_known_to_be_lost() -> None:
     for seed in range(SEEDS):
         run = search("pausing", seed, BAD, deaths=0.5)
-        entries = run.journal.entries
-        for end in range(0, len(entries), 37):
-            runner = replay(run.runner.settings, entries[:end])
-            for incarnation in [*runner.nodes, *runner.away]:
-                runner.handle(m.NodeLost(incarnation, "its scheduler has ended", is_dead=True))
+        journal_records = run.journal.journal_records
+        for end in range(0, len(journal_records), 37):
+            runner = replay(run.runner.settings, journal_records[:end])
+            for instance_id in [*runner.nodes, *runner.away]:
+                runner.handle(m.NodeLost(instance_id, "its scheduler has ended", is_dead=True))
             waiting = {trial.trial_id for trial in runner.live.values() if not trial.is_finished}
             assert runner.counts["RUNNING"] == runner.uploading == len(runner.slots) == 0
             runner.handle(m.NodeJoined("new", "new", "host", "127.0.0.1", {"cpu": 1000.0}))
@@ -154,7 +154,7 @@ def test_a_simulation_of_bad_stores_has_seen_everything() -> None:
     seen: set[type[m.Event]] = set()
     shared = 0
     for seed in range(SEEDS):
-        for entry in search("pausing", seed, BAD, deaths=0.5).journal.entries:
+        for entry in search("pausing", seed, BAD, deaths=0.5).journal.journal_records:
             seen.add(type(entry.event))
             shared += bool(isinstance(entry.event, m.CheckpointCommitted) and entry.event.shared)
     assert seen >= {
@@ -175,7 +175,7 @@ def test_each_result_of_a_paused_trial_is_recorded_once_and_in_its_order() -> No
     for seed in range(SEEDS):
         recorded: dict[str, list[int]] = {}
         run = search("pausing", seed, BAD, deaths=0.5)
-        for trial, step, _metrics in run.outcome().records:
+        for trial, step, _metrics in run.outcome().results:
             recorded.setdefault(trial, []).append(step)
         for trial, steps in recorded.items():
             summary = run.runner.summary(trial)
@@ -195,7 +195,7 @@ def test_the_best_of_the_experiment_are_left_in_the_end(uploads: UploadSettings)
         run = search("fifo", seed, uploads, in_experiment=5)
         kept = check_store(run).manifests.keys()
         assert len(kept) == 5
-        losses = {(trial, step): metrics["loss"] for trial, step, metrics in run.outcome().records}
+        losses = {(trial, step): metrics["loss"] for trial, step, metrics in run.outcome().results}
         ranked = sorted(committed, key=lambda key: losses[key.partition("/")[0], committed[key]])
         assert kept == set(ranked[:5])
 

@@ -33,8 +33,12 @@ def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def careless(self: RunnerState, result: Any) -> ResultReview:
         trial = self.live.get(result.trial)
-        if trial is not None and trial.epoch > result.epoch > 0 and result.step > trial.last_step:
-            return ResultReview.PASSING
+        if (
+            trial is not None
+            and trial.attempt > result.attempt > 0
+            and result.step > trial.last_step
+        ):
+            return ResultReview.BEFORE_HORIZON
         return review(self, result)
 
     monkeypatch.setattr(RunnerState, "review", careless)
@@ -42,12 +46,12 @@ def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_when_nodes_forget_what_is_not_journalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = FaultyTrialExecutor.release
+    acknowledge = FaultyTrialExecutor.acknowledge
 
-    def hasty(self: Any, accepted: dict[str, int]) -> None:
-        release(self, {node: last + 1 for node, last in accepted.items()})
+    def hasty(self: Any, acknowledged: dict[str, int]) -> None:
+        acknowledge(self, {node: last + 1 for node, last in acknowledged.items()})
 
-    monkeypatch.setattr(FaultyTrialExecutor, "release", hasty)
+    monkeypatch.setattr(FaultyTrialExecutor, "acknowledge", hasty)
     assert "I2" in noticed("f06_wipes")
 
 
@@ -92,13 +96,13 @@ def test_when_a_scheduler_acts_before_its_journal_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def eager(self: ExperimentLoop) -> None:
-        entries, self._entries = self._entries, []
-        if len(entries) > 1 or self._commands:
+        journal_records, self._entries = self._entries, []
+        if len(journal_records) > 1 or self._commands:
             commands = list(self._commands)
             self._perform()
             self._commands = commands
-            self._journal.append(entries)
-            self.executor.release(self.runner.accepted)
+            self._journal.append(journal_records)
+            self.executor.acknowledge(self.runner.acknowledged)
         self._commands = []
 
     monkeypatch.setattr(ExperimentLoop, "_commit", eager)
@@ -111,7 +115,7 @@ def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
     end = TrialRunner._end
 
     def early(self: TrialRunner, trial: Any, *rest: Any, **how: Any) -> None:
-        self.slots.give_back(trial.trial_id, trial.epoch)
+        self.slots.give_back(trial.trial_id, trial.attempt)
         end(self, trial, *rest, **how)
 
     monkeypatch.setattr(TrialRunner, "_end", early)

@@ -36,14 +36,14 @@ def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.JournalReco
         nodes=3, seed=seed, latency_s=0.2, deaths=0.5, death_window_s=30.0
     )
     search = Search(make, simulation=simulation, trials=9, **LIMITS[limits]).run()
-    return search, list(search.journal.entries)
+    return search, list(search.journal.journal_records)
 
 
 def resumed(
-    event: m.ExperimentResumed, entries: list[m.JournalRecord], at: int
+    event: m.ExperimentResumed, journal_records: list[m.JournalRecord], at: int
 ) -> list[m.JournalRecord]:
     """The journal with a cold restart in it; what its dead nodes still say comes too late."""
-    return [*entries[:at], m.JournalRecord(event), *entries[at:]]
+    return [*journal_records[:at], m.JournalRecord(event), *journal_records[at:]]
 
 
 @pytest.mark.parity(118, 120)
@@ -51,28 +51,28 @@ def resumed(
 @pytest.mark.parametrize("make", [FIFOScheduler, asha, PausingScheduler])
 def test_a_state_read_again_at_any_entry_goes_on_to_the_same_end(make, limits) -> None:
     for seed in range(SEEDS):
-        search, entries = entries_of(make, seed, limits)
+        search, journal_records = entries_of(make, seed, limits)
         undisturbed, chance = search.replayed().snapshot(), random.Random(seed)
         runner = TrialRunner(search.settings)
-        places = sorted(chance.sample(range(len(entries)), 25))
-        for place, entry in enumerate(entries):
+        places = sorted(chance.sample(range(len(journal_records)), 25))
+        for place, entry in enumerate(journal_records):
             runner.handle(entry.event, entry.answers)
             if place not in places:
                 continue
             again = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
             assert again.snapshot() == runner.snapshot(), (seed, place)
             assert dump(again) == dump(runner), (seed, place)
-            for other in entries[place + 1 :]:
+            for other in journal_records[place + 1 :]:
                 again.handle(other.event, other.answers)
             assert again.snapshot() == undisturbed, (seed, place)
 
 
 def test_a_state_read_again_orders_the_same() -> None:
     for seed in range(SEEDS):
-        search, entries = entries_of(asha, seed, "in_experiment")
+        search, journal_records = entries_of(asha, seed, "in_experiment")
         runner = TrialRunner(search.settings)
         again = TrialRunner(search.settings)
-        for place, entry in enumerate(entries):
+        for place, entry in enumerate(journal_records):
             if place % 11 == 10:
                 again = TrialRunner.load(search.settings, dump(again), dict(again.finished))
             ours = runner.handle(entry.event, entry.answers)
@@ -81,9 +81,9 @@ def test_a_state_read_again_orders_the_same() -> None:
 
 def test_summaries_that_changed_and_a_dump_are_all_that_need_be_kept() -> None:
     for seed in range(SEEDS):
-        search, entries = entries_of(asha, seed, "in_experiment")
+        search, journal_records = entries_of(asha, seed, "in_experiment")
         runner, history = TrialRunner(search.settings), {}
-        for place, entry in enumerate(entries):
+        for place, entry in enumerate(journal_records):
             runner.handle(entry.event, entry.answers)
             if place % 17 == 16:
                 history.update(runner.changed_summaries())
@@ -108,10 +108,10 @@ def test_a_dump_costs_what_is_alive() -> None:
 @pytest.mark.parametrize("errored", ["", "resume", "restart"])
 def test_a_cold_restart_at_any_entry_leaves_a_state_that_holds_together(errored: str) -> None:
     for seed in range(SEEDS):
-        search, entries = entries_of(asha, seed, "in_experiment")
-        for at in random.Random(seed).sample(range(len(entries)), 10):
+        search, journal_records = entries_of(asha, seed, "in_experiment")
+        for at in random.Random(seed).sample(range(len(journal_records)), 10):
             runner = TrialRunner(search.settings)
-            for entry in entries[:at]:
+            for entry in journal_records[:at]:
                 runner.handle(entry.event, entry.answers)
             recorded = {one: runner.summary(one).last_result for one in runner.live}
             failures = {one: trial.num_failures for one, trial in runner.live.items()}

@@ -26,7 +26,9 @@ def searches(scenario: str) -> list[FaultySearch]:
 
 def seen(found: list[FaultySearch]) -> Counter[str]:
     """How often what was journalled."""
-    return Counter(type(entry.event).__name__ for search in found for entry in search.entries())
+    return Counter(
+        type(entry.event).__name__ for search in found for entry in search.journal_records()
+    )
 
 
 @pytest.mark.parametrize(("scenario", "seed"), kept_seeds())
@@ -110,7 +112,7 @@ def test_f14_results_behind_a_trials_end_are_dropped_and_its_slot_comes_free_onc
     behind = 0
     for search in found:
         stopped: set[str | None] = set()
-        for entry in search.entries():
+        for entry in search.journal_records():
             if isinstance(entry.event, m.StopRequested):
                 stopped.add(entry.event.trial)
             behind += isinstance(entry.event, m.ResultReported) and entry.event.trial in stopped

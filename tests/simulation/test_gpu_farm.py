@@ -79,7 +79,7 @@ class Host(NamedTuple):
 
     node: str
     trial: str
-    epoch: int
+    attempt: int
     devices: dict[str, float]
 
 
@@ -94,13 +94,13 @@ class GpuFarm(Story):
             log_rules=(LogRule(BUG, DO_NOT_RETRY), LogRule(BAD_NODE, EXCLUDE_NODE)),
         )
         self.auditor = JournalAuditor(self.settings, every=5)
-        self.auditor.turn(self.entries)
+        self.auditor.turn(self.journal_records)
         self.chance = random.Random(seed)
         self.kinds: dict[str, Kind] = {}
         self.current: dict[str, m.NodeJoined] = {}
         self.silent: set[str] = set()
         self.bad: dict[str, set[str]] = {}
-        self.hosts: dict[tuple[str, int], Host] = {}
+        self.processes: dict[tuple[str, int], Host] = {}
         #: Of those that will never begin again, and those that will not on these machines.
         self.doomed: dict[str, int] = {}
         self.shuns: dict[str, set[str]] = {}
@@ -117,7 +117,7 @@ class GpuFarm(Story):
             assert self.auditor.event(event, answers) == commands
         for command in commands:
             if isinstance(command, c.StartTrial):
-                self.start_host(command)
+                self.start_process(command)
         return commands
 
     def place(self) -> None:
@@ -137,26 +137,26 @@ class GpuFarm(Story):
 
     # --- the books --------------------------------------------------------------------------------
 
-    def start_host(self, order: c.StartTrial) -> None:
-        node = self.runner.nodes[order.incarnation]
-        host = Host(order.incarnation, order.trial, order.epoch, dict(order.devices))
-        assert order.incarnation not in self.silent
-        assert not order.devices.keys() & self.bad[order.incarnation], "it is withheld"
+    def start_process(self, order: c.StartTrial) -> None:
+        node = self.runner.nodes[order.instance_id]
+        process = Host(order.instance_id, order.trial, order.attempt, dict(order.devices))
+        assert order.instance_id not in self.silent
+        assert not order.devices.keys() & self.bad[order.instance_id], "it is withheld"
         assert node.node not in self.shuns.get(order.trial, ())
         assert order.trial not in self.doomed
-        self.hosts[order.trial, order.epoch] = host
-        self.check_devices(order.resources, host)
+        self.processes[order.trial, order.attempt] = process
+        self.check_devices(order.resources, process)
         taken = dict.fromkeys(order.devices, 0.0)
-        for other in self.hosts.values():
-            if other.node == host.node:
+        for other in self.processes.values():
+            if other.node == process.node:
                 for uuid in taken.keys() & other.devices.keys():
                     taken[uuid] += other.devices[uuid]
         assert all(share <= 1 + SLACK for share in taken.values()), taken
 
-    def check_devices(self, request: dict[str, float], host: Host) -> None:
+    def check_devices(self, request: dict[str, float], process: Host) -> None:
         wanted, memory = request.get("gpu", 0.0), request.get("gpu_memory", 0.0)
-        kinds = [self.kinds[uuid] for uuid in host.devices]
-        shares = list(host.devices.values())
+        kinds = [self.kinds[uuid] for uuid in process.devices]
+        shares = list(process.devices.values())
         if wanted >= 1:
             assert shares == [1.0] * int(wanted)
         elif wanted:
@@ -173,42 +173,44 @@ class GpuFarm(Story):
     # --- trials -----------------------------------------------------------------------------------
 
     def one_ends(self) -> None:
-        heard = [one for one in self.hosts.values() if one.node not in self.silent]
+        heard = [one for one in self.processes.values() if one.node not in self.silent]
         if not heard:
             return
-        host = self.chance.choice(heard)
-        trial = self.runner.live.get(host.trial)
-        if trial is not None and trial.epoch == host.epoch and trial.status == "RUNNING":
+        process = self.chance.choice(heard)
+        trial = self.runner.live.get(process.trial)
+        if trial is not None and trial.attempt == process.attempt and trial.status == "RUNNING":
             if self.chance.random() < 0.3:
-                self.report(host.trial, trial.last_step + 1, epoch=host.epoch)
-            self.say_how_it_ends(host)
-        if host.devices:
+                self.report(process.trial, trial.last_step + 1, attempt=process.attempt)
+            self.say_how_it_ends(process)
+        if process.devices:
             uses = (
                 DeviceUse(uuid, self.kinds[uuid].model, seconds=1.0, share=share)
-                for uuid, share in host.devices.items()
+                for uuid, share in process.devices.items()
             )
-            self.tell(m.DevicesUsed(host.trial, host.epoch, tuple(uses)))
-        self.tell(m.SlotFreed(host.trial, host.epoch))
-        del self.hosts[host.trial, host.epoch]
+            self.tell(m.DevicesUsed(process.trial, process.attempt, tuple(uses)))
+        self.tell(m.SlotFreed(process.trial, process.attempt))
+        del self.processes[process.trial, process.attempt]
 
-    def say_how_it_ends(self, host: Host) -> None:
-        how, trial, epoch = self.chance.random(), host.trial, host.epoch
+    def say_how_it_ends(self, process: Host) -> None:
+        how, trial, attempt = self.chance.random(), process.trial, process.attempt
         if how > 0.25 or self.is_calm:
-            self.finish(trial, epoch)
+            self.finish(trial, attempt)
             return
         if how < 0.04:
-            self.tell(m.LogMatched(trial, epoch, BUG, "free(): double free detected", 0.0))
-            self.doomed[trial] = epoch
-        elif how < 0.1 and self.may_shun(trial, host.node):
-            self.tell(m.LogMatched(trial, epoch, BAD_NODE, f"GPU 3: {BAD_NODE}", 0.0))
-            self.shuns.setdefault(trial, set()).add(self.runner.nodes[host.node].node)
+            self.tell(m.LogMatched(trial, attempt, BUG, "free(): double free detected", 0.0))
+            self.doomed[trial] = attempt
+        elif how < 0.1 and self.may_shun(trial, process.node):
+            self.tell(m.LogMatched(trial, attempt, BAD_NODE, f"GPU 3: {BAD_NODE}", 0.0))
+            self.shuns.setdefault(trial, set()).add(self.runner.nodes[process.node].node)
         if how < 0.15:
-            self.die(trial, epoch)
+            self.die(trial, attempt)
         else:
-            self.tell(m.TrialFailed(trial, epoch, "user", "ValueError: no", "", 0.0))
+            self.tell(m.TrialFailed(trial, attempt, "user", "ValueError: no", "", 0.0))
         if trial in self.doomed:
             summary = self.runner.summary(trial)
-            assert (summary.status, summary.epoch) == ("ERROR", epoch), "though it may fail twice"
+            assert (summary.status, summary.attempt) == ("ERROR", attempt), (
+                "though it may fail twice"
+            )
             assert BUG in summary.reason
 
     def may_shun(self, trial: str, node: str) -> bool:
@@ -242,8 +244,8 @@ class GpuFarm(Story):
 
     def a_device_goes_bad_or_is_back(self) -> None:
         joined = self.chance.choice(list(self.current.values()))
-        node, uuid = joined.incarnation, self.chance.choice(joined.gpus).uuid
-        count = sum(len(self.bad[one.incarnation]) for one in self.current.values())
+        node, uuid = joined.instance_id, self.chance.choice(joined.gpus).uuid
+        count = sum(len(self.bad[one.instance_id]) for one in self.current.values())
         if node in self.silent:
             return
         if uuid in self.bad[node] or self.chance.random() < 0.4:
@@ -254,7 +256,7 @@ class GpuFarm(Story):
 
     def a_node_is_lost_or_back(self) -> None:
         joined = self.chance.choice(list(self.current.values()))
-        node = joined.incarnation
+        node = joined.instance_id
         if node in self.silent and self.chance.random() < 0.7:
             self.silent.discard(node)
             self.hear_again(node)
@@ -264,7 +266,7 @@ class GpuFarm(Story):
             self.lose(node)
         if self.chance.random() < 0.3:
             self.silent.discard(node)
-            self.hosts = {key: one for key, one in self.hosts.items() if one.node != node}
+            self.processes = {key: one for key, one in self.processes.items() if one.node != node}
             self.lose(node, is_dead=True)
             self.boot(joined.node)
 
@@ -283,7 +285,7 @@ class GpuFarm(Story):
                 for trial in self.runner.live.values()
             ]
             self.turn(turns)
-        assert not self.hosts
+        assert not self.processes
         self.auditor.check()
         self.auditor.same_as(self.runner)
 
@@ -310,8 +312,8 @@ class GpuFarm(Story):
             self.hear_again(node)
         self.silent.clear()
         for joined in self.current.values():
-            if self.bad[joined.incarnation]:
-                self.withhold(joined.incarnation, set())
+            if self.bad[joined.instance_id]:
+                self.withhold(joined.instance_id, set())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -320,7 +322,7 @@ def test_f23_whatever_becomes_of_32_devices_none_is_used_beyond_what_it_has_and_
 ) -> None:
     farm = GpuFarm(seed)
     farm.run()
-    events = [type(entry.event).__name__ for entry in farm.entries]
+    events = [type(entry.event).__name__ for entry in farm.journal_records]
     counts = farm.runner.counts
     assert counts["TERMINATED"] + counts["ERROR"] == TRIALS
     assert events.count("DevicesWithheld") > 40

@@ -58,34 +58,34 @@ class Host:
 @dataclass
 class Node:
     name: str
-    incarnation: str
-    mailbox: DesiredState
-    taken: tuple[int, int] = (0, 0)
+    instance_id: str
+    desired_state: DesiredState
+    confirmed: tuple[int, int] = (0, 0)
     offers: int = 0
-    hosts: dict[tuple[str, int], Host] = field(default_factory=dict)
+    processes: dict[tuple[str, int], Host] = field(default_factory=dict)
     over: set[tuple[str, int]] = field(default_factory=set)
     starts: dict[tuple[str, int], m.TrialSpec] = field(default_factory=dict)
     said: list[m.NodeEvent] = field(default_factory=list)
     uploads: list[m.CheckpointWritten] = field(default_factory=list)
     #: Orders on their way.
-    mail: list[m.Assignment] = field(default_factory=list)
+    in_flight: list[m.Assignment] = field(default_factory=list)
 
     def obey(self, assignment: m.Assignment) -> None:
-        if (assignment.term, assignment.version) <= self.taken:
+        if (assignment.term, assignment.version) <= self.confirmed:
             return
-        self.taken = assignment.term, assignment.version
-        wanted = {(order.trial, order.epoch): order for order in assignment.orders}
+        self.confirmed = assignment.term, assignment.version
+        wanted = {(order.trial, order.attempt): order for order in assignment.orders}
         self.over &= wanted.keys()
-        for key in self.hosts.keys() - wanted.keys():
-            self.hosts[key].is_over = True
+        for key in self.processes.keys() - wanted.keys():
+            self.processes[key].is_over = True
         for key, order in wanted.items():
             if order.start is not None:
                 self.starts[key] = order.start
-            host = self.hosts.get(key)
-            if host is not None:
-                host.run_until = order.run_until
-                host.is_pausing, host.at_checkpoint = order.pause, order.at_checkpoint
-                host.is_over = host.is_over or order.stop or order.kill
+            process = self.processes.get(key)
+            if process is not None:
+                process.run_until = order.run_until
+                process.is_pausing, process.at_checkpoint = order.pause, order.at_checkpoint
+                process.is_over = process.is_over or order.stop or order.kill
             elif key not in self.over and (order.stop or order.kill):
                 self.over.add(key)
                 self.said.append(m.SlotFreed(*key))
@@ -93,16 +93,16 @@ class Node:
                 self.start(key, order)
 
     def start(self, key: tuple[str, int], order: m.TrialOrder) -> None:
-        assert sum(1 for _ in self.hosts) < 2, "more hosts than slots"
+        assert sum(1 for _ in self.processes) < 2, "more hosts than slots"
         start = self.starts[key]
         step = start.restore[0].step if start.restore else 0
-        self.hosts[key] = Host(
+        self.processes[key] = Host(
             step, start.last_step, order.run_until, order.pause, order.at_checkpoint
         )
-        self.said.append(m.TrialStarted(*key, 1, "host", "127.0.0.1", 0.0))
+        self.said.append(m.TrialStarted(*key, 1, "process", "127.0.0.1", 0.0))
 
     def end(self, key: tuple[str, int], *events: m.NodeEvent) -> None:
-        self.hosts[key].is_over = True
+        self.processes[key].is_over = True
         self.said += events
 
 
@@ -116,15 +116,15 @@ class Mailed(CeleryTrialExecutor):
     def on_step_end(self) -> None:
         """Whoever has the mailboxes sends what is in them."""
 
-    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
+    def _put(self, instance_id: str, order: m.TrialOrder) -> None:
         for node in self._nodes:
-            if node.incarnation == incarnation:
-                node.mailbox.orders(PLAN.events_key).put(order)
+            if node.instance_id == instance_id:
+                node.desired_state.orders(PLAN.events_key).put(order)
 
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
         for node in self._nodes:
-            if node.incarnation == incarnation:
-                node.mailbox.orders(PLAN.events_key).release(trial, epoch)
+            if node.instance_id == instance_id:
+                node.desired_state.orders(PLAN.events_key).release(trial, attempt)
 
 
 class Drawn(RuleBasedStateMachine):
@@ -139,9 +139,9 @@ class Drawn(RuleBasedStateMachine):
             request={"cpu": 1.0},
         )
         self.auditor = JournalAuditor(self.settings, said=self.stated)
-        self.entries: list[m.JournalRecord] = []
+        self.journal_records: list[m.JournalRecord] = []
         self.nodes: list[Node] = []
-        self.mailed = Mailed(self.nodes)
+        self.sent_commands = Mailed(self.nodes)
         self.every: dict[str, Node] = {}
         self.term, self.lives, self.clock = 1, 0, 0.0
         for number in range(NODES):
@@ -152,29 +152,29 @@ class Drawn(RuleBasedStateMachine):
     def runner(self) -> TrialRunner:
         return self.auditor.runner
 
-    def stated(self, incarnation: str, number: int) -> m.NodeEvent:
-        return self.every[incarnation].said[number - 1]
+    def stated(self, instance_id: str, number: int) -> m.NodeEvent:
+        return self.every[instance_id].said[number - 1]
 
     def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> None:
-        self.entries.append(m.JournalRecord(event, answers))
+        self.journal_records.append(m.JournalRecord(event, answers))
         self.perform(self.auditor.event(event, answers))
 
     def perform(self, commands: Sequence[c.Command]) -> None:
-        self.mailed.perform([one for one in commands if isinstance(one, c.ExecutorCommand)])
+        self.sent_commands.perform([one for one in commands if isinstance(one, c.ExecutorCommand)])
         self.post()
 
     def post(self) -> None:
         for node in self.nodes:
-            if node.mailbox.is_changed and node.incarnation in self.runner.nodes:
-                node.mail.append(node.mailbox.next_assignment())
+            if node.desired_state.is_changed and node.instance_id in self.runner.nodes:
+                node.in_flight.append(node.desired_state.next_assignment())
 
     def join(self, name: str) -> None:
         self.lives += 1
         node = Node(name, f"{name}.{self.lives}", DesiredState(f"{name}.{self.lives}", self.term))
         self.nodes.append(node)
-        self.every[node.incarnation] = node
+        self.every[node.instance_id] = node
         shared = self.lives % 2 == 0
-        joined = m.NodeJoined(node.incarnation, name, name, "127.0.0.1", {"cpu": 2.0}, (), shared)
+        joined = m.NodeJoined(node.instance_id, name, name, "127.0.0.1", {"cpu": 2.0}, (), shared)
         self.tell(joined)
         if shared:
             self.offer(node, 2.0, None)
@@ -182,7 +182,7 @@ class Drawn(RuleBasedStateMachine):
     def offer(self, node: Node, cpus: float, grace_s: float | None) -> None:
         node.offers += 1
         self.tell(
-            m.NodeOffered(node.incarnation, node.offers, {"cpu": cpus}, preempt_grace_s=grace_s)
+            m.NodeOffered(node.instance_id, node.offers, {"cpu": cpus}, preempt_grace_s=grace_s)
         )
 
     # --- the search -------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ class Drawn(RuleBasedStateMachine):
             state, finished = dump(self.runner), dict(self.runner.finished)
             again = TrialRunner.load(self.settings, state, finished)
         else:
-            again = replay(self.settings, self.entries)
+            again = replay(self.settings, self.journal_records)
         self.auditor.same_as(again)
         self.term += 1
-        self.mailed = Mailed(self.nodes)
+        self.sent_commands = Mailed(self.nodes)
         if cold:
             self.nodes.clear()
         for node in self.nodes:
-            node.mailbox = DesiredState(node.incarnation, self.term, node.taken[1])
+            node.desired_state = DesiredState(node.instance_id, self.term, node.confirmed[1])
         self.tell(m.ExperimentResumed(self.term, 0.0, errored=errored, is_cold=cold))
         if cold:
             for number in range(NODES):
@@ -232,22 +232,22 @@ class Drawn(RuleBasedStateMachine):
 
     # --- the wire ---------------------------------------------------------------------------------
 
-    @precondition(lambda self: any(node.mail for node in self.nodes))
+    @precondition(lambda self: any(node.in_flight for node in self.nodes))
     @rule(which=PICK, place=PICK, fate=st.sampled_from(["comes", "comes", "again", "lost"]))
     def deliver(self, which: int, place: int, fate: str) -> None:
-        node = pick([node for node in self.nodes if node.mail], which)
-        mail = pick(node.mail, place)
+        node = pick([node for node in self.nodes if node.in_flight], which)
+        in_flight = pick(node.in_flight, place)
         if fate != "lost":
-            node.obey(mail)
+            node.obey(in_flight)
         if fate != "again":
-            node.mail.remove(mail)
+            node.in_flight.remove(in_flight)
 
     @rule(which=PICK)
     def say_again_what_was_not_taken(self, which: int) -> None:
         if self.nodes:
             node = pick(self.nodes, which)
-            if node.incarnation in self.runner.nodes and node.mailbox.version:
-                node.mail.append(node.mailbox.same_assignment())
+            if node.instance_id in self.runner.nodes and node.desired_state.version:
+                node.in_flight.append(node.desired_state.same_assignment())
 
     @precondition(lambda self: any(self.unread(node) for node in self.nodes))
     @rule(
@@ -259,14 +259,14 @@ class Drawn(RuleBasedStateMachine):
     def read(self, which: int, count: int, doubled: int, decision: str | None) -> None:
         """A batch comes, of which the first were read before: those the loop drops."""
         node = pick([node for node in self.nodes if self.unread(node)], which)
-        accepted = self.runner.accepted.get(node.incarnation, 0)
-        first = max(1, accepted + 1 - doubled)
-        events = node.said[first - 1 : accepted + count]
-        if node.incarnation in self.runner.away:
+        acknowledged = self.runner.acknowledged.get(node.instance_id, 0)
+        first = max(1, acknowledged + 1 - doubled)
+        events = node.said[first - 1 : acknowledged + count]
+        if node.instance_id in self.runner.away:
             self.hear(node)
         last = first - 1 + len(events)
-        self.tell(m.BatchRead(node.incarnation, accepted + 1, last, "0-0"))
-        for event in events[accepted + 1 - first :]:
+        self.tell(m.BatchRead(node.instance_id, acknowledged + 1, last, "0-0"))
+        for event in events[acknowledged + 1 - first :]:
             answers: list[m.AlgorithmAnswer] = []
             if isinstance(event, m.ResultReported) and decision and self.is_due(event):
                 answers.append(m.DecisionMade(event.trial, event.step, decision, "drawn"))
@@ -276,14 +276,14 @@ class Drawn(RuleBasedStateMachine):
         return self.runner.review(event).name == "DUE"
 
     def unread(self, node: Node) -> bool:
-        return len(node.said) > self.runner.accepted.get(node.incarnation, 0)
+        return len(node.said) > self.runner.acknowledged.get(node.instance_id, 0)
 
     def hear(self, node: Node) -> None:
-        node.mailbox.start_over()
-        node.mailbox.orders(PLAN.events_key).settle()
-        node.mailbox.is_changed = False
-        self.tell(m.NodeReturned(node.incarnation))
-        node.mailbox.is_changed = True
+        node.desired_state.start_over()
+        node.desired_state.orders(PLAN.events_key).settle()
+        node.desired_state.is_changed = False
+        self.tell(m.NodeReturned(node.instance_id))
+        node.desired_state.is_changed = True
         self.post()
 
     # --- nodes ------------------------------------------------------------------------------------
@@ -296,8 +296,8 @@ class Drawn(RuleBasedStateMachine):
     @precondition(lambda self: self.runner.away)
     @rule(which=PICK)
     def a_node_returns(self, which: int) -> None:
-        incarnation = pick(sorted(self.runner.away), which)
-        node = next((one for one in self.nodes if one.incarnation == incarnation), None)
+        instance_id = pick(sorted(self.runner.away), which)
+        node = next((one for one in self.nodes if one.instance_id == instance_id), None)
         if node is not None:
             self.hear(node)
 
@@ -306,7 +306,7 @@ class Drawn(RuleBasedStateMachine):
     def a_node_is_started_again(self, which: int) -> None:
         node = pick(self.nodes, which)
         self.nodes.remove(node)
-        self.tell(m.NodeLost(node.incarnation, "drawn", is_dead=True))
+        self.tell(m.NodeLost(node.instance_id, "drawn", is_dead=True))
         self.join(node.name)
 
     @precondition(lambda self: any(node.offers for node in self.nodes))
@@ -320,35 +320,35 @@ class Drawn(RuleBasedStateMachine):
 
     # --- hosts ------------------------------------------------------------------------------------
 
-    def hosts(self, *, over: bool = False) -> list[tuple[Node, tuple[str, int]]]:
+    def processes(self, *, over: bool = False) -> list[tuple[Node, tuple[str, int]]]:
         return [
             (node, key)
             for node in self.nodes
-            for key, host in node.hosts.items()
-            if host.is_over == over
+            for key, process in node.processes.items()
+            if process.is_over == over
         ]
 
-    @precondition(lambda self: self.hosts())
+    @precondition(lambda self: self.processes())
     @rule(which=PICK, saves=st.booleans())
     def report(self, which: int, saves: bool) -> None:
-        node, key = pick(self.hosts(), which)
-        host = node.hosts[key]
-        if host.waits:
+        node, key = pick(self.processes(), which)
+        process = node.processes[key]
+        if process.waits:
             return
-        host.step += 1
-        done = host.step >= LAST_STEP
-        told = m.ResultReported(*key, host.step, {}, 0.0, 1.0, 1.0, 1.0, host.step, done=done)
+        process.step += 1
+        done = process.step >= LAST_STEP
+        told = m.ResultReported(*key, process.step, {}, 0.0, 1.0, 1.0, 1.0, process.step, done=done)
         node.said.append(told)
-        does_save = saves or (host.is_pausing and not host.at_checkpoint)
+        does_save = saves or (process.is_pausing and not process.at_checkpoint)
         if does_save:
-            trial, epoch = key
-            name = f"{trial}/checkpoint_{epoch}-{host.step:06d}"
-            written = m.CheckpointWritten(*key, host.step, host.step, name, "w", 1)
+            trial, attempt = key
+            name = f"{trial}/checkpoint_{attempt}-{process.step:06d}"
+            written = m.CheckpointWritten(*key, process.step, process.step, name, "w", 1)
             node.said.append(written)
             node.uploads.append(written)
         if done:
             node.end(key, m.TrialFinished(*key))
-        elif host.is_pausing and does_save:
+        elif process.is_pausing and does_save:
             node.end(key, m.TrialPaused(*key))
 
     @precondition(lambda self: any(node.uploads for node in self.nodes))
@@ -357,23 +357,23 @@ class Drawn(RuleBasedStateMachine):
         node = pick([node for node in self.nodes if node.uploads], which)
         one = node.uploads.pop(0)
         if is_lost:
-            node.said.append(m.CheckpointLost(one.trial, one.epoch, one.key, "drawn", 0.0))
+            node.said.append(m.CheckpointLost(one.trial, one.attempt, one.key, "drawn", 0.0))
         else:
-            fields = (one.trial, one.epoch, one.n, one.step, one.key, "c", 1)
+            fields = (one.trial, one.attempt, one.n, one.step, one.key, "c", 1)
             node.said.append(m.CheckpointCommitted(*fields))
 
-    @precondition(lambda self: self.hosts())
+    @precondition(lambda self: self.processes())
     @rule(which=PICK, kind=st.sampled_from(["died", "user", "storage"]))
-    def kill_a_host(self, which: int, kind: str) -> None:
-        node, key = pick(self.hosts(), which)
+    def kill_a_trial(self, which: int, kind: str) -> None:
+        node, key = pick(self.processes(), which)
         died = m.TrialProcessDied(*key, 1, 9, None, 0.0)
         node.end(key, died if kind == "died" else m.TrialFailed(*key, kind, "drawn", "", 0.0))
 
-    @precondition(lambda self: self.hosts(over=True))
+    @precondition(lambda self: self.processes(over=True))
     @rule(which=PICK)
-    def a_host_is_gone(self, which: int) -> None:
-        node, key = pick(self.hosts(over=True), which)
-        del node.hosts[key]
+    def a_process_is_gone(self, which: int) -> None:
+        node, key = pick(self.processes(over=True), which)
+        del node.processes[key]
         node.over.add(key)
         node.said.append(m.SlotFreed(*key))
 
@@ -415,24 +415,24 @@ class Drawn(RuleBasedStateMachine):
 
     def settle(self) -> None:
         for node in list(self.nodes):
-            if node.incarnation in self.runner.away:
+            if node.instance_id in self.runner.away:
                 self.hear(node)
             self.say_again_what_was_not_taken(self.nodes.index(node))
-            while node.mail:
-                node.obey(node.mail.pop())
+            while node.in_flight:
+                node.obey(node.in_flight.pop())
             while node.uploads:
                 self.an_upload_ends(self.with_uploads(node), is_lost=False)
-            for key, host in list(node.hosts.items()):
-                if not host.is_over:
-                    place = self.hosts().index((node, key))
+            for key, process in list(node.processes.items()):
+                if not process.is_over:
+                    place = self.processes().index((node, key))
                     self.report(place, saves=False)
-                if host.is_over:
-                    self.a_host_is_gone(self.hosts(over=True).index((node, key)))
+                if process.is_over:
+                    self.a_process_is_gone(self.processes(over=True).index((node, key)))
             while self.unread(node):
                 readers = [one for one in self.nodes if self.unread(one)]
                 self.read(readers.index(node), 1000, 0, None)
-        for incarnation in set(self.runner.away) - {node.incarnation for node in self.nodes}:
-            self.tell(m.NodeLost(incarnation, "drawn", is_dead=True))
+        for instance_id in set(self.runner.away) - {node.instance_id for node in self.nodes}:
+            self.tell(m.NodeLost(instance_id, "drawn", is_dead=True))
         self.tick(200.0)
         while any(self.runner.waiting()):
             self.choose(0)

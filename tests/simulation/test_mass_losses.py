@@ -36,9 +36,9 @@ def lose_all(loop: Loop, *, is_dead: bool) -> None:
     assert loop.runner.counts["RUNNING"] == 0
 
 
-def calls_of_turn(loop: Loop, *facts: m.Event) -> int:
+def calls_of_turn(loop: Loop, *events: m.Event) -> int:
     with counted_calls() as calls:
-        loop.turn(*facts)
+        loop.turn(*events)
     return calls[0]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.stories import Story
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core.placement.placement import Placement
-from tunemq_scheduler.core.trials.waiting_trials import PATIENCE
+from tunemq_scheduler.core.trials.waiting_trials import MAX_TIMES_PASSED_OVER
 from tunemq_shared.protocol import messages as m
 
 SLACK = 1e-6
@@ -203,7 +203,7 @@ class Farm(Story):
         super().__init__(cpus=0.0, **settings_)
         for name, one in farm.items():
             self.tell(m.NodeJoined(name, name, "host", "127.0.0.1", one.resources, one.gpus))
-        self.hosted: list[str] = []
+        self.running: list[str] = []
 
     def ask(self, request: dict[str, float]) -> str:
         n = self.runner.suggested
@@ -213,10 +213,10 @@ class Farm(Story):
     def place(self) -> None:
         while (first := next(iter(self.runner.waiting()), None)) is not None:
             self.choose(first.trial_id)
-            self.hosted.append(first.trial_id)
+            self.running.append(first.trial_id)
 
     def end(self, trial: str) -> None:
-        self.hosted.remove(trial)
+        self.running.remove(trial)
         self.finish(trial)
         self.free(trial)
 
@@ -245,19 +245,19 @@ def test_who_asks_for_much_starts_though_there_is_no_end_of_small_ones(data: st.
     large = {story.ask(request) for request in kinds}
     freed = 0
     # Each has its turn, and before it so many slots as are hosted at once are given back.
-    most = (PATIENCE + len(story.hosted) + 1) * (len(kinds) + 1)
-    while large - set(story.hosted):
+    most = (MAX_TIMES_PASSED_OVER + len(story.running) + 1) * (len(kinds) + 1)
+    while large - set(story.running):
         story.ask(small)
         story.place()
-        done = large & set(story.hosted)
+        done = large & set(story.running)
         large -= done
         if not large:
             break
-        story.end(story.hosted[0] if chance.random() < 0.9 else chance.choice(story.hosted))
+        story.end(story.running[0] if chance.random() < 0.9 else chance.choice(story.running))
         freed += 1
         assert freed <= most, (large, story.runner.placement.reserved)
     auditor = JournalAuditor(story.settings)
-    auditor.turn(story.entries)
+    auditor.turn(story.journal_records)
     auditor.check()
     auditor.same_as(story.runner)
 
@@ -271,10 +271,10 @@ def test_trials_of_eight_gpus_start_among_a_stream_of_one_gpu() -> None:
     freed = 0
     for trial in waits:
         freed = 0
-        while trial not in story.hosted:
+        while trial not in story.running:
             story.ask({"gpu": 1.0})
-            story.end(story.hosted[0])
+            story.end(story.running[0])
             story.place()
             freed += 1
-        assert freed <= PATIENCE + 32, trial
+        assert freed <= MAX_TIMES_PASSED_OVER + 32, trial
     assert freed > 8, "they had to wait at all"

@@ -47,13 +47,13 @@ def walk(seed: int) -> None:
                     farm.go_on_removing(which)
                 case 11 if not (farm.removals or farm.removing):
                     farm.collect()
-                case 12 | 13 | 14 if farm.hosts():
+                case 12 | 13 | 14 if farm.processes():
                     farm.save(which, rng.randrange(4), rng.random(), 1)
                 case 15 | 16 if farm.uploading():
                     farm.go_on_uploading(which)
                 case 17 if farm.uploading():
                     farm.upload_to_the_end(which)
-                case 18 if farm.hosts():
+                case 18 if farm.processes():
                     farm.end(which, rng.random() < 0.9, rng.random() < 0.4)
                 case 19 if farm.runner.live and rng.random() < 0.2:
                     farm.forget(which, is_meant=True)

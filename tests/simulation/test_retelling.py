@@ -130,8 +130,8 @@ class TurnJournal:
     def __init__(self) -> None:
         self.turns: list[list[m.JournalRecord]] = []
 
-    def append(self, entries) -> None:
-        self.turns.append(list(entries))
+    def append(self, journal_records) -> None:
+        self.turns.append(list(journal_records))
 
     def close(self) -> None:
         pass
@@ -163,15 +163,15 @@ class Asked:
         self.suggestions = self.decisions = 0
 
     def ask(self, turn: list[m.JournalRecord]) -> None:
-        for entry in turn:
-            event = entry.event
+        for journal_record in turn:
+            event = journal_record.event
             if isinstance(event, m.ConfigSuggested):
                 suggestion = self.driver.algorithms.suggest(event.n, event.trial)
                 assert pack_config(suggestion.config) == event.config, event
                 self.suggestions += 1
             self.driver.handle(event)
-            assert self.driver.entries[-1] == entry
-            self.decisions += isinstance(event, m.ResultReported) and bool(entry.answers)
+            assert self.driver.journal_records[-1] == journal_record
+            self.decisions += isinstance(event, m.ResultReported) and bool(journal_record.answers)
         self.driver.end_turn()
 
 
@@ -227,8 +227,8 @@ def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal(
     stopped = {
         answer.trial
         for turn in search.journal.turns
-        for entry in turn
-        for answer in entry.answers
+        for journal_record in turn
+        for answer in journal_record.answers
         if isinstance(answer, m.DecisionMade)
     }
     assert stopped

@@ -50,7 +50,7 @@ def turn_until_finished(run: Search, trials: int) -> None:
 def test_f25_ten_thousand_trials_on_a_thousand_nodes_are_each_counted_once() -> None:
     run = search(trials=10_000, nodes=1_000).run()
 
-    counts, runner = run.records.counts, run.runner
+    counts, runner = run.dispatcher.counts, run.runner
     steps = [runner.summary(trial).last_result.step for trial in runner.finished]
     assert runner.counts["TERMINATED"] == len(runner.finished) == 10_000
     assert counts[c.NotifyTrialAdded] == counts[c.NotifyTrialEnd] == 10_000
@@ -110,10 +110,10 @@ def test_an_event_late_in_the_search_takes_no_more_calls_than_an_early_one(
     run = search(trials=3_000, nodes=20, deaths=0.0, **limits)
 
     def calls_per_entry() -> float:
-        before = run.journal.entries
+        before = run.journal.journal_records
         with counted_calls() as calls:
             turn_until_finished(run, len(run.runner.finished) + 100)
-        return calls[0] / (run.journal.entries - before)
+        return calls[0] / (run.journal.journal_records - before)
 
     turn_until_finished(run, 200)
     early = calls_per_entry()

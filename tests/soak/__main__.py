@@ -30,7 +30,7 @@ from tests.soak.soak_farm import SoakFarm
 EVERY_S: Final = 5.0
 LONGEST_S: Final = 10.0
 #: The search may take so many times what it takes undisturbed and what was down, together.
-PATIENCE: Final = 1.5
+MAX_TIMES_PASSED_OVER: Final = 1.5
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def soak(
     *,
     every_s: float = EVERY_S,
     longest_s: float = LONGEST_S,
-    patience: float = PATIENCE,
+    patience: float = MAX_TIMES_PASSED_OVER,
     say=lambda _text: None,
 ) -> str:
     """Run it; returns the summary.

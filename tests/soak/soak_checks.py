@@ -26,7 +26,7 @@ from tunemq_scheduler.cli.checkpoint_list import opened
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.start_checks import prepare
-from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.journal import FILE_NAME, read_header, read_records
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.config_packing import unpack_config
@@ -40,35 +40,35 @@ def check_search(farm: SoakFarm) -> str:
         AssertionError: a promise was broken.
     """
     header = read_header(farm.experiment / FILE_NAME)
-    entries = list(read_entries(farm.experiment / FILE_NAME))
+    journal_records = list(read_records(farm.experiment / FILE_NAME))
     auditor = JournalAuditor(header.settings, every=1000)
     records: list[c.NotifyResult] = []
-    for entry in entries:
+    for entry in journal_records:
         commands = auditor.event(entry.event, entry.answers)
         records += [one for one in commands if isinstance(one, c.NotifyResult)]
     auditor.check()
     runner = auditor.runner
     assert runner.is_finished
     assert len(runner.finished) == farm.trials, (len(runner.finished), farm.trials)
-    configs = _configs(farm, entries)
+    configs = _configs(farm, journal_records)
     told = [_results_are_exact(farm, runner, configs, records)]
     if farm.algorithm == "asha":
-        told.append(_decisions_replay(farm, header, entries))
+        told.append(_decisions_replay(farm, header, journal_records))
     _files_tell_the_same(farm, records)
     told.append(_store_is_whole(farm))
     told.append(_no_key_is_left(farm))
     told.append(_no_file_is_left(farm))
-    events = Counter(type(entry.event).__name__ for entry in entries)
-    told.append(f"{len(entries)} events, {events['ExperimentResumed']} schedulers more")
+    events = Counter(type(entry.event).__name__ for entry in journal_records)
+    told.append(f"{len(journal_records)} events, {events['ExperimentResumed']} schedulers more")
     told.append(f"{runner.repeated} results repeated, {runner.stale} of former incarnations")
     return ", ".join(told)
 
 
-def _configs(farm: SoakFarm, entries: list[m.JournalRecord]) -> dict[str, dict[str, Any]]:
+def _configs(farm: SoakFarm, journal_records: list[m.JournalRecord]) -> dict[str, dict[str, Any]]:
     """The configurations of all trials; they are those that an undisturbed search draws."""
     prepared = _prepared(farm)
     configs = {}
-    for entry in entries:
+    for entry in journal_records:
         event = entry.event
         if isinstance(event, m.ConfigSuggested):
             config = unpack_config(event.config)
@@ -117,13 +117,13 @@ def _results_are_exact(
     return f"{len(configs)} trials, {len(records)} results identical, {repeats} steps repeated"
 
 
-def _decisions_replay(farm: SoakFarm, header: Any, entries: list[m.JournalRecord]) -> str:
+def _decisions_replay(farm: SoakFarm, header: Any, journal_records: list[m.JournalRecord]) -> str:
     prepared = _prepared(farm)
     algorithms = prepared.algorithms()
     algorithms._lock_step = True
     plan = _plan(prepared)
-    again = replay_lock_step(header.settings, plan, algorithms, entries)
-    compare(outcome(header.settings, entries), again)
+    again = replay_lock_step(header.settings, plan, algorithms, journal_records)
+    compare(outcome(header.settings, journal_records), again)
     return f"{len(again.decisions)} decisions the same in lock-step"
 
 

@@ -30,7 +30,7 @@ NAME: Final = "soak"
 ENDED: Final = {"FINISHED", "FAILED", "STOPPED"}
 #: What ends by itself is started again after so long, as by a service manager.
 _RESTART_S: Final = 0.5
-_LOOK_S: Final = 0.02
+_POLL_INTERVAL_S: Final = 0.02
 
 _SCRIPT: Final = """
 import tunemq as tune
@@ -301,7 +301,7 @@ class SoakFarm:
             worker.look()
         self.scheduler.look()
         self.is_searching = self.is_searching and self.state not in ENDED
-        time.sleep(_LOOK_S)  # what happens next happens by chance, or by the clock
+        time.sleep(_POLL_INTERVAL_S)  # what happens next happens by chance, or by the clock
 
     def live_until(self, moment: float) -> None:
         """Let it live until ``moment`` of the monotonic clock, or the end of its search."""

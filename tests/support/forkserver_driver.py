@@ -81,15 +81,15 @@ class Host:
             self._is_open = bool(data)
             for kind, payload in self._decoder.feed(data):
                 self.kinds.append(kind)
-                if kind == frames.ASK_ROOM:
+                if kind == frames.ASK_SAVE:
                     if not self.is_full:
-                        self.give_room()
+                        self.allow_save()
                 elif kind == frames.FETCH:
                     self._answer(frames.FETCHED, FetchAnswer(str(self.server.cache)))
                 elif payload and kind != frames.AWAIT_ORDER:
                     self.events.append(decode_node_event(payload))
 
-    def give_room(self) -> None:
+    def allow_save(self) -> None:
         """Let it write the checkpoint for which it asked for room."""
         self._answer(frames.ROOM, SaveAnswer(str(self.server.cache)))
 

@@ -22,7 +22,7 @@ from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
 #: Leases are looked at this often.
-_LOOK_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 
 class _WatchedNode(msgspec.Struct):
@@ -38,10 +38,10 @@ class _WatchedNode(msgspec.Struct):
             the node hosts, which orders without them would kill.
     """
 
-    mailbox: DesiredState
+    desired_state: DesiredState
     silent_s: float = 0.0
     is_away: bool = False
-    journalled: int = 0
+    acknowledged_up_to: int = 0
     is_overdue: bool = False
     is_new: bool = True
     withheld: Mapping[str, str] = {}
@@ -65,9 +65,9 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         self._time = farm.time
         self._nodes: dict[str, _WatchedNode] = {}
         self._dead: set[str] = set()
-        self._facts: list[m.Event] = []
+        self._read_events: list[m.Event] = []
         self._read_until = 0
-        self._unreleased: deque[tuple[int, str, int]] = deque()
+        self._unacknowledged: deque[tuple[int, str, int]] = deque()
         #: Whose events were handed out since the journal was last heard of.
         self._given: set[str] = set()
         #: Who joined, or returned, since then.
@@ -87,17 +87,17 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         self,
         nodes: Iterable[m.NodeJoined],
         away: Iterable[m.NodeJoined],
-        accepted: Mapping[str, int],
+        acknowledged: Mapping[str, int],
     ) -> None:
         """Expect these nodes, which a scheduler before this one knew."""
         for joined in nodes:
-            self._nodes[joined.incarnation] = self._watched(joined)
+            self._nodes[joined.instance_id] = self._watched(joined)
         for joined in away:
-            self._nodes[joined.incarnation] = self._watched(joined)
-            self._nodes[joined.incarnation].is_away = True
-        for incarnation, last in accepted.items():
-            if incarnation in self._nodes:
-                self._nodes[incarnation].journalled = last
+            self._nodes[joined.instance_id] = self._watched(joined)
+            self._nodes[joined.instance_id].is_away = True
+        for instance_id, last in acknowledged.items():
+            if instance_id in self._nodes:
+                self._nodes[instance_id].acknowledged_up_to = last
 
     def clock(self) -> float:
         """The virtual time in seconds."""
@@ -107,35 +107,35 @@ class FaultyTrialExecutor(DesiredStateExecutor):
 
     def perform(self, commands: Sequence[ExecutorCommand]) -> None:
         """Put the orders into the nodes' mailboxes, and send those that changed."""
-        self._facts_are_handled()
+        self._events_are_handled()
         super().perform(commands)
 
     def drop_node(self, order: DropNode) -> None:
         """Forget a dead node."""
         super().drop_node(order)
-        self._nodes.pop(order.incarnation, None)
-        self._dead.add(order.incarnation)
+        self._nodes.pop(order.instance_id, None)
+        self._dead.add(order.instance_id)
 
     def on_step_end(self) -> None:
         """Send each node whose orders changed its new assignment."""
         for watched in self._nodes.values():
-            if watched.mailbox.is_changed and watched.takes_orders:
-                self._farm.mail(watched.mailbox.next_assignment())
+            if watched.desired_state.is_changed and watched.takes_orders:
+                self._farm.send_assignment(watched.desired_state.next_assignment())
 
-    def _facts_are_handled(self) -> None:
+    def _events_are_handled(self) -> None:
         """A turn is journalled, and with it all facts that were handed out."""
         for watched in self._newcomers:
             watched.is_new = False
-            watched.mailbox.orders(self._opened_plan.events_key).settle()
+            watched.desired_state.orders(self._opened_plan.events_key).settle()
         self._newcomers.clear()
 
-    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
-        if (watched := self._nodes.get(incarnation)) is not None:
-            watched.mailbox.orders(self._opened_plan.events_key).put(order)
+    def _put(self, instance_id: str, order: m.TrialOrder) -> None:
+        if (watched := self._nodes.get(instance_id)) is not None:
+            watched.desired_state.orders(self._opened_plan.events_key).put(order)
 
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
-        if (watched := self._nodes.get(incarnation)) is not None:
-            watched.mailbox.orders(self._opened_plan.events_key).release(trial, epoch)
+    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
+        if (watched := self._nodes.get(instance_id)) is not None:
+            watched.desired_state.orders(self._opened_plan.events_key).release(trial, epoch)
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -144,45 +144,45 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         time = self._time
         limit = time.now + timeout
         self._read()
-        while not self._facts:
+        while not self._read_events:
             if not time.has_due(limit):
                 time.pass_to(limit)
                 break
             time.happen()
             self._read()
-        facts, self._facts = self._facts, []
-        return facts
+        read_events, self._read_events = self._read_events, []
+        return read_events
 
-    def release(self, accepted: dict[str, int]) -> None:
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
         """Note how far nodes' events are journalled; they hear of it with their leases."""
-        self._facts_are_handled()
-        for incarnation in self._given:
-            watched = self._nodes.get(incarnation)
+        self._events_are_handled()
+        for instance_id in self._given:
+            watched = self._nodes.get(instance_id)
             if watched is not None:
-                watched.journalled = accepted.get(incarnation, 0)
+                watched.acknowledged_up_to = acknowledged.get(instance_id, 0)
         self._given.clear()
         trimmed = 0
-        while self._unreleased:
-            number, incarnation, last = self._unreleased[0]
-            if incarnation in self._nodes and self._nodes[incarnation].journalled < last:
+        while self._unacknowledged:
+            number, instance_id, last = self._unacknowledged[0]
+            if instance_id in self._nodes and self._nodes[instance_id].acknowledged_up_to < last:
                 break
             trimmed = number
-            self._unreleased.popleft()
+            self._unacknowledged.popleft()
         if trimmed:
             self._farm.trim(trimmed)
 
     def _read(self) -> None:
         for number, (batch, events) in self._farm.read(self._read_until):
             self._read_until = number
-            incarnation = batch.incarnation
-            watched = self._nodes.get(incarnation) or self._introduced(incarnation)
-            self._unreleased.append((number, incarnation, batch.last))
+            instance_id = batch.instance_id
+            watched = self._nodes.get(instance_id) or self._registered(instance_id)
+            self._unacknowledged.append((number, instance_id, batch.last))
             if watched is not None:
-                self._is_heard(incarnation, watched)
-                self._given.add(incarnation)
+                self._is_heard(instance_id, watched)
+                self._given.add(instance_id)
                 cursor = f"{number}-0"
-                self._facts.append(m.BatchRead(incarnation, batch.first, batch.last, cursor))
-                self._facts += events
+                self._read_events.append(m.BatchRead(instance_id, batch.first, batch.last, cursor))
+                self._read_events += events
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -192,69 +192,71 @@ class FaultyTrialExecutor(DesiredStateExecutor):
             return
         if not self._farm.is_open:
             self._farm.open_anew()
-            self._unreleased.clear()
+            self._unacknowledged.clear()
             for watched in self._nodes.values():
-                watched.mailbox.lose_confirmation()
-        for incarnation in self._farm.current.values():
-            if incarnation not in self._nodes and self._farm.nodes[incarnation].is_reachable:
-                self._introduced(incarnation)
-        for incarnation, watched in list(self._nodes.items()):
-            self._look_at(incarnation, watched)
-        self._time.after(_LOOK_EVERY_S, self._look)
+                watched.desired_state.lose_confirmation()
+        for instance_id in self._farm.current.values():
+            if instance_id not in self._nodes and self._farm.nodes[instance_id].is_reachable:
+                self._registered(instance_id)
+        for instance_id, watched in list(self._nodes.items()):
+            self._look_at(instance_id, watched)
+        self._time.after(_POLL_INTERVAL_S, self._look)
 
-    def _look_at(self, incarnation: str, watched: _WatchedNode) -> None:
-        node = self._farm.nodes[incarnation]
+    def _look_at(self, instance_id: str, watched: _WatchedNode) -> None:
+        node = self._farm.nodes[instance_id]
         if not node.is_reachable:
-            watched.silent_s += _LOOK_EVERY_S
+            watched.silent_s += _POLL_INTERVAL_S
             if watched.silent_s > self._farm.faults.settings.lease_s and not watched.is_away:
                 watched.is_away = True
-                self._facts.append(m.NodeLost(incarnation, "its lease ran out"))
+                self._read_events.append(m.NodeLost(instance_id, "its lease ran out"))
             return
-        self._is_heard(incarnation, watched)
-        node.forget(watched.journalled)
-        mailbox = watched.mailbox
-        mailbox.confirm(*node.taken)
+        self._is_heard(instance_id, watched)
+        node.forget(watched.acknowledged_up_to)
+        desired_state = watched.desired_state
+        desired_state.confirm(*node.confirmed)
         if not watched.takes_orders:
             return
-        if mailbox.is_changed or mailbox.is_outdated:
-            self._farm.mail(mailbox.next_assignment())
-        elif watched.is_overdue and not mailbox.is_confirmed:
-            self._farm.mail(mailbox.same_assignment())
-        watched.is_overdue = not mailbox.is_confirmed
+        if desired_state.is_changed or desired_state.is_outdated:
+            self._farm.send_assignment(desired_state.next_assignment())
+        elif watched.is_overdue and not desired_state.is_confirmed:
+            self._farm.send_assignment(desired_state.same_assignment())
+        watched.is_overdue = not desired_state.is_confirmed
 
-    def _is_heard(self, incarnation: str, watched: _WatchedNode) -> None:
+    def _is_heard(self, instance_id: str, watched: _WatchedNode) -> None:
         watched.silent_s = 0.0
         if watched.is_away:
             watched.is_away = False
-            watched.mailbox.start_over()
+            watched.desired_state.start_over()
             watched.is_new = True
             self._newcomers.append(watched)
-            self._facts.append(m.NodeReturned(incarnation))
-        withheld = self._farm.nodes[incarnation].withheld
+            self._read_events.append(m.NodeReturned(instance_id))
+        withheld = self._farm.nodes[instance_id].withheld
         if withheld != watched.withheld:
             watched.withheld = withheld
-            self._facts.append(m.DevicesWithheld(incarnation, dict(withheld)))
+            self._read_events.append(m.DevicesWithheld(instance_id, dict(withheld)))
 
-    def _introduced(self, incarnation: str) -> _WatchedNode | None:
+    def _registered(self, instance_id: str) -> _WatchedNode | None:
         """A node is new here, unless it is dead; its incarnation before is dead now."""
-        node = self._farm.nodes[incarnation]
-        if incarnation in self._dead or self._farm.current[node.node] != incarnation:
+        node = self._farm.nodes[instance_id]
+        if instance_id in self._dead or self._farm.current[node.node] != instance_id:
             return None
         for other in list(self._nodes):
             if self._farm.nodes[other].node == node.node:
                 del self._nodes[other]
                 self._dead.add(other)
                 dead = m.NodeLost(other, "its node was started again", is_dead=True)
-                self._facts.append(dead)
-        joined = self._farm.settings.joined(incarnation, node.node, node.withheld)
-        watched = self._nodes[incarnation] = self._watched(joined)
-        self._facts.append(joined)
+                self._read_events.append(dead)
+        joined = self._farm.settings.joined(instance_id, node.node, node.withheld)
+        watched = self._nodes[instance_id] = self._watched(joined)
+        self._read_events.append(joined)
         return watched
 
     def _watched(self, joined: m.NodeJoined) -> _WatchedNode:
-        incarnation = joined.incarnation
-        mailbox = DesiredState(incarnation, self._term, self._farm.nodes[incarnation].taken[1])
-        mailbox.is_changed = self._farm.nodes[incarnation].taken[0] > 0
-        watched = _WatchedNode(mailbox, withheld=joined.withheld)
+        instance_id = joined.instance_id
+        desired_state = DesiredState(
+            instance_id, self._term, self._farm.nodes[instance_id].confirmed[1]
+        )
+        desired_state.is_changed = self._farm.nodes[instance_id].confirmed[0] > 0
+        watched = _WatchedNode(desired_state, withheld=joined.withheld)
         self._newcomers.append(watched)
         return watched

@@ -50,7 +50,7 @@ class _TrialRecord(msgspec.Struct):
     ``is_complete``: that step's result said that it is the last.
     """
 
-    epoch: int = 0
+    attempt: int = 0
     step: int = 0
     lineage: int = 0
     is_over: bool = False
@@ -86,7 +86,7 @@ class JournalAuditor:
         self.events = 0
         self._said, self._store, self._every = said, store, every
         self._books: dict[str, _TrialRecord] = {}
-        self._accepted: dict[str, int] = {}
+        self._acknowledged: dict[str, int] = {}
         #: Of the batch that is being read: whose, and the number of the next event.
         self._batch: tuple[str, int, int] | None = None
         self._has_removed = False
@@ -102,7 +102,7 @@ class JournalAuditor:
 
     # --- the journal grows ------------------------------------------------------------------------
 
-    def turn(self, entries: Iterable[m.JournalRecord]) -> list[c.Command]:
+    def turn(self, journal_records: Iterable[m.JournalRecord]) -> list[c.Command]:
         """A turn is journalled; returns what it orders.
 
         Raises:
@@ -114,8 +114,8 @@ class JournalAuditor:
             self._store_due = self.events + self._every
             self.check_store()
         commands: list[c.Command] = []
-        for entry in entries:
-            commands += self.event(entry.event, entry.answers)
+        for journal_record in journal_records:
+            commands += self.event(journal_record.event, journal_record.answers)
         return commands
 
     def event(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[c.Command]:
@@ -155,7 +155,7 @@ class JournalAuditor:
             self._batch_read(event)
         elif type(event) is m.CheckpointWritten:
             book = self._books[event.trial]
-            if event.epoch == book.epoch:
+            if event.attempt == book.attempt:
                 book.written.add(event.key)
         elif type(event) is m.ConfigSuggested:
             if event.trial in self._books or event.n != len(self._books):
@@ -163,19 +163,19 @@ class JournalAuditor:
             self._books[event.trial] = _TrialRecord()
 
     def _batch_read(self, event: m.BatchRead) -> None:
-        accepted = self._accepted.get(event.incarnation, 0)
+        acknowledged = self._acknowledged.get(event.instance_id, 0)
         if self._batch is not None:
             self._broken("I2", None, f"{event} comes within the batch {self._batch}")
-        if event.first != accepted + 1:
-            self._broken("I2", None, f"{event} is accepted, {accepted} was the last event")
-        self._accepted[event.incarnation] = event.last
-        self._batch = (event.incarnation, event.first, event.last)
+        if event.first != acknowledged + 1:
+            self._broken("I2", None, f"{event} is accepted, {acknowledged} was the last event")
+        self._acknowledged[event.instance_id] = event.last
+        self._batch = (event.instance_id, event.first, event.last)
 
     def _next_of_batch(self, event: m.Event, batch: tuple[str, int, int]) -> None:
-        incarnation, number, last = batch
-        self._batch = (incarnation, number + 1, last) if number < last else None
-        if self._said is not None and (stated := self._said(incarnation, number)) != event:
-            self._broken("I2", None, f"{incarnation}'s event {number} is {stated}, not {event}")
+        instance_id, number, last = batch
+        self._batch = (instance_id, number + 1, last) if number < last else None
+        if self._said is not None and (stated := self._said(instance_id, number)) != event:
+            self._broken("I2", None, f"{instance_id}'s event {number} is {stated}, not {event}")
 
     def _resumed(self) -> None:
         for trial_id, trial in self.runner.live.items():
@@ -189,17 +189,19 @@ class JournalAuditor:
                 self._begun(trial_id)  # what began in the lineage before counts no longer
 
     def _begun(self, trial: str) -> None:
-        book, epoch = self._books[trial], self.runner.live[trial].epoch
-        if epoch <= book.epoch:
-            self._broken("I4", trial, f"epoch {epoch} begins behind epoch {book.epoch}")
-        book.epoch = epoch
+        book, attempt = self._books[trial], self.runner.live[trial].attempt
+        if attempt <= book.attempt:
+            self._broken("I4", trial, f"epoch {attempt} begins behind epoch {book.attempt}")
+        book.attempt = attempt
 
     # --- what is ordered --------------------------------------------------------------------------
 
     def _recorded_result(self, command: c.NotifyResult) -> None:
         book, result = self._books[command.trial], command.result
-        if result.epoch != book.epoch:
-            told = f"epoch {result.epoch} reported step {result.step}, {book.epoch} is the newest"
+        if result.attempt != book.attempt:
+            told = (
+                f"epoch {result.attempt} reported step {result.step}, {book.attempt} is the newest"
+            )
             self._broken("I4", command.trial, told)
         if result.step <= book.step:
             self._broken("I2", command.trial, f"step {result.step} is recorded a second time")
@@ -214,13 +216,13 @@ class JournalAuditor:
 
     def _recorded_start(self, command: c.NotifyTrialStart) -> None:
         book = self._books[command.trial]
-        if command.started.epoch != book.epoch or book.is_over:
-            self._broken("I4", command.trial, f"epoch {command.started.epoch} is said to start")
+        if command.started.attempt != book.attempt or book.is_over:
+            self._broken("I4", command.trial, f"epoch {command.started.attempt} is said to start")
 
     def _recorded_checkpoint(self, command: c.NotifyCheckpoint) -> None:
         kept, book = command.checkpoint, self._books[command.trial]
-        if kept.epoch != book.epoch and kept.key not in book.written:
-            self._broken("I4", command.trial, f"{kept.key} is kept, {book.epoch} is the newest")
+        if kept.attempt != book.attempt and kept.key not in book.written:
+            self._broken("I4", command.trial, f"{kept.key} is kept, {book.attempt} is the newest")
         if self._store is not None and not self._store.has(kept.key):
             self._broken("I7", command.trial, f"{kept.key} is kept and not in the store")
 
@@ -232,17 +234,19 @@ class JournalAuditor:
 
     def _started(self, command: c.StartTrial) -> None:
         book = self._books[command.trial]
-        if command.epoch != book.epoch:
-            self._broken("I5", command.trial, f"epoch {command.epoch} of {book.epoch} is started")
+        if command.attempt != book.attempt:
+            self._broken(
+                "I5", command.trial, f"epoch {command.attempt} of {book.attempt} is started"
+            )
         if command.last_step != book.step:
             told = f"it is told that {command.last_step} is its last step, {book.step} is"
             self._broken("I3", command.trial, told)
-        node = self.runner.nodes[command.incarnation].node
+        node = self.runner.nodes[command.instance_id].node
         if node in self.runner.live[command.trial].excluded:
             self._broken("I5", command.trial, f"it begins on {node}, which it is kept away from")
-        withheld = self.runner.nodes[command.incarnation].withheld
+        withheld = self.runner.nodes[command.instance_id].withheld
         if command.devices.keys() & withheld:
-            told = f"it begins on {command.devices} of {command.incarnation}: {withheld}"
+            told = f"it begins on {command.devices} of {command.instance_id}: {withheld}"
             self._broken("I5", command.trial, told)
         if len(command.devices) > 1 and any(uuid.startswith("MIG-") for uuid in command.devices):
             self._broken("I5", command.trial, f"it has several with parts: {command.devices}")
@@ -279,11 +283,11 @@ class JournalAuditor:
             tally[status] += 1
             if trial_id in finished or (status in FINISHED) != book.is_over:
                 self._broken("I1", trial_id, f"it is {status}, and over: {book.is_over}")
-            if trial.last_step != book.step or trial.epoch != book.epoch:
-                told = f"it is at epoch {trial.epoch} and step {trial.last_step}, not at {book}"
+            if trial.last_step != book.step or trial.attempt != book.attempt:
+                told = f"it is at epoch {trial.attempt} and step {trial.last_step}, not at {book}"
                 self._broken("I3", trial_id, told)
             if status == RUNNING:
-                node = node_at(trial_id, trial.epoch)
+                node = node_at(trial_id, trial.attempt)
                 if node not in nodes:
                     self._broken("I5", trial_id, f"it is RUNNING on {node}, which is not there")
         for status in (PENDING, RUNNING, PAUSED):
@@ -296,10 +300,10 @@ class JournalAuditor:
         runner = self.runner
         held: dict[str, dict[str, float]] = {node: {} for node in runner.nodes}
         shares: dict[tuple[str, str], float] = {}
-        for trial, epoch, node in runner.slots:
-            if node not in held or not 0 < epoch <= self._books[trial].epoch:
-                self._broken("I5", trial, f"epoch {epoch} holds a slot of {node}")
-            on_node, slot = held[node], runner.slots.held_by(trial, epoch)
+        for trial, attempt, node in runner.slots:
+            if node not in held or not 0 < attempt <= self._books[trial].attempt:
+                self._broken("I5", trial, f"epoch {attempt} holds a slot of {node}")
+            on_node, slot = held[node], runner.slots.held_by(trial, attempt)
             resources = slot.resources
             if slot.devices:
                 resources = {**resources, "gpu": sum(slot.devices.values())}

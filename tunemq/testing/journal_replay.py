@@ -116,7 +116,7 @@ def replay_lock_step(
             raise InvariantBroken(
                 f"what happened does not fit what is decided in lock-step: {error}"
             ) from error
-        seen.note(driver.entries[-1].answers, driver.commands)
+        seen.note(driver.journal_records[-1].answers, driver.commands)
         driver.end_turn()
     return seen
 

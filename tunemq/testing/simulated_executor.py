@@ -60,12 +60,12 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
         return [f"node-{number:05d}" for number in range(self.nodes)]
 
     def joined(
-        self, incarnation: str, node: str, withheld: Mapping[str, str] | None = None
+        self, instance_id: str, node: str, withheld: Mapping[str, str] | None = None
     ) -> m.NodeJoined:
         """What an incarnation of a node says of itself."""
         gpus = dict(zip(self.names(), self.gpus, strict=True)) if self.gpus else {}
         return m.NodeJoined(
-            incarnation,
+            instance_id,
             node,
             node,
             "127.0.0.1",
@@ -83,7 +83,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         self._time = VirtualTime()
         self._numbers: dict[str, int] = {}
         self._arrived: list[m.Event] = []
-        self._hosts = SimulatedTrialProcesses(
+        self._processes = SimulatedTrialProcesses(
             self._time,
             metrics,
             step_time,
@@ -95,7 +95,7 @@ class SimulatedTrialExecutor(TrialExecutor):
 
     def open(self, plan: ExperimentPlan) -> None:
         """Let all nodes join at time 0, and plan the deaths."""
-        self._hosts.open(plan)
+        self._processes.open(plan)
         rng = random.Random(f"{self.settings.seed}/deaths")
         for number, node in enumerate(self.settings.names()):
             self._join(node, 1)
@@ -114,15 +114,15 @@ class SimulatedTrialExecutor(TrialExecutor):
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let it run on when the order arrives."""
-        self._order(self._hosts.run_on, order.trial, order.epoch, order.run_until)
+        self._order(self._processes.run_on, order.trial, order.attempt, order.run_until)
 
     def stop_trial(self, order: StopTrial) -> None:
         """End it when the order arrives."""
-        self._order(self._hosts.end, order.trial, order.epoch)
+        self._order(self._processes.end, order.trial, order.attempt)
 
     def pause_trial(self, order: PauseTrial) -> None:
         """Save and end it when the order arrives."""
-        self._order(self._hosts.pause, order.trial, order.epoch)
+        self._order(self._processes.pause, order.trial, order.attempt)
 
     def release_trial(self, order: ReleaseTrial) -> None:
         """Nothing is kept of it here."""
@@ -134,8 +134,8 @@ class SimulatedTrialExecutor(TrialExecutor):
         self._time.after(self.settings.latency_s, action, *arguments)
 
     def _start(self, order: StartTrial) -> None:
-        if order.incarnation in self._numbers:
-            self._hosts.start(order)
+        if order.instance_id in self._numbers:
+            self._processes.start(order)
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -168,19 +168,19 @@ class SimulatedTrialExecutor(TrialExecutor):
     # --- nodes ------------------------------------------------------------------------------------
 
     def _join(self, node: str, life: int) -> None:
-        incarnation = f"{node}.{life}"
-        self._numbers[incarnation] = 0
+        instance_id = f"{node}.{life}"
+        self._numbers[instance_id] = 0
         if life > 1:
             dead = m.NodeLost(f"{node}.{life - 1}", "its node was started again", is_dead=True)
             self._arrived.append(dead)
-        self._arrived.append(self.settings.joined(incarnation, node))
+        self._arrived.append(self.settings.joined(instance_id, node))
 
     def _die(self, number: int) -> None:
         node = f"node-{number:05d}"
-        incarnation = f"{node}.1"
-        del self._numbers[incarnation]
-        self._hosts.node_died(incarnation)
-        lost = m.NodeLost(incarnation, "its lease ran out")
+        instance_id = f"{node}.1"
+        del self._numbers[instance_id]
+        self._processes.node_died(instance_id)
+        lost = m.NodeLost(instance_id, "its lease ran out")
         self._time.after(self.settings.lease_s, self._arrive, lost)
         back = self.settings.lease_s + self.settings.downtime_s
         self._time.after(back, self._join, node, 2)

@@ -64,7 +64,7 @@ class SimulatedFarm:
         self._entries = 0
         self._lives: dict[str, int] = {}
         self._queued: dict[str, list[m.Assignment]] = {}
-        self._hosts = SimulatedTrialProcesses(
+        self._processes = SimulatedTrialProcesses(
             self.time,
             metrics,
             step_time,
@@ -74,19 +74,19 @@ class SimulatedFarm:
             store=self.store,
             cleanup_s=faults.cleanup_s,
             linger_s=faults.linger_s,
-            skew=lambda incarnation: self.nodes[incarnation].skew,
+            skew=lambda instance_id: self.nodes[instance_id].skew,
         )
 
     def open(self, plan: ExperimentPlan) -> None:
         """Start all nodes, and plan what goes wrong."""
-        self._hosts.open(plan)
+        self._processes.open(plan)
         names = self.settings.names()
         for name in names:
             self._boot(name)
         faults, rng = self.faults.settings, self.faults.rng
         for count, happens in (
             (faults.node_deaths, self._a_node_dies),
-            (faults.host_deaths, self._a_host_dies),
+            (faults.process_deaths, self._a_process_dies),
             (faults.cut_offs, lambda: self._cut_off([rng.choice(names)], faults.cut_off_s)),
             (faults.outages, lambda: self._cut_off(names, faults.outage_s)),
             (faults.wipes, self.wipe),
@@ -114,7 +114,7 @@ class SimulatedFarm:
         while self._stream and self._stream[0][0] <= until:
             self._stream.popleft()
 
-    def mail(self, assignment: m.Assignment) -> None:
+    def send_assignment(self, assignment: m.Assignment) -> None:
         """Send a node its orders, which may be lost, late, or arrive twice."""
         faults = self.faults
         if not faults.is_lost():
@@ -146,78 +146,78 @@ class SimulatedFarm:
         return True
 
     def _deliver(self, generation: int, assignment: m.Assignment) -> None:
-        node = self.nodes[assignment.incarnation]
+        node = self.nodes[assignment.instance_id]
         if generation != self.generation or not node.is_alive:
             return
         if node.is_reachable:
             node.obey(assignment)
         else:
-            self._queued.setdefault(node.incarnation, []).append(assignment)
+            self._queued.setdefault(node.instance_id, []).append(assignment)
 
     # --- nodes ------------------------------------------------------------------------------------
 
     def _boot(self, name: str) -> None:
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        incarnation = f"{name}.{life}"
-        self.nodes[incarnation] = SimulatedNode(
-            incarnation,
+        instance_id = f"{name}.{life}"
+        self.nodes[instance_id] = SimulatedNode(
+            instance_id,
             name,
             time=self.time,
             faults=self.faults,
-            hosts=self._hosts,
+            processes=self._processes,
             append=self._append,
             generation=self.generation,
             on_start=self._started,
         )
-        self.current[name] = incarnation
+        self.current[name] = instance_id
 
     def _started(self, order: StartTrial) -> None:
-        self._on_start(order, self._hosts.held(order.incarnation))
+        self._on_start(order, self._processes.held(order.instance_id))
 
-    def _state(self, incarnation: str, *events: m.NodeEvent) -> None:
+    def _state(self, instance_id: str, *events: m.NodeEvent) -> None:
         if events:
-            self.nodes[incarnation].state(*events)
+            self.nodes[instance_id].state(*events)
 
     def _a_node_dies(self) -> None:
         living = [one for one in self.current.values() if self.nodes[one].is_alive]
         if living:
             self.kill(self.faults.rng.choice(living))
 
-    def kill(self, incarnation: str) -> None:
+    def kill(self, instance_id: str) -> None:
         """A node dies with all its hosts; it is started again after a while."""
-        node = self.nodes[incarnation]
+        node = self.nodes[instance_id]
         node.is_alive = False
-        self._hosts.node_died(incarnation)
+        self._processes.node_died(instance_id)
         downtime = self.faults.settings.downtime_s * self.faults.rng.random()
         self.time.after(downtime, self._boot, node.node)
 
     def _a_device_goes_bad(self) -> None:
-        incarnation = self.faults.rng.choice(list(self.current.values()))
-        node = self.nodes[incarnation]
-        gpus = self.settings.joined(incarnation, node.node).gpus
+        instance_id = self.faults.rng.choice(list(self.current.values()))
+        node = self.nodes[instance_id]
+        gpus = self.settings.joined(instance_id, node.node).gpus
         if gpus:
             uuid = self.faults.rng.choice(gpus).uuid
             node.withheld = {**node.withheld, uuid: "XID 79"}
             seconds = self.faults.settings.bad_device_s * self.faults.rng.random()
             self.time.after(seconds, node.use_again, uuid)
 
-    def _a_host_dies(self) -> None:
-        hosts = self._hosts.all()
-        if hosts:
-            host = self.faults.rng.choice(hosts)
-            self._hosts.die(host.order.trial, host.epoch)
+    def _a_process_dies(self) -> None:
+        processes = self._processes.all()
+        if processes:
+            process = self.faults.rng.choice(processes)
+            self._processes.die(process.order.trial, process.attempt)
 
     def _cut_off(self, names: Sequence[str], longest_s: float) -> None:
         seconds = longest_s * self.faults.rng.random()
         for name in names:
-            incarnation = self.current[name]
-            self.nodes[incarnation].cuts += 1
-            self.time.after(seconds, self._reach_again, incarnation)
+            instance_id = self.current[name]
+            self.nodes[instance_id].cuts += 1
+            self.time.after(seconds, self._reach_again, instance_id)
 
-    def _reach_again(self, incarnation: str) -> None:
-        node = self.nodes[incarnation]
+    def _reach_again(self, instance_id: str) -> None:
+        node = self.nodes[instance_id]
         node.cuts -= 1
         if node.is_reachable:
-            for assignment in self._queued.pop(incarnation, ()):
+            for assignment in self._queued.pop(instance_id, ()):
                 node.obey(assignment)
             node.send()

@@ -36,7 +36,7 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
     late: float = 0.0
     late_s: float = 2.0
     node_deaths: int = 0
-    host_deaths: int = 0
+    process_deaths: int = 0
     cut_offs: int = 0
     outages: int = 0
     wipes: int = 0

@@ -41,26 +41,26 @@ class SimulatedNode:
 
     def __init__(
         self,
-        incarnation: str,
+        instance_id: str,
         node: str,
         *,
         time: VirtualTime,
         faults: SimulatedFaults,
-        hosts: SimulatedTrialProcesses,
+        processes: SimulatedTrialProcesses,
         append: Callable[[int, m.BatchRead, Sequence[m.NodeEvent]], bool],
         generation: int,
         on_start: Callable[[StartTrial], None],
     ) -> None:
-        self.incarnation, self.node = incarnation, node
+        self.instance_id, self.node = instance_id, node
         self.is_alive = True
         self.cuts = 0
         self.skew = faults.skew()
-        self.taken = (0, 0)
+        self.confirmed = (0, 0)
         self.withheld: Mapping[str, str] = {}
-        self._time, self._faults, self._hosts = time, faults, hosts
+        self._time, self._faults, self._processes = time, faults, processes
         self._append, self._on_start = append, on_start
         self._generation = generation
-        self._hosting: set[AttemptId] = set()
+        self._running: set[AttemptId] = set()
         self._over: set[AttemptId] = set()
         self._starts: dict[AttemptId, m.TrialSpec] = {}
         #: What is not known to be journalled, and the number of the first of it.
@@ -89,18 +89,18 @@ class SimulatedNode:
     def obey(self, assignment: m.Assignment) -> None:
         """Make what is what the assignment says, if it is newer than the last."""
         version = (assignment.term, assignment.version)
-        if version <= self.taken:
+        if version <= self.confirmed:
             return
-        self.taken = version
-        wanted = {(order.trial, order.epoch): order for order in assignment.orders}
+        self.confirmed = version
+        wanted = {(order.trial, order.attempt): order for order in assignment.orders}
         self._over &= wanted.keys()
         self._starts = {key: start for key, start in self._starts.items() if key in wanted}
-        for key in self._hosting - wanted.keys():
-            self._hosts.kill(*key)
+        for key in self._running - wanted.keys():
+            self._processes.kill(*key)
         for key, order in wanted.items():
             if order.start is not None:
                 self._starts[key] = order.start
-            if key in self._hosting:
+            if key in self._running:
                 self._tell(order)
             elif order.kill and key not in self._over:  # it never was there
                 self.state(m.SlotFreed(*key))
@@ -109,27 +109,27 @@ class SimulatedNode:
 
     def _tell(self, order: m.TrialOrder) -> None:
         if order.kill:
-            self._hosts.kill(order.trial, order.epoch)
+            self._processes.kill(order.trial, order.attempt)
         elif order.stop:
-            self._hosts.end(order.trial, order.epoch)
+            self._processes.end(order.trial, order.attempt)
         elif order.pause:
-            self._hosts.pause(order.trial, order.epoch)
+            self._processes.pause(order.trial, order.attempt)
         else:
-            self._hosts.run_on(order.trial, order.epoch, order.run_until)
+            self._processes.run_on(order.trial, order.attempt, order.run_until)
 
     def _begin(self, order: m.TrialOrder, start: m.TrialSpec) -> None:
         if order.stop:  # it is over before it began
-            self._over.add((order.trial, order.epoch))
-            self.state(m.SlotFreed(order.trial, order.epoch))
+            self._over.add((order.trial, order.attempt))
+            self.state(m.SlotFreed(order.trial, order.attempt))
             return
         if start.devices.keys() & self.withheld:  # the order crossed the news on its way
-            freed = m.SlotFreed(order.trial, order.epoch)
-            self.state(m.TrialPaused(order.trial, order.epoch), freed)
+            freed = m.SlotFreed(order.trial, order.attempt)
+            self.state(m.TrialPaused(order.trial, order.attempt), freed)
             return
         begun = StartTrial(
             trial=order.trial,
-            epoch=order.epoch,
-            incarnation=self.incarnation,
+            attempt=order.attempt,
+            instance_id=self.instance_id,
             number=start.trial_number,
             config=start.config,
             resources=start.resources,
@@ -139,10 +139,10 @@ class SimulatedNode:
             devices=start.devices,
         )
         self._on_start(begun)
-        self._hosting.add((order.trial, order.epoch))
-        self._hosts.start(begun)
+        self._running.add((order.trial, order.attempt))
+        self._processes.start(begun)
         if order.pause:
-            self._hosts.pause(order.trial, order.epoch)
+            self._processes.pause(order.trial, order.attempt)
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class SimulatedNode:
         """State what happened; it is sent as soon as no batch is under way."""
         for event in events:
             if type(event) is m.SlotFreed:
-                self._hosting.discard((event.trial, event.epoch))
-                self._over.add((event.trial, event.epoch))
+                self._running.discard((event.trial, event.attempt))
+                self._over.add((event.trial, event.attempt))
         self._outbox.extend(events)
         self.send()
 
@@ -161,7 +161,7 @@ class SimulatedNode:
         if self._is_sending or self._next > last or not self.is_reachable:
             return
         events = tuple(islice(self._outbox, self._next - self._first, None))
-        batch = m.BatchRead(self.incarnation, self._next, last, "")
+        batch = m.BatchRead(self.instance_id, self._next, last, "")
         self._next = last + 1
         self._is_sending = True
         delay = self._faults.delay()

@@ -27,9 +27,9 @@ class SimulatedTrialProcess:
 
     __slots__ = (
         "alive",
+        "attempt",
         "config",
         "elapsed",
-        "epoch",
         "is_pausing",
         "node",
         "order",
@@ -44,8 +44,8 @@ class SimulatedTrialProcess:
     def __init__(self, order: StartTrial, config: dict[str, Any], step: int) -> None:
         self.order = order
         self.config = config
-        self.node = order.incarnation
-        self.epoch = order.epoch
+        self.node = order.instance_id
+        self.attempt = order.attempt
         self.step = self.saved = step
         self.run_until: Horizon = order.run_until
         self.elapsed = 0.0
@@ -93,7 +93,7 @@ class SimulatedTrialProcesses:
         self._horizon_error = horizon_error
         self._cleanup_s, self._linger_s = cleanup_s, linger_s
         self._skew = skew
-        self._hosts: dict[tuple[str, int], SimulatedTrialProcess] = {}
+        self._processes: dict[tuple[str, int], SimulatedTrialProcess] = {}
         #: By trial and node, those that wait for room for a checkpoint.
         self._saving: dict[tuple[str, str], SimulatedTrialProcess] = {}
         #: Ended, and not quite gone: what they hold of their node.
@@ -103,7 +103,7 @@ class SimulatedTrialProcesses:
             seed,
             at=time.after,
             report=report,
-            on_room=self._go_on_saving,
+            on_slot_free=self._go_on_saving,
             on_given_up=self._give_up,
             store=store,
         )
@@ -119,208 +119,219 @@ class SimulatedTrialProcesses:
         self._saves_at_end = plan.checkpoint_at_end
         self._uploads_waiting = plan.uploads_waiting
 
-    def get(self, trial: str, epoch: int) -> SimulatedTrialProcess | None:
+    def get(self, trial: str, attempt: int) -> SimulatedTrialProcess | None:
         """The host of an incarnation, unless it has ended."""
-        return self._hosts.get((trial, epoch))
+        return self._processes.get((trial, attempt))
 
     def all(self) -> list[SimulatedTrialProcess]:
         """All hosts that have not ended."""
-        return list(self._hosts.values())
+        return list(self._processes.values())
 
     def held(self, node: str) -> list[StartTrial]:
         """The orders of all hosts of which something is left on a node."""
-        hosts = (*self._hosts.values(), *self._lingering.values())
-        return [host.order for host in hosts if host.node == node]
+        processes = (*self._processes.values(), *self._lingering.values())
+        return [process.order for process in processes if process.node == node]
 
     # --- orders, when they have arrived -----------------------------------------------------------
 
     def start(self, order: StartTrial) -> None:
         """Begin to host an incarnation."""
         ref, damaged = self._uploads.usable(order)
-        at = self._time.now + self._skew(order.incarnation)
-        started = m.TrialStarted(order.trial, order.epoch, 1, order.incarnation, "127.0.0.1", at)
-        self._report(order.incarnation, started, *damaged)
-        host = SimulatedTrialProcess(
+        at = self._time.now + self._skew(order.instance_id)
+        started = m.TrialStarted(order.trial, order.attempt, 1, order.instance_id, "127.0.0.1", at)
+        self._report(order.instance_id, started, *damaged)
+        process = SimulatedTrialProcess(
             order, unpack_config(order.config), 0 if ref is None else ref.step
         )
-        self._hosts[order.trial, order.epoch] = host
+        self._processes[order.trial, order.attempt] = process
         if ref is None and order.restore:
-            self._report(host.node, *self._failed(host, "restore", "no checkpoint is usable"))
+            self._report(process.node, *self._failed(process, "restore", "no checkpoint is usable"))
         else:
-            self._next_step(host)
+            self._next_step(process)
 
-    def run_on(self, trial: str, epoch: int, run_until: Horizon) -> None:
+    def run_on(self, trial: str, attempt: int, run_until: Horizon) -> None:
         """Let one run on to a new horizon."""
-        host = self._hosts.get((trial, epoch))
-        if host is not None:
-            host.run_until = run_until
-            if host.waits and not self._has_reached(host):
-                host.waits = False
-                self._next_step(host)
+        process = self._processes.get((trial, attempt))
+        if process is not None:
+            process.run_until = run_until
+            if process.waits and not self._has_reached(process):
+                process.waits = False
+                self._next_step(process)
 
-    def end(self, trial: str, epoch: int) -> None:
+    def end(self, trial: str, attempt: int) -> None:
         """End one, which saves if that is due."""
-        host = self._hosts.get((trial, epoch))
-        if host is not None:
-            self._report(host.node, *self._saved_at_last(host), *self._gone(host))
+        process = self._processes.get((trial, attempt))
+        if process is not None:
+            self._report(process.node, *self._saved_at_last(process), *self._gone(process))
 
-    def kill(self, trial: str, epoch: int) -> None:
+    def kill(self, trial: str, attempt: int) -> None:
         """End one that is not wanted any more: it says nothing but that it is gone."""
-        host = self._hosts.get((trial, epoch))
-        if host is not None:
-            self._report(host.node, *self._gone(host))
+        process = self._processes.get((trial, attempt))
+        if process is not None:
+            self._report(process.node, *self._gone(process))
 
-    def pause(self, trial: str, epoch: int) -> None:
+    def pause(self, trial: str, attempt: int) -> None:
         """Save one and end it; one that is within a step ends that first, and states its result."""
-        host = self._hosts.get((trial, epoch))
-        if host is None:
+        process = self._processes.get((trial, attempt))
+        if process is None:
             return
-        if host.waits or host.unsaved is not None:
-            self._report(host.node, *self._saved_at_last(host), *self._paused(host))
+        if process.waits or process.unsaved is not None:
+            self._report(process.node, *self._saved_at_last(process), *self._paused(process))
         else:
-            host.is_pausing = True
+            process.is_pausing = True
 
     # --- what goes wrong --------------------------------------------------------------------------
 
-    def die(self, trial: str, epoch: int) -> None:
+    def die(self, trial: str, attempt: int) -> None:
         """A host is killed by somebody else; its node says so."""
-        host = self._hosts.get((trial, epoch))
-        if host is not None:
-            at = self._time.now + self._skew(host.node)
-            died = m.TrialProcessDied(trial, epoch, 1, 9, None, at)
-            self._report(host.node, died, *self._gone(host))
+        process = self._processes.get((trial, attempt))
+        if process is not None:
+            at = self._time.now + self._skew(process.node)
+            died = m.TrialProcessDied(trial, attempt, 1, 9, None, at)
+            self._report(process.node, died, *self._gone(process))
 
     def node_died(self, node: str) -> None:
         """Nothing of a node is left, and nobody says so."""
-        for hosts in (self._hosts, self._lingering):
-            for key, host in list(hosts.items()):
-                if host.node == node:
-                    host.alive = False
-                    del hosts[key]
+        for processes in (self._processes, self._lingering):
+            for key, process in list(processes.items()):
+                if process.node == node:
+                    process.alive = False
+                    del processes[key]
         self._uploads.node_died(node)
 
     def _give_up(self, trial: str, node: str, reason: str) -> None:
         """The host of this trial on this node cannot keep its checkpoints."""
-        for host in list(self._hosts.values()):
-            if (host.order.trial, host.node) == (trial, node):
-                self._report(host.node, *self._failed(host, "storage", reason))
+        for process in list(self._processes.values()):
+            if (process.order.trial, process.node) == (trial, node):
+                self._report(process.node, *self._failed(process, "storage", reason))
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _next_step(self, host: SimulatedTrialProcess) -> None:
-        seconds = self._step_time(host.config, host.step + 1)
-        self._time.after(seconds, self._step, host, seconds)
+    def _next_step(self, process: SimulatedTrialProcess) -> None:
+        seconds = self._step_time(process.config, process.step + 1)
+        self._time.after(seconds, self._step, process, seconds)
 
-    def _step(self, host: SimulatedTrialProcess, seconds: float) -> None:
-        if not host.alive:
+    def _step(self, process: SimulatedTrialProcess, seconds: float) -> None:
+        if not process.alive:
             return
-        host.step += 1
-        host.elapsed += seconds
-        metrics = self._metrics(host.config, host.step)
-        host.shown = {**metrics, "training_iteration": host.step, "time_total_s": host.elapsed}
-        done = first_that_holds(self._stop, host.shown) is not None
-        events: list[m.NodeEvent] = [self._result(host, metrics, seconds, done=done)]
+        process.step += 1
+        process.elapsed += seconds
+        metrics = self._metrics(process.config, process.step)
+        process.shown = {
+            **metrics,
+            "training_iteration": process.step,
+            "time_total_s": process.elapsed,
+        }
+        done = first_that_holds(self._stop, process.shown) is not None
+        events: list[m.NodeEvent] = [self._result(process, metrics, seconds, done=done)]
         frequency = self._frequency
-        if (frequency and host.step % frequency == 0) or (done and self._saves_at_end):
-            if self._uploads.waiting(host.order.trial, host.node) > self._uploads_waiting:
-                host.unsaved = done
-                self._saving[host.order.trial, host.node] = host
-                events.append(m.TrialWaits(host.order.trial, host.epoch, "save", "simulated"))
-                self._report(host.node, *events)
+        if (frequency and process.step % frequency == 0) or (done and self._saves_at_end):
+            if self._uploads.waiting(process.order.trial, process.node) > self._uploads_waiting:
+                process.unsaved = done
+                self._saving[process.order.trial, process.node] = process
+                events.append(
+                    m.TrialWaits(process.order.trial, process.attempt, "save", "simulated")
+                )
+                self._report(process.node, *events)
                 return
-            events.append(self._checkpoint(host))
-        self._finish_step(host, done, events)
+            events.append(self._checkpoint(process))
+        self._finish_step(process, done, events)
 
     def _go_on_saving(self, trial: str, node: str) -> None:
         """There is room for one checkpoint more of this trial on this node."""
-        host = self._saving.get((trial, node))
-        if host is not None and host.alive and host.unsaved is not None:
-            done = host.unsaved
-            self._finish_step(host, done, self._saved_at_last(host))
+        process = self._saving.get((trial, node))
+        if process is not None and process.alive and process.unsaved is not None:
+            done = process.unsaved
+            self._finish_step(process, done, self._saved_at_last(process))
 
-    def _saved_at_last(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
+    def _saved_at_last(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
         """What is stated when a host gets the room that it waited for."""
-        if host.unsaved is None:
+        if process.unsaved is None:
             return []
-        host.unsaved = None
-        self._saving.pop((host.order.trial, host.node), None)
-        return [m.TrialWaits(host.order.trial, host.epoch, "", ""), self._checkpoint(host)]
+        process.unsaved = None
+        self._saving.pop((process.order.trial, process.node), None)
+        return [
+            m.TrialWaits(process.order.trial, process.attempt, "", ""),
+            self._checkpoint(process),
+        ]
 
     def _finish_step(
-        self, host: SimulatedTrialProcess, done: bool, events: list[m.NodeEvent]
+        self, process: SimulatedTrialProcess, done: bool, events: list[m.NodeEvent]
     ) -> None:
         if done and self._cleanup_s:
-            self._report(host.node, *events)
-            self._time.after(self._cleanup_s, self._finish, host)
+            self._report(process.node, *events)
+            self._time.after(self._cleanup_s, self._finish, process)
             return
         if done:
-            events += self._finished(host)
-        elif host.is_pausing:
-            events += self._paused(host)
-        self._report(host.node, *events)
-        if host.alive:
-            host.shown["training_iteration"] -= self._horizon_error
-            if self._has_reached(host):
-                host.waits = True
+            events += self._finished(process)
+        elif process.is_pausing:
+            events += self._paused(process)
+        self._report(process.node, *events)
+        if process.alive:
+            process.shown["training_iteration"] -= self._horizon_error
+            if self._has_reached(process):
+                process.waits = True
             else:
-                self._next_step(host)
+                self._next_step(process)
 
-    def _finish(self, host: SimulatedTrialProcess) -> None:
+    def _finish(self, process: SimulatedTrialProcess) -> None:
         """It has cleaned up."""
-        if host.alive:
-            self._report(host.node, *self._finished(host))
+        if process.alive:
+            self._report(process.node, *self._finished(process))
 
-    def _has_reached(self, host: SimulatedTrialProcess) -> bool:
+    def _has_reached(self, process: SimulatedTrialProcess) -> bool:
         """Whether somebody has to decide; nobody does about a repeated step."""
-        is_new = host.step > host.order.last_step
-        return is_new and first_that_holds(host.run_until, host.shown) is not None
+        is_new = process.step > process.order.last_step
+        return is_new and first_that_holds(process.run_until, process.shown) is not None
 
     def _result(
-        self, host: SimulatedTrialProcess, metrics: dict[str, Any], seconds: float, *, done: bool
+        self, process: SimulatedTrialProcess, metrics: dict[str, Any], seconds: float, *, done: bool
     ) -> m.ResultReported:
         return m.ResultReported(
-            trial=host.order.trial,
-            epoch=host.epoch,
-            step=host.step,
+            trial=process.order.trial,
+            attempt=process.attempt,
+            step=process.step,
             metrics=metrics,
-            timestamp=self._time.now + self._skew(host.node),
+            timestamp=self._time.now + self._skew(process.node),
             time_this_iter_s=seconds,
-            time_total_s=host.elapsed,
-            time_since_restore=host.elapsed,
-            iterations_since_restore=host.step,
+            time_total_s=process.elapsed,
+            time_since_restore=process.elapsed,
+            iterations_since_restore=process.step,
             done=done,
         )
 
     def _checkpoint(
-        self, host: SimulatedTrialProcess
+        self, process: SimulatedTrialProcess
     ) -> m.CheckpointWritten | m.CheckpointCommitted:
-        host.saved = host.step
-        return self._uploads.save(host.order.trial, host.epoch, host.step, host.node)
+        process.saved = process.step
+        return self._uploads.save(process.order.trial, process.attempt, process.step, process.node)
 
-    def _failed(self, host: SimulatedTrialProcess, kind: str, reason: str) -> list[m.NodeEvent]:
-        at = self._time.now + self._skew(host.node)
-        failed = m.TrialFailed(host.order.trial, host.epoch, kind, reason, "", at)
-        return [failed, *self._gone(host)]
+    def _failed(self, process: SimulatedTrialProcess, kind: str, reason: str) -> list[m.NodeEvent]:
+        at = self._time.now + self._skew(process.node)
+        failed = m.TrialFailed(process.order.trial, process.attempt, kind, reason, "", at)
+        return [failed, *self._gone(process)]
 
-    def _finished(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
-        return [m.TrialFinished(host.order.trial, host.epoch), *self._gone(host)]
+    def _finished(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
+        return [m.TrialFinished(process.order.trial, process.attempt), *self._gone(process)]
 
-    def _paused(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
-        events: list[m.NodeEvent] = [self._checkpoint(host)] if host.step > host.saved else []
-        return [*events, m.TrialPaused(host.order.trial, host.epoch), *self._gone(host)]
+    def _paused(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
+        events: list[m.NodeEvent] = (
+            [self._checkpoint(process)] if process.step > process.saved else []
+        )
+        return [*events, m.TrialPaused(process.order.trial, process.attempt), *self._gone(process)]
 
-    def _gone(self, host: SimulatedTrialProcess) -> list[m.NodeEvent]:
+    def _gone(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
         """A host has ended; returns the news that nothing of it is left, if that is so."""
-        host.alive = False
-        key = host.order.trial, host.epoch
-        del self._hosts[key]
+        process.alive = False
+        key = process.order.trial, process.attempt
+        del self._processes[key]
         if not self._linger_s:
             return [m.SlotFreed(*key)]
-        self._lingering[key] = host
-        self._time.after(self._linger_s, self._leave, host)
+        self._lingering[key] = process
+        self._time.after(self._linger_s, self._leave, process)
         return []
 
-    def _leave(self, host: SimulatedTrialProcess) -> None:
-        key = host.order.trial, host.epoch
+    def _leave(self, process: SimulatedTrialProcess) -> None:
+        key = process.order.trial, process.attempt
         if self._lingering.pop(key, None) is not None:
-            self._report(host.node, m.SlotFreed(*key))
+            self._report(process.node, m.SlotFreed(*key))

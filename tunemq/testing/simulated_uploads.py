@@ -53,14 +53,14 @@ class SimulatedUploads:
         *,
         at: At,
         report: Report,
-        on_room: Callable[[str, str], None],
+        on_slot_free: Callable[[str, str], None],
         on_given_up: Callable[[str, str, str], None],
         store: SimulatedStore | None = None,
     ) -> None:
         self._settings = settings
         self._seed = seed
         self._at, self._report = at, report
-        self._on_room, self._on_given_up = on_room, on_given_up
+        self._on_slot_free, self._on_given_up = on_slot_free, on_given_up
         self._store = store
         self._queues: dict[tuple[str, str], deque[m.CheckpointWritten]] = {}
         #: What each epoch's next upload may refer to.
@@ -81,32 +81,32 @@ class SimulatedUploads:
         """
         damaged: list[m.CheckpointDamaged] = []
         for place, ref in enumerate(order.restore):
-            queue = self._queues.get((order.trial, order.incarnation), ())
+            queue = self._queues.get((order.trial, order.instance_id), ())
             is_here = any(written.key == ref.key for written in queue)
             # It may have been committed, or lost, while the order was on its way.
             is_lost = ref.key in self._lost or (not is_here and self._is_missing(ref))
             if not (ref.sha256 or is_here or is_lost or ref.key in self._carriers):
-                raise BugError(f"{ref.key} is neither in the store nor on {order.incarnation}")
+                raise BugError(f"{ref.key} is neither in the store nor on {order.instance_id}")
             is_damaged = self._chance("damaged", ref.key) < self._settings.damaged
             if not (is_damaged or is_lost):
-                self._bases[order.trial, order.epoch] = ref.key
+                self._bases[order.trial, order.attempt] = ref.key
                 return ref, damaged
             instead = order.restore[place + 1].key if place + 1 < len(order.restore) else ""
             damaged.append(
-                m.CheckpointDamaged(order.trial, order.epoch, ref.key, "simulated", instead)
+                m.CheckpointDamaged(order.trial, order.attempt, ref.key, "simulated", instead)
             )
         return None, damaged
 
     def save(
-        self, trial: str, epoch: int, step: int, node: str
+        self, trial: str, attempt: int, step: int, node: str
     ) -> m.CheckpointWritten | m.CheckpointCommitted:
         """A host saves; returns what there is to state."""
-        key = f"{trial}/checkpoint_{epoch}-{step:06d}"
+        key = f"{trial}/checkpoint_{attempt}-{step:06d}"
         if not self._settings.upload_s:
-            committed = m.CheckpointCommitted(trial, epoch, step, step, key, "simulated", 1)
+            committed = m.CheckpointCommitted(trial, attempt, step, step, key, "simulated", 1)
             self._put(committed)
             return committed
-        written = m.CheckpointWritten(trial, epoch, step, step, key, "written", 1)
+        written = m.CheckpointWritten(trial, attempt, step, step, key, "written", 1)
         queue = self._queues.setdefault((trial, node), deque())
         queue.append(written)
         if len(queue) == 1:
@@ -137,17 +137,17 @@ class SimulatedUploads:
             self._begin(trial, node)
         else:
             del self._queues[trial, node]
-        self._on_room(trial, node)
+        self._on_slot_free(trial, node)
 
     def _committed(self, written: m.CheckpointWritten) -> m.CheckpointCommitted:
         key = carrier = written.key
-        base = self._bases.get((written.trial, written.epoch))
+        base = self._bases.get((written.trial, written.attempt))
         if base is not None and self._chance("unchanged", key) < self._settings.unchanged:
             carrier = self._carriers.get(base, base)
         self._carriers[key] = carrier
-        self._bases[written.trial, written.epoch] = key
+        self._bases[written.trial, written.attempt] = key
         shared = (f"{carrier}/object",) if carrier != key else ()
-        fields = (written.trial, written.epoch, written.n, written.step, key, "simulated", 1)
+        fields = (written.trial, written.attempt, written.n, written.step, key, "simulated", 1)
         committed = m.CheckpointCommitted(*fields, shared)
         self._put(committed)
         return committed
@@ -165,7 +165,7 @@ class SimulatedUploads:
         lost = [written, *self._queues.pop((trial, node))]
         self._lost.update(one.key for one in lost)
         reason = f"{written.key} could not be uploaded"
-        told = [m.CheckpointLost(trial, one.epoch, one.key, reason, 0.0) for one in lost]
+        told = [m.CheckpointLost(trial, one.attempt, one.key, reason, 0.0) for one in lost]
         self._report(node, *told)
         self._on_given_up(trial, node, reason)
 

@@ -3,7 +3,7 @@
     lock                    who works here (a node of a farm)
     node.log, ear.log, transfers.log, log_scanner.log, forkserver-N.log
     cache/                  copies of checkpoints; `cache_folders` looks after it
-    blobs/, code/           code, parameters and bundles; `luggage` looks after them
+    blobs/, code/           code, parameters and bundles; `dependencies` looks after them
     trials/                 the folders of trials that have none that the scheduler can read
     .outbox-*               events that did not fit in memory: files that lose their name at once
 

@@ -211,7 +211,7 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
     """
 
     node: str
-    incarnation: str
+    instance_id: str
     state: str
     health: str = "ok"
     total: dict[str, float] = {}
@@ -220,7 +220,7 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
     trials: int = 0
     version: str = ""
     since: float = 0.0
-    refused: int = 0
+    rejected: int = 0
 
 
 class RejectionRow(FarmAnswer, frozen=True, kw_only=True):
@@ -261,7 +261,7 @@ class NodeList(FarmAnswer, frozen=True, kw_only=True):
     """
 
     nodes: tuple[NodeRow, ...]
-    refused: tuple[RejectionRow, ...] = ()
+    rejected: tuple[RejectionRow, ...] = ()
     stores: tuple[StoreTroubleRow, ...] = ()
 
 
@@ -305,7 +305,7 @@ class FarmReply(msgspec.Struct, frozen=True, kw_only=True):
     version: int = REQUESTS_VERSION
     tunemq: str = ""
     answer: msgspec.Raw = _NOTHING
-    refusal: RequestRejection | None = None
+    rejection: RequestRejection | None = None
 
 
 class FarmAnnouncement(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ class FarmClient:
         self.owner = owner or self._own_name()
         self._check_owner()
         try:
-            self._line = RedisConnection(url)
+            self._connection = RedisConnection(url)
         except ValueError as error:
             raise ConfigError(
                 f"the address of Redis cannot be used: {error} Give it like"
@@ -117,7 +117,7 @@ class FarmClient:
 
     def close(self) -> None:
         """Close the connection."""
-        self._line.close()
+        self._connection.close()
 
     def farm(self) -> FarmDescription:
         """What there is to know of the farm.
@@ -153,8 +153,8 @@ class FarmClient:
             raise
         self._check_version(_decoded(data, _Envelope))
         reply = _decoded(data, FarmReply)
-        if reply.refusal is not None:
-            raise _refused(reply.refusal)
+        if reply.rejection is not None:
+            raise _rejected(reply.rejection)
         return _decoded(bytes(reply.answer), answer)
 
     # --- the two ways -----------------------------------------------------------------------------
@@ -184,13 +184,13 @@ class FarmClient:
                 time.sleep(_RETRY_S)
             if found is not None:
                 try:
-                    data = open_answer(asked.seal, bytes(found), asked.id)
+                    data = open_answer(asked.message_signer, bytes(found), asked.id)
                 except InvalidSignature as error:
                     if broken is None:
                         deadline = min(deadline, now + _MENDED_WITHIN_S)
                     broken = error
                 else:
-                    self._line.post([("DEL", asked.key)])  # a page of a log is large
+                    self._connection.post([("DEL", asked.key)])  # a page of a log is large
                     return data
             if now > seen + _BACK_WITHIN_S:
                 break
@@ -200,7 +200,7 @@ class FarmClient:
             raise trouble
         if broken is not None:
             raise self._distrusted(broken) from broken
-        at = f"the scheduler of the farm at {self._line.address}"
+        at = f"the scheduler of the farm at {self._connection.address}"
         what = "has ended" if now < deadline else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
             raise NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
@@ -232,7 +232,7 @@ class FarmClient:
             time.sleep(_RETRY_S)
         self._try_to_write()
         raise NoScheduler(
-            f"no scheduler runs on the farm at {self._line.address}. Start one on the farm's head:"
+            f"no scheduler runs on the farm at {self._connection.address}. Start one on its head:"
             " tunemq scheduler --redis URL"
         )
 
@@ -283,7 +283,7 @@ class FarmClient:
                 f" (tunemq keys add FOLDER {self.owner}), and name the file by ${KEYS_VARIABLE}."
             )
         return RequestRejected(
-            f"whoever answers at {self._line.address} does not have the keys of {self.owner} in"
+            f"the scheduler at {self._connection.address} lacks the keys of {self.owner} in"
             f" {self._keys.path}: the answer {broken}. The scheduler may run without keys, or know"
             " others than these, which its log says: start it with --keys scheduler.toml, and copy"
             " the files again if keys were changed. If it knows them, somebody else answers in its"
@@ -291,8 +291,8 @@ class FarmClient:
         )
 
     def _ask(self, commands: list[RedisCommand]) -> list[Any]:
-        self._line.connect()
-        return self._line.ask(commands)
+        self._connection.connect()
+        return self._connection.ask(commands)
 
     def _check_version(self, found: _Envelope) -> None:
         if found.version != REQUESTS_VERSION:
@@ -306,8 +306,10 @@ class FarmClient:
 class _SentRequest:
     """A request on its way: its entry for the stream, and what is known of it there."""
 
-    def __init__(self, request: FarmRequest, owner: str, tunemq: str, seal: MessageSigner) -> None:
-        self.id, self.seal = os.urandom(16).hex(), seal
+    def __init__(
+        self, request: FarmRequest, owner: str, tunemq: str, message_signer: MessageSigner
+    ) -> None:
+        self.id, self.message_signer = os.urandom(16).hex(), message_signer
         self._body = msgspec.msgpack.encode(request)
         if len(self._body) > MAX_REQUEST_BYTES:
             raise ConfigError(
@@ -331,7 +333,7 @@ class _SentRequest:
             "kind": self._kind,
             "sent": sent,
             "body": close_request(
-                self.seal, self._body, request=self.id, kind=self._kind, sent=sent
+                self.message_signer, self._body, request=self.id, kind=self._kind, sent=sent
             ),
         }
         limit = ("MAXLEN", "~", str(_MOST_REQUESTS))
@@ -360,5 +362,7 @@ def _term_in(announced: bytes) -> int:
     return -1
 
 
-def _refused(refusal: RequestRejection) -> ConfigError | RequestRejected:
-    return ConfigError(refusal.text) if refusal.is_wrong_use else RequestRejected(refusal.text)
+def _rejected(rejection: RequestRejection) -> ConfigError | RequestRejected:
+    return (
+        ConfigError(rejection.text) if rejection.is_wrong_use else RequestRejected(rejection.text)
+    )

@@ -11,7 +11,9 @@ from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 from tunemq_shared.signing.message_signing import MessageSigner
 
 
-def close_request(seal: MessageSigner, body: bytes, *, request: str, kind: str, sent: str) -> bytes:
+def close_request(
+    message_signer: MessageSigner, body: bytes, *, request: str, kind: str, sent: str
+) -> bytes:
     """A request as it travels.
 
     Args:
@@ -21,32 +23,32 @@ def close_request(seal: MessageSigner, body: bytes, *, request: str, kind: str, 
         kind: of request.
         sent: when, as its entry says it.
     """
-    return seal.close(body, *_context(request, kind, sent))
+    return message_signer.close(body, *_context(request, kind, sent))
 
 
 def open_request(
-    seal: MessageSigner, sealed: bytes, *, request: str, kind: str, sent: str
+    message_signer: MessageSigner, signed_message: bytes, *, request: str, kind: str, sent: str
 ) -> bytes:
     """What is asked.
 
     Raises:
         SealBroken: nobody who has a key of the seal's asks this.
     """
-    return seal.open(sealed, *_context(request, kind, sent))
+    return message_signer.open(signed_message, *_context(request, kind, sent))
 
 
-def close_answer(seal: MessageSigner, reply: bytes, request: str) -> bytes:
+def close_answer(message_signer: MessageSigner, reply: bytes, request: str) -> bytes:
     """The answer to a request as it travels."""
-    return seal.close(reply, b"answer", request.encode())
+    return message_signer.close(reply, b"answer", request.encode())
 
 
-def open_answer(seal: MessageSigner, sealed: bytes, request: str) -> bytes:
+def open_answer(message_signer: MessageSigner, signed_message: bytes, request: str) -> bytes:
     """The answer to a request.
 
     Raises:
         SealBroken: the scheduler does not say this.
     """
-    return seal.open(sealed, b"answer", request.encode())
+    return message_signer.open(signed_message, b"answer", request.encode())
 
 
 def _context(request: str, kind: str, sent: str) -> tuple[bytes, ...]:

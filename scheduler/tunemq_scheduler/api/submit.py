@@ -15,7 +15,7 @@ from tunemq_scheduler.api.farm_answers import ExperimentSubmitted
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.storage.folders import experiment_name, safe_name
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.code.blob_store import PATIENCE_S, BlobStore, open_blobs
+from tunemq_shared.code.blob_store import TIMEOUT_S, BlobStore, open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol.farm_requests import (
     ExperimentEnvironment,
@@ -50,7 +50,9 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"an experiment cannot be called {self.name!r}; call it {safe!r}.")
 
 
-def submit_script(client: FarmClient, given: str, wishes: SubmitOptions) -> ExperimentSubmitted:
+def submit_script(
+    client: FarmClient, given: str, submit_options: SubmitOptions
+) -> ExperimentSubmitted:
     """Have a farm run the Tuner of a script, which does not run here.
 
     Args:
@@ -62,16 +64,16 @@ def submit_script(client: FarmClient, given: str, wishes: SubmitOptions) -> Expe
         TuneError: see `FarmClient.ask`.
     """
     script = script_name(given)
-    place = code_place(script.path, wishes.folder)
+    place = code_place(script.path, submit_options.folder)
     with open_blobs(client.farm().store, _tell_troubles()) as blobs:
         code = ScriptCode(
             bundle=bundle(place.source, blobs), script=place.script, tuner=script.tuner
         )
-    return _submit(client, code, wishes, script.path.stem)
+    return _submit(client, code, submit_options, script.path.stem)
 
 
 def submit_pickled(
-    client: FarmClient, pickled: bytes, wishes: SubmitOptions, fallback: str
+    client: FarmClient, pickled: bytes, submit_options: SubmitOptions, fallback: str
 ) -> ExperimentSubmitted:
     """Have a farm run a Tuner of this process.
 
@@ -88,8 +90,8 @@ def submit_pickled(
         TuneError: see `FarmClient.ask`.
     """
     with open_blobs(client.farm().store, _tell_troubles()) as blobs:
-        code = PickledCode(tuner=blobs.put(pickled), bundle=_modules(wishes.folder, blobs))
-    return _submit(client, code, wishes, fallback)
+        code = PickledCode(tuner=blobs.put(pickled), bundle=_modules(submit_options.folder, blobs))
+    return _submit(client, code, submit_options, fallback)
 
 
 def _tell_troubles() -> Callable[[str], None]:
@@ -99,7 +101,7 @@ def _tell_troubles() -> Callable[[str], None]:
     def on_trouble(trouble: str) -> None:
         if trouble not in told:
             told.add(trouble)
-            tell(f"tunemq: {trouble} It is tried again for up to {PATIENCE_S:g} s.")
+            tell(f"tunemq: {trouble} It is tried again for up to {TIMEOUT_S:g} s.")
 
     return on_trouble
 
@@ -124,13 +126,13 @@ def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
 
 
 def _submit(
-    client: FarmClient, code: SubmittedCode, wishes: SubmitOptions, fallback: str
+    client: FarmClient, code: SubmittedCode, submit_options: SubmitOptions, fallback: str
 ) -> ExperimentSubmitted:
     request = SubmitExperiment(
-        name=wishes.name or experiment_name(fallback, time.time()),
-        is_made_up=not wishes.name,
+        name=submit_options.name or experiment_name(fallback, time.time()),
+        is_made_up=not submit_options.name,
         code=code,
-        priority=wishes.priority,
-        settings=wishes.settings,
+        priority=submit_options.priority,
+        settings=submit_options.settings,
     )
     return client.ask(request, ExperimentSubmitted)

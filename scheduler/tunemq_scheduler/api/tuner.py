@@ -220,13 +220,13 @@ class Tuner:
             from tunemq_scheduler.api.experiment_handle import ExperimentHandle
             from tunemq_scheduler.api.farm_client import FarmClient
             from tunemq_scheduler.api.submit import SubmitOptions, submit_pickled
-        wishes = SubmitOptions(
+        submit_options = SubmitOptions(
             name=self._run_config.name or "",
             priority=priority,
             folder=None if folder is None else os.fspath(folder),
         )
         with FarmClient(address) as client:
-            submitted = submit_pickled(client, pickled, wishes, prepared.trainable_name)
+            submitted = submit_pickled(client, pickled, submit_options, prepared.trainable_name)
         return ExperimentHandle(address, submitted.name, self._trainable)
 
     def _experiment(self) -> Experiment:

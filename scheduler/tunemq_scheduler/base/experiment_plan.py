@@ -71,7 +71,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.experiment_id}/{self.trial_name(trial)}"
         return self.trial_folder(trial)
 
-    def host_start(self, order: StartTrial) -> TrialSpec:
+    def trial_spec(self, order: StartTrial) -> TrialSpec:
         """What a node is told to start one trial."""
         return TrialSpec(
             experiment=self.experiment,

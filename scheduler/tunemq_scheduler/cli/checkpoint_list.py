@@ -14,7 +14,7 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import FILE_NAME, recover
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_keys import known_journal_seal
+from tunemq_scheduler.journal.journal_keys import known_journal_signer
 from tunemq_shared.base.errors import CheckpointError, ConfigError, StoreError
 from tunemq_shared.checkpoints.manifest import MANIFEST, MAX_MANIFEST
 from tunemq_shared.checkpoints.open_store import (
@@ -157,7 +157,7 @@ def _fetched_journal(address: str, scratch: str) -> Path:
     objects = open_objects(address)
     objects.probe(is_read_only=True)
     try:
-        fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(address))
+        fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_signer(address))
     except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
 
 #: The scheduler refused, or what was waited for went wrong.
-EXIT_REFUSED: Final = 1
+EXIT_REJECTED: Final = 1
 #: Redis cannot be reached (EX_UNAVAILABLE).
 EXIT_UNAVAILABLE: Final = 69
 #: The farm has no scheduler, or it does not answer (EX_TEMPFAIL).
@@ -102,7 +102,7 @@ def run(act: FarmAction, options: argparse.Namespace) -> int:
         tell(str(problem))
         if isinstance(problem, RedisUnavailable):
             return EXIT_UNAVAILABLE
-        return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REFUSED
+        return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REJECTED
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -21,7 +21,7 @@ from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_keys import known_journal_seal
+from tunemq_scheduler.journal.journal_keys import known_journal_signer
 from tunemq_scheduler.journal.journal_layout import (
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
@@ -33,7 +33,7 @@ from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, open_objects
 from tunemq_shared.code.config_packing import peek_config
-from tunemq_shared.protocol.messages import JournalRecord, decode_entries
+from tunemq_shared.protocol.messages import JournalRecord, decode_records
 
 #: Exit code where the journal is damaged, or was.
 EXIT_DAMAGED = 1
@@ -105,10 +105,10 @@ def show_entries(options: argparse.Namespace) -> int:
 
 def _lines(path: Path, trial: str | None, *, as_json: bool) -> Iterator[str]:
     write = _as_json if as_json else _as_text
-    for turn, entries in _turns(path):
-        for entry in entries:
-            if trial is None or getattr(entry.event, "trial", None) == trial:
-                yield write(turn, entry)
+    for turn, journal_records in _turns(path):
+        for journal_record in journal_records:
+            if trial is None or getattr(journal_record.event, "trial", None) == trial:
+                yield write(turn, journal_record)
 
 
 def _turns(path: Path) -> Iterator[tuple[int, list[JournalRecord]]]:
@@ -121,13 +121,13 @@ def _turns(path: Path) -> Iterator[tuple[int, list[JournalRecord]]]:
             decode_header(first.payload, SegmentHeader, segment)
         for frame in frames:
             if frame.number > last:
-                yield frame.number, readable(frame.payload, decode_entries, segment)
+                yield frame.number, readable(frame.payload, decode_records, segment)
                 last = frame.number
 
 
-def _as_text(turn: int, entry: JournalRecord) -> str:
-    said = [f"{turn:>6}  {_sentence(entry.event)}"]
-    said += [f"-> {_sentence(answer)}" for answer in entry.answers]
+def _as_text(turn: int, journal_record: JournalRecord) -> str:
+    said = [f"{turn:>6}  {_sentence(journal_record.event)}"]
+    said += [f"-> {_sentence(answer)}" for answer in journal_record.answers]
     return "  ".join(said)
 
 
@@ -142,10 +142,16 @@ def _short(value: object) -> str:
     return plain if plain.isprintable() and plain else json.dumps(text)
 
 
-def _as_json(turn: int, entry: JournalRecord) -> str:
-    shown = {"turn": turn, "event": type(entry.event).__name__, **_fields(entry.event)}
-    if entry.answers:
-        shown["answers"] = [{"answer": type(one).__name__, **_fields(one)} for one in entry.answers]
+def _as_json(turn: int, journal_record: JournalRecord) -> str:
+    shown = {
+        "turn": turn,
+        "event": type(journal_record.event).__name__,
+        **_fields(journal_record.event),
+    }
+    if journal_record.answers:
+        shown["answers"] = [
+            {"answer": type(one).__name__, **_fields(one)} for one in journal_record.answers
+        ]
     return json.dumps(shown, default=repr)
 
 
@@ -293,7 +299,7 @@ def _opened(given: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
         with open_objects(canonical_address(given)) as objects:
-            fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(given))
+            fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_signer(given))
         yield Path(scratch, FILE_NAME)
 
 

@@ -48,13 +48,13 @@ def nodes(client: FarmClient, options: argparse.Namespace) -> int:
     else:
         tell("there are no nodes; start some with: tunemq worker --redis URL")
     if not options.json:
-        _tell_of(found.refused)
+        _tell_of(found.rejected)
     return 0
 
 
-def _tell_of(refused: Sequence[a.RejectionRow]) -> None:
+def _tell_of(rejected: Sequence[a.RejectionRow]) -> None:
     """What was not believed; what happens on honest farms too is in --json and in metrics."""
-    for row in refused:
+    for row in rejected:
         if row.reason not in OFTEN_HONEST:
             who = f"node {row.node}" if row.node else "the scheduler"
             messages = "1 message" if row.times == 1 else f"{row.times} messages"

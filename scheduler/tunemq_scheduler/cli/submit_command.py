@@ -13,7 +13,7 @@ from tunemq_scheduler.api.farm_answers import (
     ExperimentSubmitted,
     LogPage,
 )
-from tunemq_scheduler.cli.farm_arguments import EXIT_REFUSED, add_command, tell, write_json
+from tunemq_scheduler.cli.farm_arguments import EXIT_REJECTED, add_command, tell, write_json
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ShowExperiment
@@ -85,7 +85,7 @@ def submit(client: FarmClient, options: argparse.Namespace) -> int:
 
     for unknown in unknown_variables(os.environ):
         tell(unknown)
-    wishes = SubmitOptions(
+    submit_options = SubmitOptions(
         name=options.name,
         priority=options.priority,
         folder=options.folder,
@@ -95,7 +95,7 @@ def submit(client: FarmClient, options: argparse.Namespace) -> int:
             preload=_modules(options.preload),
         ),
     )
-    submitted = submit_script(client, options.script, wishes)
+    submitted = submit_script(client, options.script, submit_options)
     if options.detach:
         if options.json:
             write_json(submitted)
@@ -128,7 +128,7 @@ def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bo
     if is_json:
         write_json(client.ask(ShowExperiment(name=name), ExperimentDetail))
     tell(f"{name} is {page.state}" + (f": {page.reason}" if page.reason else ""))
-    return 0 if page.state is ExperimentState.FINISHED else EXIT_REFUSED
+    return 0 if page.state is ExperimentState.FINISHED else EXIT_REJECTED
 
 
 def _variables(given: list[str]) -> dict[str, str]:

@@ -36,8 +36,8 @@ class StartTrial(Command, frozen=True):
     """
 
     trial: str
-    epoch: int
-    incarnation: str
+    attempt: int
+    instance_id: str
     number: int
     config: bytes
     resources: dict[str, float]
@@ -52,8 +52,8 @@ class ContinueTrial(Command, frozen=True):
     """Let a hosted trial run on to a new horizon."""
 
     trial: str
-    epoch: int
-    incarnation: str
+    attempt: int
+    instance_id: str
     run_until: Horizon
 
 
@@ -61,8 +61,8 @@ class StopTrial(Command, frozen=True):
     """End a hosted trial: asked, saved if that is due, then TERM, then KILL."""
 
     trial: str
-    epoch: int
-    incarnation: str
+    attempt: int
+    instance_id: str
 
 
 class PauseTrial(Command, frozen=True):
@@ -72,8 +72,8 @@ class PauseTrial(Command, frozen=True):
     """
 
     trial: str
-    epoch: int
-    incarnation: str
+    attempt: int
+    instance_id: str
     at_checkpoint: bool = False
 
 
@@ -81,8 +81,8 @@ class ReleaseTrial(Command, frozen=True):
     """The trial's host is gone: the node need not hear of it any more."""
 
     trial: str
-    epoch: int
-    incarnation: str
+    attempt: int
+    instance_id: str
 
 
 class ReattachTrial(Command, frozen=True):
@@ -103,7 +103,7 @@ class ReattachTrial(Command, frozen=True):
 class DropNode(Command, frozen=True):
     """A node incarnation is lost and does not come back: nothing more is sent to it."""
 
-    incarnation: str
+    instance_id: str
 
 
 ExecutorCommand = (

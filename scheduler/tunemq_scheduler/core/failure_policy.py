@@ -50,7 +50,7 @@ class FailureClass(msgspec.Struct, frozen=True):
 
     kind: str
     budget: str
-    words: str
+    description: str
     fix: str = ""
     blames_node: bool = False
 
@@ -127,13 +127,13 @@ class RetryDecision(msgspec.Struct, frozen=True):
     told: str
 
 
-def classify(fact: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
+def classify(event: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
     """The class of a failure; what a newer node may say is taken as the user's."""
-    if isinstance(fact, NodeLost):
+    if isinstance(event, NodeLost):
         return CLASSES["node"]
-    if isinstance(fact, TrialProcessDied):
-        return CLASSES[fact.cause if fact.cause in {"memory", "cuda_memory"} else "died"]
-    return CLASSES.get(fact.kind, CLASSES["user"])
+    if isinstance(event, TrialProcessDied):
+        return CLASSES[event.cause if event.cause in {"memory", "cuda_memory"} else "died"]
+    return CLASSES.get(event.kind, CLASSES["user"])
 
 
 def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> RetryDecision:

@@ -50,14 +50,14 @@ class _State(msgspec.Struct, kw_only=True):
     elapsed: float
     run: int
     cold_run: int
-    epochs_from: int
+    attempts_from: int
     suggested: int
     exhausted: bool
     stopping: str
     interrupted: str
     stale: int
     repeated: int
-    accepted: dict[str, int]
+    acknowledged: dict[str, int]
     cursor: str
     offers: dict[str, m.NodeOffered]
     giving_way: dict[str, float]
@@ -87,14 +87,14 @@ _SAME: Final = (
     "elapsed",
     "run",
     "cold_run",
-    "epochs_from",
+    "attempts_from",
     "suggested",
     "exhausted",
     "stopping",
     "interrupted",
     "stale",
     "repeated",
-    "accepted",
+    "acknowledged",
     "cursor",
     "offers",
     "giving_way",
@@ -150,7 +150,7 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
     runner.finished.update(
         (trial, packed) for trial, packed in finished.items() if trial not in runner.live
     )
-    runner.nodes.update((node.incarnation, node) for node in read.nodes)
+    runner.nodes.update((node.instance_id, node) for node in read.nodes)
     runner.away.update(read.away)
     runner.health.load(read.health)
     runner.slots.take_back(read.slots)
@@ -192,7 +192,7 @@ def snapshot(runner: RunnerState) -> bytes:
             sorted(runner.finished.items()),  # nobody goes by their order
             sorted(runner.counts.items()),
             [
-                (node, runner.accepted.get(node), sorted(runner.nodes[node].withheld.items()))
+                (node, runner.acknowledged.get(node), sorted(runner.nodes[node].withheld.items()))
                 for node in sorted(runner.nodes)
             ],
             [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],

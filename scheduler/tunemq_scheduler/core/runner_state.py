@@ -80,7 +80,7 @@ class RunnerState:
         #: The first of those that shared their nodes' events with the newest; 0 for the very first.
         self.cold_run = 0
         #: Incarnations of trials have higher epochs than this.
-        self.epochs_from = 0
+        self.attempts_from = 0
         self.suggested = 0
         self.exhausted = False
         #: Why the experiment ends before its search does; empty while it does not.
@@ -89,7 +89,7 @@ class RunnerState:
         self.interrupted = ""
         self.stale = 0
         self.repeated = 0
-        self.accepted: dict[str, int] = {}
+        self.acknowledged: dict[str, int] = {}
         self.cursor = "0-0"
 
     @property
@@ -107,7 +107,7 @@ class RunnerState:
     def review(self, result: m.ResultReported) -> ResultReview:
         """What a reported result means, before it is handled."""
         trial = self.live.get(result.trial)
-        if trial is None or not self.is_epoch(trial, result.epoch) or trial.status in FINISHED:
+        if trial is None or not self.is_attempt(trial, result.attempt) or trial.status in FINISHED:
             return ResultReview.STALE
         if result.step <= trial.last_step or trial.is_complete:
             return ResultReview.REPEATED
@@ -115,21 +115,21 @@ class RunnerState:
             return ResultReview.FINAL
         is_leaving = trial.ending or trial.pausing
         is_due = not is_leaving and reaches(result, trial.run_until)
-        return ResultReview.DUE if is_due else ResultReview.PASSING
+        return ResultReview.DUE if is_due else ResultReview.BEFORE_HORIZON
 
-    def is_current(self, trial: str, epoch: int) -> bool:
+    def is_current(self, trial: str, attempt: int) -> bool:
         """Whether facts of this incarnation still count."""
         live = self.live.get(trial)
-        return live is not None and self.is_epoch(live, epoch) and live.status not in FINISHED
+        return live is not None and self.is_attempt(live, attempt) and live.status not in FINISHED
 
-    def is_epoch(self, trial: Trial, epoch: int) -> bool:
+    def is_attempt(self, trial: Trial, attempt: int) -> bool:
         """Whether this is the trial's newest incarnation."""
-        return trial.epoch == epoch
+        return trial.attempt == attempt
 
-    def is_superseded(self, trial: str, epoch: int) -> bool:
+    def is_superseded(self, trial: str, attempt: int) -> bool:
         """Whether a newer incarnation of the trial took the place of this one."""
         is_known = trial in self.live or trial in self.finished
-        return is_known and epoch < self.summary(trial).epoch
+        return is_known and attempt < self.summary(trial).attempt
 
     def is_leaving(self, trial: str) -> bool:
         """Whether a trial is over, and its host or its uploads may be there still."""
@@ -201,7 +201,7 @@ class RunnerState:
         preferred = trial.checkpoints.node
         if preferred in self.nodes and self._is_free_for_suspect(preferred, trial):
             return preferred
-        kept = [node for node, hosted in self.alone.items() if not hosted]
+        kept = [node for node, held_slots in self.alone.items() if not held_slots]
         places = (one for one in (*kept, *self.nodes) if self._is_free_for_suspect(one, trial))
         return next(places, None)
 
@@ -215,8 +215,8 @@ class RunnerState:
 
     def hostname_of(self, trial: Trial) -> str:
         """Where it runs, or ran when it was heard last."""
-        incarnation = self.slots.node_at(trial.trial_id, trial.epoch)
-        node = self.nodes.get(incarnation or "")
+        instance_id = self.slots.node_at(trial.trial_id, trial.attempt)
+        node = self.nodes.get(instance_id or "")
         if node is not None:
             return node.hostname
         return trial.started.hostname if trial.started is not None else ""
@@ -262,8 +262,10 @@ class RunnerState:
         waiting = self.queue.apart(PENDING)
         if not (self.alone or waiting):
             return
-        for node, hosted in list(self.alone.items()):
-            if not (self._hosts_suspect(node, hosted) if hosted else self._serves(node, waiting)):
+        for node, held_slots in list(self.alone.items()):
+            if not (
+                self._runs_suspect(node, held_slots) if held_slots else self._serves(node, waiting)
+            ):
                 del self.alone[node]
         if all(self.alone.values()):
             for trial in waiting:
@@ -274,12 +276,12 @@ class RunnerState:
                     self.alone[min(nodes, key=lambda one: len(self.slots.on_node(one)))] = ""
                     return
 
-    def _hosts_suspect(self, node: str, trial_id: str) -> bool:
+    def _runs_suspect(self, node: str, trial_id: str) -> bool:
         trial = self.live.get(trial_id)
         return (
             node in self.nodes
             and trial is not None
-            and self.slots.node_at(trial_id, trial.epoch) == node
+            and self.slots.node_at(trial_id, trial.attempt) == node
             and self.is_suspect(trial)
         )
 
@@ -309,8 +311,8 @@ class RunnerState:
 
     def leave_behind(self, node: str) -> None:
         """A node is away now; whatever it has is of these trials."""
-        hosted = (one.trial for one in self.away[node].hosted)
-        for trial in (*hosted, *self.book.owners(node)):
+        held_slots = (one.trial for one in self.away[node].held_slots)
+        for trial in (*held_slots, *self.book.owners(node)):
             nodes = self.left_behind.setdefault(trial, {})
             nodes.pop(node, None)  # in the order in which they went away
             nodes[node] = None

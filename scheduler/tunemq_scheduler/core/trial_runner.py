@@ -87,10 +87,10 @@ class TrialRunner(RunnerState):
             m.TrialWaits: self._trial_waits,
             m.TrialStarted: self._trial_started,
             m.TrialFinished: self._trial_finished,
-            m.TrialFailed: self._incarnation_failed,
-            m.TrialProcessDied: self._incarnation_failed,
+            m.TrialFailed: self._attempt_failed,
+            m.TrialProcessDied: self._attempt_failed,
             m.TrialPaused: self._trial_paused,
-            m.SlotFreed: self._host_freed,
+            m.SlotFreed: self._slot_freed,
             m.DevicesUsed: self._devices_used,
             m.LogMatched: self._failures.matched,
             m.NodeWarned: lambda _event: [],
@@ -162,7 +162,7 @@ class TrialRunner(RunnerState):
         trial.story.append(event)
         self._failures.got_on(trial, event)
         trial.last_result = event
-        if review is ResultReview.PASSING:
+        if review is ResultReview.BEFORE_HORIZON:
             return [NotifyResult(event.trial, event, done=False)]
         commands: list[Command] = []
         if review is ResultReview.FINAL:
@@ -239,7 +239,7 @@ class TrialRunner(RunnerState):
         trial = self.live.get(event.trial)
         if trial is None or (trial.is_finished and trial.is_complete):
             return []  # by an earlier version, which tried again what had its last result
-        trial.epoch = max(trial.epoch, self.epochs_from) + 1
+        trial.attempt = max(trial.attempt, self.attempts_from) + 1
         # It may have been told to pause, or been at its end, when its search was interrupted.
         trial.ending = trial.pausing = ""
         trial.matched = {}
@@ -255,8 +255,8 @@ class TrialRunner(RunnerState):
             *self._nodes.taken_over(trial),
             StartTrial(
                 trial=trial.trial_id,
-                epoch=trial.epoch,
-                incarnation=slot.node,
+                attempt=trial.attempt,
+                instance_id=slot.node,
                 number=trial.number,
                 config=trial.config,
                 resources=trial.resources,
@@ -269,17 +269,17 @@ class TrialRunner(RunnerState):
         ]
 
     def _trial_started(self, event: m.TrialStarted) -> list[Command]:
-        if not self.is_current(event.trial, event.epoch):
+        if not self.is_current(event.trial, event.attempt):
             self.stale += 1
             return []
         trial = self.live[event.trial]
         trial.started = event
         trial.story.append(event)
-        node = self.nodes.get(self.slots.node_at(event.trial, event.epoch) or "")
+        node = self.nodes.get(self.slots.node_at(event.trial, event.attempt) or "")
         return [NotifyTrialStart(event.trial, event, node.node if node is not None else "")]
 
     def _trial_waits(self, event: m.TrialWaits) -> list[Command]:
-        if self.is_current(event.trial, event.epoch):
+        if self.is_current(event.trial, event.attempt):
             self.live[event.trial].waits = (event.what, event.reason)
         return []
 
@@ -292,7 +292,7 @@ class TrialRunner(RunnerState):
 
     def _trial_finished(self, event: m.TrialFinished) -> list[Command]:
         commands: list[Command] = []
-        if self.is_current(event.trial, event.epoch):
+        if self.is_current(event.trial, event.attempt):
             trial = self.live[event.trial]
             trial.story.append(event)
             self._end(trial, TERMINATED, trial.end_reason, commands, early=trial.stop_ordered)
@@ -300,9 +300,9 @@ class TrialRunner(RunnerState):
             self.stale += 1
         return commands
 
-    def _incarnation_failed(self, event: m.TrialFailed | m.TrialProcessDied) -> list[Command]:
+    def _attempt_failed(self, event: m.TrialFailed | m.TrialProcessDied) -> list[Command]:
         trial = self.live.get(event.trial)
-        is_current = trial is not None and self.is_epoch(trial, event.epoch)
+        is_current = trial is not None and self.is_attempt(trial, event.attempt)
         if trial is None or not is_current or trial.status != RUNNING:
             self.stale += 1
             return []
@@ -339,7 +339,7 @@ class TrialRunner(RunnerState):
 
     def _trial_paused(self, event: m.TrialPaused) -> list[Command]:
         commands: list[Command] = []
-        if not self.is_current(event.trial, event.epoch):
+        if not self.is_current(event.trial, event.attempt):
             self.stale += 1
             return commands
         trial = self.live[event.trial]
@@ -366,17 +366,17 @@ class TrialRunner(RunnerState):
         trial.back_off(self.elapsed)
         self._set_aside(trial)
 
-    def _host_freed(self, event: m.SlotFreed) -> list[Command]:
-        node = self.slots.give_back(event.trial, event.epoch)
+    def _slot_freed(self, event: m.SlotFreed) -> list[Command]:
+        node = self.slots.give_back(event.trial, event.attempt)
         if node is None:
             return []
         self.queue.slot_freed(self._keep_node)
-        commands: list[Command] = [ReleaseTrial(event.trial, event.epoch, node)]
-        commands += self.book.end(event.trial, event.epoch)
+        commands: list[Command] = [ReleaseTrial(event.trial, event.attempt, node)]
+        commands += self.book.end(event.trial, event.attempt)
         trial = self.live.get(event.trial)
         if trial is None:  # it was over, and forgotten, while the node was away
             return commands
-        if trial.status != RUNNING or trial.epoch != event.epoch:
+        if trial.status != RUNNING or trial.attempt != event.attempt:
             self._forget_if_over(trial, commands)
         elif self._end_if_due(trial, None, commands):
             pass
@@ -404,7 +404,7 @@ class TrialRunner(RunnerState):
         early: bool = False,
     ) -> None:
         """The one place where a trial finishes; it cannot finish twice, the table forbids it."""
-        had_run = trial.epoch > 0 and trial.status != PAUSED
+        had_run = trial.attempt > 0 and trial.status != PAUSED
         self._move(trial, status)
         trial.reason = reason
         commands.append(NotifyTrialEnd(trial.trial_id, status, reason, early, had_run))
@@ -461,8 +461,8 @@ class TrialRunner(RunnerState):
         return self._nodes.standing_orders()
 
     def _batch_read(self, event: m.BatchRead) -> list[Command]:
-        if event.incarnation in self.nodes or event.incarnation in self.away:
-            self.accepted[event.incarnation] = event.last
+        if event.instance_id in self.nodes or event.instance_id in self.away:
+            self.acknowledged[event.instance_id] = event.last
         self.cursor = event.cursor
         return []
 
@@ -476,7 +476,7 @@ class TrialRunner(RunnerState):
     # --- small things -----------------------------------------------------------------------------
 
     def _where(self, trial: Trial) -> tuple[str, int, str]:
-        return trial.trial_id, trial.epoch, self.slots.node_of(trial)
+        return trial.trial_id, trial.attempt, self.slots.node_of(trial)
 
     def _move(self, trial: Trial, status: str) -> None:
         before = trial.status

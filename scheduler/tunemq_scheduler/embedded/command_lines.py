@@ -20,7 +20,7 @@ _ENTER: Final = (
 )
 
 
-def keeper_command(
+def watchdog_command(
     folder: str, control: int, script: int, services: dict[str, Sequence[str]]
 ) -> list[str]:
     """How the keeper is started: isolated and without `site`, which halves its start."""
@@ -35,20 +35,20 @@ def keeper_command(
 def node_command(
     url: str,
     workdir: str,
-    keeper: str,
+    watchdog: str,
     cpus: int,
     prewarm: str | None = None,
     *,
     gpus: bool = False,
 ) -> list[str]:
-    """How an embedded node is started; ``keeper`` is the pid that it watches.
+    """How an embedded node is started; ``watchdog`` is the pid that it watches.
 
     ``prewarm`` is a file with an environment that it gets ready for before a trial asks for it.
     ``gpus``: it offers those that the script may see. Else it asks no driver, which may take long.
     """
     command = [sys.executable, "-P", "-m", "tunemq_workers.node.node_process", "--redis", url]
     command += ["--name", "local", "--workdir", workdir]
-    command += ["--watch-pid", keeper, "--cpus", str(cpus)]
+    command += ["--watch-pid", watchdog, "--cpus", str(cpus)]
     if not gpus:
         command += ["--gpus", "0"]
     if prewarm is not None:

@@ -21,12 +21,12 @@ from tunemq_scheduler.embedded.bound_processes import remove_tree
 from tunemq_scheduler.embedded.command_lines import (
     default_cpus,
     environment,
-    keeper_command,
     node_command,
+    watchdog_command,
 )
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
-from tunemq_scheduler.embedded.watchdog import KEEPER_PID
+from tunemq_scheduler.embedded.watchdog import WATCHDOG_PID
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
 
@@ -90,8 +90,8 @@ class EmbeddedFarm:
         #: Which GPUs its node may see, by ``CUDA_VISIBLE_DEVICES``; empty where it offers none.
         self.visible_gpus = visible_gpus() if gpus else ""
         make_node_command = make_node_command or partial(node_command, gpus=gpus)
-        self._facts = b""
-        self._news: list[str] = []
+        self._status_lines = b""
+        self._notices: list[str] = []
         self._gave_up: str | None = None
         self._is_ending = False
         #: The pids of the services, as far as the keeper has told.
@@ -107,7 +107,7 @@ class EmbeddedFarm:
             services: dict[str, Sequence[str]] = {
                 runtime_layout.REDIS: redis_command(binary, self._socket_path),
                 runtime_layout.NODE: make_node_command(
-                    self.url, workdir, KEEPER_PID, self.cpus, wanted
+                    self.url, workdir, WATCHDOG_PID, self.cpus, wanted
                 ),
             }
             os.mkdir(workdir, 0o700)
@@ -117,10 +117,10 @@ class EmbeddedFarm:
             undo.callback(self._control.close)
             self._control.setblocking(False)
             with theirs:
-                self._start_keeper(undo, theirs, services, environ)
+                self._start_watchdog(undo, theirs, services, environ)
             undo.pop_all()
 
-    def _start_keeper(
+    def _start_watchdog(
         self,
         undo: contextlib.ExitStack,
         theirs: socket.socket,
@@ -129,13 +129,13 @@ class EmbeddedFarm:
     ) -> None:
         me = os.pidfd_open(os.getpid())
         log = os.open(
-            os.path.join(self.folder, runtime_layout.KEEPER_LOG),
+            os.path.join(self.folder, runtime_layout.WATCHDOG_LOG),
             os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
             0o600,
         )
         try:
-            self._keeper = subprocess.Popen(
-                keeper_command(self.folder, theirs.fileno(), me, services),
+            self._watchdog = subprocess.Popen(
+                watchdog_command(self.folder, theirs.fileno(), me, services),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -149,9 +149,9 @@ class EmbeddedFarm:
             os.close(log)
 
     @property
-    def keeper_pid(self) -> int:
+    def watchdog_pid(self) -> int:
         """The pid of the keeper."""
-        return self._keeper.pid
+        return self._watchdog.pid
 
     def new_term(self) -> int:
         """A term that is greater than all that were used on this farm: one for each experiment."""
@@ -186,11 +186,11 @@ class EmbeddedFarm:
 
     def trouble(self) -> str | None:
         """Why this farm will never work again, if so; cheap, may be asked at any time."""
-        self._read_facts()
+        self._read_status()
         if self._gave_up is not None:
             return self._gave_up
-        if self._keeper.poll() is not None:
-            return f"its keeper process ended ({self._keeper.returncode}){self._tail('keeper')}"
+        if self._watchdog.poll() is not None:
+            return f"its keeper process ended ({self._watchdog.returncode}){self._tail('watchdog')}"
         return None
 
     @property
@@ -209,25 +209,27 @@ class EmbeddedFarm:
         except OSError:  # the keeper is gone, which `trouble` tells
             return
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened since the last call that a person should know."""
-        self._read_facts()
-        news, self._news = self._news, []
-        return news
+        self._read_status()
+        notices, self._notices = self._notices, []
+        return notices
 
-    def _read_facts(self) -> None:
+    def _read_status(self) -> None:
         try:
             while heard := self._control.recv(4096):
-                self._facts += heard
+                self._status_lines += heard
         except OSError:  # nothing (more) to read, or the keeper is gone
             pass
-        *lines, self._facts = self._facts.split(b"\n")
+        *lines, self._status_lines = self._status_lines.split(b"\n")
         for line in lines:
             kind, service, detail = line.decode().split(" ", 2)
             if kind == "started":
                 self.pids[service] = int(detail)
             elif kind == "died":
-                self._news.append(f"The embedded {service} ended ({detail}) and is started again.")
+                self._notices.append(
+                    f"The embedded {service} ended ({detail}) and is started again."
+                )
             else:
                 self._gave_up = (
                     f"its {service} ends as soon as it is started ({detail}){self._tail(service)}"
@@ -255,18 +257,18 @@ class EmbeddedFarm:
         """End everything, wait until nothing is left (milliseconds). May be called twice."""
         self.end_now()
         try:
-            self._keeper.wait(_STOP_WITHIN_S)
+            self._watchdog.wait(_STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
             # PDEATHSIG takes Redis and the node, and with the node its families.
-            self._keeper.send_signal(signal.SIGKILL)
-            self._keeper.wait()
+            self._watchdog.send_signal(signal.SIGKILL)
+            self._watchdog.wait()
         self._control.close()
         remove_tree(self.folder)
 
     def forget(self) -> None:
         """Let go of a farm that belongs to our parent process."""
         self._control.close()
-        self._keeper.returncode = 0  # else it is polled and complained about when it is collected
+        self._watchdog.returncode = 0  # else it is polled and complained about when it is collected
 
 
 def about_store() -> dict[str, str]:

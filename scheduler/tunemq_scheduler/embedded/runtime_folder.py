@@ -23,19 +23,19 @@ def make_runtime_folder() -> str:
     Raises:
         ConfigError: no place for it is writable and has a short enough path.
     """
-    refused: list[str] = []
+    rejected: list[str] = []
     for place in _places():
         try:
             folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)  # of mode 0700
         except OSError as error:
-            refused.append(str(error))
+            rejected.append(str(error))
             continue
         if len(os.fsencode(os.path.join(folder, SOCKET))) <= _LONGEST_SOCKET_PATH:
             return folder
         os.rmdir(folder)
-        refused.append(f"{place} is too long for a unix socket's path (107 bytes)")
+        rejected.append(f"{place} is too long for a unix socket's path (107 bytes)")
     raise ConfigError(
-        f"There is no place for the embedded Redis: {'; '.join(refused)}."
+        f"There is no place for the embedded Redis: {'; '.join(rejected)}."
         " Set XDG_RUNTIME_DIR or TMPDIR to a short path of a folder that you can write to."
     )
 

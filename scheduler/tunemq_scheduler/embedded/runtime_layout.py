@@ -15,7 +15,7 @@ PREFIX = "tunemq-farm-"
 SOCKET = "redis.sock"
 #: The services' names; the node's is also that of its scratch folder.
 REDIS, NODE = "redis", "node"
-KEEPER_LOG = "keeper.log"
+WATCHDOG_LOG = "keeper.log"
 #: What the node gets ready for: it reads the file once and removes it.
 PREWARM = "prewarm.json"
 

@@ -23,7 +23,7 @@ import sys
 import time
 
 from tunemq_scheduler.embedded import bound_processes, runtime_layout
-from tunemq_shared.system.process_control import adopt_orphans, set_name
+from tunemq_shared.system.process_control import become_subreaper, set_name
 
 #: Pauses before a service that died young is started again; after the last one the keeper gives up.
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 1.0)
@@ -34,9 +34,9 @@ _YOUNG_S = 10.0
 _MOST_EXCUSED = 40
 #: What ends without us being able to wait for it (it sleeps in the kernel) is given up after so
 #: long.
-_PATIENCE_S = 0.8
+_TIMEOUT_S = 0.8
 #: In a command line, this stands for the keeper's pid.
-KEEPER_PID = "{keeper}"
+WATCHDOG_PID = "{keeper}"
 
 
 class WatchedService:
@@ -153,7 +153,7 @@ class Watchdog:
             if service.name == runtime_layout.NODE:
                 # What it left is re-parented to us: a new one must not meet its predecessor's
                 # hosts.
-                bound_processes.kill_children(self._running(), _PATIENCE_S, self._noted)
+                bound_processes.kill_children(self._running(), _TIMEOUT_S, self._noted)
             return
 
     def _running(self) -> list[int]:
@@ -163,15 +163,15 @@ class Watchdog:
         now = time.monotonic()
         for service in self._services:
             if service.due is not None and service.due <= now:
-                argv = [str(os.getpid()) if part == KEEPER_PID else part for part in service.argv]
+                argv = [str(os.getpid()) if part == WATCHDOG_PID else part for part in service.argv]
                 log = os.path.join(self._folder, runtime_layout.log_of(service.name))
                 service.pid = bound_processes.start(argv, os.environ, log)
                 service.due, service.started_at = None, now
                 self._say(f"started {service.name} {service.pid}")
 
-    def _say(self, fact: str) -> None:
+    def _say(self, status_line: str) -> None:
         try:
-            os.write(self._control, fact.encode() + b"\n")
+            os.write(self._control, status_line.encode() + b"\n")
         except OSError:  # nobody reads it: the script is busy, or gone, which the pidfd tells
             return
 
@@ -180,13 +180,13 @@ class Watchdog:
         for service in reversed(self._services):
             service.due = None
             others = [pid for pid in self._running() if pid != service.pid]
-            bound_processes.kill_children(others, _PATIENCE_S)
+            bound_processes.kill_children(others, _TIMEOUT_S)
             service.pid = None
         bound_processes.remove_tree(self._folder)
 
 
 def main() -> None:
-    """``keeper FOLDER CONTROL SCRIPT NAME:N ARG*N NAME:N ARG*N ...``."""
+    """``watchdog FOLDER CONTROL SCRIPT NAME:N ARG*N NAME:N ARG*N ...``."""
     folder, control, script, *rest = sys.argv[1:]
     for descriptor in (int(control), int(script)):
         os.set_inheritable(descriptor, False)
@@ -195,7 +195,7 @@ def main() -> None:
         signal.SIG_SETMASK, []
     )  # the thread that started us may have blocked some
     set_name("tunemq-keeper")
-    adopt_orphans()
+    become_subreaper()
     services: list[WatchedService] = []
     while rest:
         name, _, count = rest.pop(0).partition(":")

@@ -49,35 +49,35 @@ class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
         return self.bundle is not None and is_remote(self.store)
 
 
-def carry(
-    outline: ExperimentPlan, prepared: PreparedSearch, carriage: CodePackage
+def package_code(
+    outline: ExperimentPlan, prepared: PreparedSearch, code_package: CodePackage
 ) -> ExperimentPlan:
     """Write the code where nodes find it; the plan with all that they are told of it.
 
     Raises:
         StoreError: it cannot be written.
     """
-    code = ship(prepared.trainable, carriage.blobs, pickled=prepared.pickled)
-    environment = environment_of(prepared, code, carriage)
+    code = ship(prepared.trainable, code_package.blobs, pickled=prepared.pickled)
+    environment = environment_of(prepared, code, code_package)
     blobs = blobs_of(code)
-    if carriage.store:
+    if code_package.store:
         from tunemq_shared.code.blob_store import open_blobs  # archives and clients take their time
 
-        with open_blobs(carriage.store) as store:
+        with open_blobs(code_package.store) as store:
             blobs = tuple(store.put_blob(ref) for ref in blobs)
             code = store.put_blob(code)
     return msgspec.structs.replace(
         outline,
         code=code,
         blobs=blobs,
-        bundle=carriage.bundle,
+        bundle=code_package.bundle,
         environment=environment,
-        is_apart=carriage.is_apart,
+        is_apart=code_package.is_apart,
     )
 
 
 def environment_of(
-    prepared: PreparedSearch, code: BlobRef | None = None, carriage: CodePackage | None = None
+    prepared: PreparedSearch, code: BlobRef | None = None, code_package: CodePackage | None = None
 ) -> Environment:
     """What hosts are forked from.
 
@@ -91,8 +91,8 @@ def environment_of(
         preload = tuple(run.preload)
     else:
         preload = modules_of(prepared.pickled.code) if code is None else preload_of(code)
-    if carriage is not None and carriage.bundle is not None:
-        path = search_path(carriage.script)
+    if code_package is not None and code_package.bundle is not None:
+        path = search_path(code_package.script)
         return Environment(run.python or "", preload, given, path, inherits=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)

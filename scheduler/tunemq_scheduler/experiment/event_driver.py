@@ -48,7 +48,7 @@ class EventDriver:
     ) -> None:
         self.runner, self.algorithms, self.plan = runner, algorithms, plan
         self.trials = {name: TrialView(name, one, plan) for name, one in runner.live.items()}
-        self.entries: list[m.JournalRecord] = []
+        self.journal_records: list[m.JournalRecord] = []
         self.commands: list[c.Command] = []
         #: Trials that are over and whose hosts may not be gone yet.
         self._leaving = set(filter(runner.is_leaving, self.trials))
@@ -74,7 +74,7 @@ class EventDriver:
         answers = tell(event, journalled) if tell is not None else ()
         if journalled is not None:
             answers = journalled
-        self.entries.append(m.JournalRecord(event, tuple(answers)))
+        self.journal_records.append(m.JournalRecord(event, tuple(answers)))
         for command in self.runner.handle(event, answers):
             self.commands.append(command)
             if isinstance(command, c.NotifyTrialEnd):
@@ -89,12 +89,12 @@ class EventDriver:
         for command in self.commands:
             if isinstance(command, c.NotifyCommand) and command.trial in self.trials:
                 view = self.trials[command.trial]
-                view.learn(command)
+                view.apply(command)
                 note(command, view)
         for trial in [one for one in self._leaving if one not in self.runner.live]:
             self._leaving.discard(trial)
             del self.trials[trial]
-        self.entries, self.commands = [], []
+        self.journal_records, self.commands = [], []
 
     def replay(
         self,
@@ -112,7 +112,7 @@ class EventDriver:
             self.end_turn(note)
 
     def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
-        if self.runner.is_current(event.trial, event.epoch):
+        if self.runner.is_current(event.trial, event.attempt):
             self.trials[event.trial].started(event)
         return ()
 

@@ -18,16 +18,16 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.loop_interfaces import NotificationSink, TurnLog
 from tunemq_scheduler.output.terminal.notices import (
-    told_of,
-    told_of_end,
-    told_of_lost,
-    told_of_node,
-    told_of_superseded,
+    format_checkpoint_event,
+    format_failing_node,
+    format_lost_node,
+    format_superseded,
+    format_trial_end,
 )
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal
-from tunemq_scheduler.storage.disk_full import append_when_there_is_room
+from tunemq_scheduler.storage.disk_full import append_when_disk_has_space
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import ResourceError, SearchFailed, TransportError, TuneError
 from tunemq_shared.code.config_packing import pack_config
@@ -39,7 +39,7 @@ POLL_S: Final = 0.5
 #: How long hosts get to end by themselves when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 1.0
 #: How long a search algorithm may have nothing to suggest while there is no trial.
-SEARCH_PATIENCE_S: Final = 60.0
+SEARCH_TIMEOUT_S: Final = 60.0
 #: How long before people are told that the search waits for it.
 SEARCH_TOLD_S: Final = 10.0
 
@@ -68,7 +68,7 @@ class ExperimentLoop:
         plan: ExperimentPlan,
         executor: TrialExecutor,
         journal: TurnLog,
-        records: NotificationSink,
+        dispatcher: NotificationSink,
         resources_for: Callable[[dict[str, object]], dict[str, float]],
         trial_prefix: str,
         clock: Callable[[], float],
@@ -87,7 +87,7 @@ class ExperimentLoop:
         #: See `INTERRUPT_GRACE_S`.
         self.interrupt_grace_s = INTERRUPT_GRACE_S
         self._journal = journal
-        self._records = records
+        self._dispatcher = dispatcher
         self._resources_for = resources_for
         self._trial_prefix = trial_prefix
         self._clock = clock
@@ -114,9 +114,9 @@ class ExperimentLoop:
         self._aside = self._nodes_aside()
 
     @property
-    def is_journalled(self) -> bool:
+    def is_all_journalled(self) -> bool:
         """Whether the journal has all that the runner knows; it may not once a turn has failed."""
-        return not self.driver.entries
+        return not self.driver.journal_records
 
     @property
     def waits_for_search(self) -> str:
@@ -126,7 +126,7 @@ class ExperimentLoop:
             return ""
         return (
             f"waiting for {self.algorithms.search_name}: it has suggested no configuration for "
-            f"{waited:.0f} s, and there is no trial; after {SEARCH_PATIENCE_S:g} s the search fails"
+            f"{waited:.0f} s, and there is no trial; after {SEARCH_TIMEOUT_S:g} s the search fails"
         )
 
     # --- what callers do --------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ExperimentLoop:
         """No turn follows; the journal can be read."""
         self._journal.close()
 
-    def resume(self, event: m.ExperimentResumed, facts: Iterable[m.Event] = ()) -> None:
+    def resume(self, event: m.ExperimentResumed, recovered_events: Iterable[m.Event] = ()) -> None:
         """The first turn of a further run.
 
         Args:
@@ -158,8 +158,8 @@ class ExperimentLoop:
         Raises:
             SearchFailed, JournalError: as `step`.
         """
-        for fact in facts:
-            self.driver.handle(fact)
+        for recovered_event in recovered_events:
+            self.driver.handle(recovered_event)
         self.driver.handle(event)
         # The run before may have been cut off in the middle of anything.
         self.has_leftovers = True
@@ -169,7 +169,7 @@ class ExperimentLoop:
         """Have what nodes still host go on; after `resume` and the executor's `open`, if at all."""
         runner = self.runner
         away = [node.joined for node in runner.away.values()]
-        self.executor.reattach(runner.nodes.values(), away, runner.accepted)
+        self.executor.reattach(runner.nodes.values(), away, runner.acknowledged)
         self.executor.perform(runner.standing_orders())
 
     def request_stop(self, reason: str, trial: str | None = None) -> None:
@@ -196,8 +196,8 @@ class ExperimentLoop:
                 the disk is full this waits for room instead, until the search is interrupted.
             ResourceError: a trial asks for more than any node has.
         """
-        self._records.turn_began()
-        events = self.executor.poll(self._patience())
+        self._dispatcher.turn_began()
+        events = self.executor.poll(self._search_timeout_s())
         self.driver.handle(m.Tick(self._clock()))
         try:
             self._handle_all(events)
@@ -208,41 +208,41 @@ class ExperimentLoop:
             self._fill_slots()
         except TuneError:
             # The search ends here; what was reported before an algorithm raised is kept.
-            records = [one for one in self.driver.commands if isinstance(one, c.NotifyCommand)]
-            self.driver.commands[:] = records
+            dispatcher = [one for one in self.driver.commands if isinstance(one, c.NotifyCommand)]
+            self.driver.commands[:] = dispatcher
             self._commit()
             raise
         self._commit()
         for trial in self._store_waits:
             if trial in self.trials:
-                self._records.trial_waits(self.trials[trial])
+                self._dispatcher.trial_waits(self.trials[trial])
         self._store_waits.clear()
         if self._superseded:
-            self._warnings.append(told_of_superseded(self._superseded))
+            self._warnings.append(format_superseded(self._superseded))
             self._superseded = 0
-        for text in (*self._warnings, *self.executor.news()):
-            self._records.news(text)
+        for text in (*self._warnings, *self.executor.notices()):
+            self._dispatcher.notices(text)
         self._warnings.clear()
-        self._records.turn_ended()
+        self._dispatcher.turn_ended()
         self._after_turn()
 
     def _commit(self) -> None:
         """Make the turn durable, and only then do what follows from it."""
-        entries = self.driver.entries
+        journal_records = self.driver.journal_records
         # Time alone has consequences, too: what is waited for may be given up, and the order in
         # which nodes may be used again decides which of them is taken first.
         is_changed = self.driver.commands or self._nodes_aside() != self._aside
-        if is_changed or any(type(one.event) is not m.Tick for one in entries):
-            append_when_there_is_room(
+        if is_changed or any(type(one.event) is not m.Tick for one in journal_records):
+            append_when_disk_has_space(
                 self._journal.append,
-                entries,
-                tell=self._records.news,
+                journal_records,
+                tell=self._dispatcher.notices,
                 pause=self.executor.pause,
                 is_given_up=self._is_interrupted,
             )
-            self.driver.entries, self._aside = [], self._nodes_aside()
+            self.driver.journal_records, self._aside = [], self._nodes_aside()
             self._perform()
-            self.executor.release(self.runner.accepted)
+            self.executor.acknowledge(self.runner.acknowledged)
         else:
             self.driver.end_turn()
 
@@ -256,7 +256,7 @@ class ExperimentLoop:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _patience(self) -> float:
+    def _search_timeout_s(self) -> float:
         due = self.runner.next_wake()
         if self._requests:
             return 0.0
@@ -282,15 +282,15 @@ class ExperimentLoop:
 
     def _shorten_batch(self) -> None:
         """What was not handled of the newest batch was not read: it is read after a restart."""
-        entries = self.driver.entries
-        for place in reversed(range(len(entries))):
-            batch = entries[place].event
+        journal_records = self.driver.journal_records
+        for place in reversed(range(len(journal_records))):
+            batch = journal_records[place].event
             if isinstance(batch, m.BatchRead):
-                last = batch.first + len(entries) - place - 2
+                last = batch.first + len(journal_records) - place - 2
                 if last < batch.last:
-                    read = m.BatchRead(batch.incarnation, batch.first, last, self._cursor_before)
+                    read = m.BatchRead(batch.instance_id, batch.first, last, self._cursor_before)
                     self.runner.handle(read)
-                    entries[place] = m.JournalRecord(read)
+                    journal_records[place] = m.JournalRecord(read)
                 return
 
     def _take(self, event: m.Event) -> None:
@@ -300,13 +300,13 @@ class ExperimentLoop:
                 self._warnings.append(event.text)
             case m.CheckpointLost() | m.CheckpointDamaged():
                 self.has_leftovers = True
-                self._warnings.append(told_of(event))
+                self._warnings.append(format_checkpoint_event(event))
             case m.TrialProcessDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
                 self.has_leftovers = True  # of a copy or an upload that was cut off
             case m.NodeLost():
                 self.has_leftovers = True
-                if keys := self.runner.book.uploads_of(event.incarnation):
-                    self._warnings.append(told_of_lost(event, keys))
+                if keys := self.runner.book.uploads_of(event.instance_id):
+                    self._warnings.append(format_lost_node(event, keys))
             case _:
                 pass
         self.driver.handle(event)
@@ -315,24 +315,24 @@ class ExperimentLoop:
 
     def _open_batch(self, batch: m.BatchRead) -> int:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
-        if batch.incarnation not in self.runner.nodes:
+        if batch.instance_id not in self.runner.nodes:
             return batch.last - batch.first + 1
-        expected = self.runner.accepted.get(batch.incarnation, 0) + 1
+        expected = self.runner.acknowledged.get(batch.instance_id, 0) + 1
         if batch.first > expected:
             raise TransportError(
-                f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
+                f"node {batch.instance_id} sent event {batch.first}, {expected} is missing before "
                 "it."
             )
         if batch.last < expected:
             return batch.last - batch.first + 1
         self._cursor_before = self.runner.cursor
-        self.driver.handle(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
+        self.driver.handle(m.BatchRead(batch.instance_id, expected, batch.last, batch.cursor))
         return expected - batch.first
 
     def _take_result(self, event: m.ResultReported) -> None:
         stale = self.runner.stale
         self.driver.handle(event)
-        if self.runner.stale > stale and self.runner.is_superseded(event.trial, event.epoch):
+        if self.runner.stale > stale and self.runner.is_superseded(event.trial, event.attempt):
             self._superseded += 1
 
     def _check_time_budget(self) -> None:
@@ -367,7 +367,7 @@ class ExperimentLoop:
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
             if suggestion is None:
-                self._check_patience()
+                self._check_search_timeout()
                 break
             if isinstance(suggestion, str):
                 self.driver.handle(m.SearchExhausted())
@@ -406,7 +406,7 @@ class ExperimentLoop:
             f"and {scheduler} lets none of them go on (choose_trial_to_run returned None)."
         )
 
-    def _check_patience(self) -> None:
+    def _check_search_timeout(self) -> None:
         """A search algorithm may wait for results; with no trial left there will be none."""
         if self.runner.live:
             self._waits_since = None
@@ -416,10 +416,10 @@ class ExperimentLoop:
         if not self._is_wait_told and (told := self.waits_for_search):
             self._is_wait_told = True
             self._warnings.append(told)
-        if self._search_waits_s() > SEARCH_PATIENCE_S:
+        if self._search_waits_s() > SEARCH_TIMEOUT_S:
             raise SearchFailed(
                 f"{self.algorithms.search_name} suggested no configuration for "
-                f"{SEARCH_PATIENCE_S:g} s, and there is no trial whose result it could wait for. "
+                f"{SEARCH_TIMEOUT_S:g} s, and there is no trial whose result it could wait for. "
                 "A search algorithm that has no more configurations must return Searcher.FINISHED."
             )
 
@@ -459,13 +459,13 @@ class ExperimentLoop:
             elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
                 removals.append(command)
             elif isinstance(command, c.WarnFailingNode):
-                self._warnings.append(told_of_node(command))
+                self._warnings.append(format_failing_node(command))
             elif isinstance(command, c.WarnTrialEnd):
                 at_end = self.plan.checkpoint_at_end
-                self._warnings.append(told_of_end(command, saves_at_end=at_end))
+                self._warnings.append(format_trial_end(command, saves_at_end=at_end))
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
-        self.driver.end_turn(self._records.record)
+        self.driver.end_turn(self._dispatcher.notify)
         for removal in removals:
             self._discard(removal)

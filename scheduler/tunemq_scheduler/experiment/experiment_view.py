@@ -18,7 +18,7 @@ from tunemq_shared.objects.store_address import without_settings
 #: The states of trials that are not over.
 UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
 #: Seconds that uploads may take behind the last trial before something is said about them.
-_PATIENCE_S: Final = 2.0
+_TIMEOUT_S: Final = 2.0
 #: Of how many nodes a note tells that they are set aside.
 _NODES_TOLD: Final = 3
 #: Of how many trials a note tells; all of them may wait for the same thing.
@@ -37,12 +37,12 @@ class ExperimentView:
     def __init__(
         self,
         loop: ExperimentLoop,
-        records: CallbackDispatcher,
+        dispatcher: CallbackDispatcher,
         prepared: PreparedSearch,
         elapsed: Callable[[], float],
     ) -> None:
         self._loop = loop
-        self._records = records
+        self._dispatcher = dispatcher
         self._elapsed = elapsed
         plan = loop.plan
         self.name = plan.experiment
@@ -82,7 +82,7 @@ class ExperimentView:
     @property
     def best(self) -> tuple[str, float, Mapping[str, Any]] | None:
         """See `SearchView`."""
-        return self._records.best
+        return self._dispatcher.best
 
     @property
     def outcome(self) -> str:
@@ -105,8 +105,8 @@ class ExperimentView:
         runner = self._loop.runner
         waits = runner.counts[PENDING] or runner.counts[PAUSED]
         aside = runner.aside.items() if waits else ()
-        for incarnation, until in islice(aside, _NODES_TOLD):
-            node, left = runner.nodes[incarnation], max(0.0, until - runner.elapsed)
+        for instance_id, until in islice(aside, _NODES_TOLD):
+            node, left = runner.nodes[instance_id], max(0.0, until - runner.elapsed)
             yield (
                 f"trials wait, for node {node.node} on {node.hostname} is set aside for "
                 f"{left:.0f} s more: {runner.health[node.node].reason}"
@@ -150,7 +150,7 @@ class ExperimentView:
     @property
     def failures(self) -> Sequence[FailureGroup]:
         """See `SearchView`."""
-        return self._records.failures.groups()
+        return self._dispatcher.failures.groups()
 
 
 class UploadNotice:
@@ -175,6 +175,6 @@ class UploadNotice:
             return
         now = self._view.elapsed_s
         self._since = now if self._since is None else self._since
-        if now - self._since >= _PATIENCE_S:
+        if now - self._since >= _TIMEOUT_S:
             self._has_told = True
             self._tell(f"{uploads}; Ctrl-C leaves them behind")

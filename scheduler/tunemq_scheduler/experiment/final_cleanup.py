@@ -17,10 +17,10 @@ from tunemq_shared.system.folder_trees import remove_tree
 
 #: How long the end of a search waits for a store that removes nothing, and that of a search which
 #: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
-PATIENCE_S: Final = 10.0
-SHORT_PATIENCE_S: Final = 1.0
+TIMEOUT_S: Final = 10.0
+SHORT_TIMEOUT_S: Final = 1.0
 #: How often is looked whether the person at the terminal has lost patience.
-_LOOK_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 #: How many of those that are left are named.
 _NAMED: Final = 5
 
@@ -28,7 +28,7 @@ _NAMED: Final = 5
 def settle_store(
     loop: ExperimentLoop,
     store: CheckpointStore,
-    keeper: CheckpointGarbageCollector,
+    collector: CheckpointGarbageCollector,
     tell: Callable[[str], None],
     is_enough: Callable[[], bool],
 ) -> None:
@@ -43,10 +43,10 @@ def settle_store(
     """
     runner, plan = loop.runner, loop.plan
     within = (
-        min(SHORT_PATIENCE_S, plan.sync_timeout_s) if runner.interrupted else plan.sync_timeout_s
+        min(SHORT_TIMEOUT_S, plan.sync_timeout_s) if runner.interrupted else plan.sync_timeout_s
     )
-    left = keeper.finish(within, is_enough, without_success=PATIENCE_S)
-    for text in keeper.news():
+    left = collector.finish(within, is_enough, without_success=TIMEOUT_S)
+    for text in collector.notices():
         tell(text)
     place = without_settings(plan.store_address)
     if left:
@@ -56,12 +56,17 @@ def settle_store(
     if uploading:
         who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
         tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
-    elif plan.cache and loop.is_journalled:
+    elif plan.cache and loop.is_all_journalled:
         remove_tree(plan.cache)
     # While anything is under way, what looks left behind may be needed in a moment; and where the
     # journal does not have the last turn, it may be needed by whoever goes on without that.
     is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
-    if is_quiet and loop.is_journalled and (loop.has_leftovers or runner.stale) and not is_enough():
+    if (
+        is_quiet
+        and loop.is_all_journalled
+        and (loop.has_leftovers or runner.stale)
+        and not is_enough()
+    ):
         try:
             with _called_off_once(is_enough) as cancel:
                 store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
@@ -77,7 +82,7 @@ def _called_off_once(is_enough: Callable[[], bool]) -> Iterator[CancelToken]:
     cancel, is_over = CancelToken(), threading.Event()
 
     def watch() -> None:
-        while not is_over.wait(_LOOK_S):
+        while not is_over.wait(_POLL_INTERVAL_S):
             if is_enough():
                 cancel.cancel()
 

@@ -41,8 +41,8 @@ def replay_recovered(found: RecoveredJournal) -> TrialRunner:
     """
     runner = begin(found)
     for turn in found.turns:
-        for entry in turn:
-            runner.handle(entry.event, entry.answers)
+        for journal_record in turn:
+            runner.handle(journal_record.event, journal_record.answers)
     return runner
 
 
@@ -53,8 +53,8 @@ def replay_as_far_as_possible(found: RecoveredJournal) -> ReplayExtent:
         runner = begin(found)
         turns = found.snapshot_turn
         for turn in found.turns:
-            for entry in turn:
-                runner.handle(entry.event, entry.answers)
+            for journal_record in turn:
+                runner.handle(journal_record.event, journal_record.answers)
             turns += 1
     except _UNREPLAYABLE as error:
         return ReplayExtent(turns, f"{type(error).__name__}: {error}")

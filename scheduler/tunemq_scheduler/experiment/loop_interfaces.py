@@ -13,7 +13,7 @@ from tunemq_shared.protocol import messages as m
 class TurnLog(Protocol):
     """What a turn is written to: the journal, or in a simulation a list."""
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
         """Keep one turn, durably."""
 
     def close(self) -> None:
@@ -23,7 +23,7 @@ class TurnLog(Protocol):
 class NotificationSink(Protocol):
     """Loggers, callbacks and the table: they learn what has become a fact."""
 
-    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
+    def notify(self, command: c.NotifyCommand, trial: TrialView) -> None:
         """One thing happened to a trial."""
 
     def trial_waits(self, trial: TrialView) -> None:
@@ -35,5 +35,5 @@ class NotificationSink(Protocol):
     def turn_ended(self) -> None:
         """The turn's records have all been given."""
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         """Something happened, to no trial, that the person at the terminal should know."""

@@ -36,7 +36,7 @@ MakePlan = Callable[[JournalHeader], ExperimentPlan]
 
 #: Where the journal may lack the last turns of the run before, trials start with epochs that are
 #: greater by so much for each run: that run may have used the next ones for checkpoints.
-EPOCHS_BEYOND: Final = 1_000_000
+ATTEMPTS_BEYOND: Final = 1_000_000
 #: So many turns pass before algorithms that had no state to give are asked again.
 _TURNS_UNTIL_ASKED_AGAIN: Final = 100
 
@@ -157,11 +157,11 @@ def take_up(
         if found.snapshot is not None:
             algorithms.set_state(found.snapshot.algorithms)
         runner = begin(found)
-        mending = LogRepair(runner)
+        log_repair = LogRepair(runner)
         driver = EventDriver(runner, algorithms, plan)
-        driver.replay(found.turns, mending.note)
-        mending.finish()
-        unrecorded = UnrecordedRows(runner, plan, mending.unsynced, mending.rebuild)
+        driver.replay(found.turns, log_repair.note)
+        log_repair.finish()
+        unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced, log_repair.rebuild)
         unrecorded.remove()
     except BaseException:
         journal.close()
@@ -171,7 +171,7 @@ def take_up(
         driver,
         cut=found.cut,
         was_exhausted=runner.exhausted,
-        unsynced=mending.unsynced,
+        unsynced=log_repair.unsynced,
         unrecorded=unrecorded,
     )
 
@@ -208,7 +208,7 @@ def resumption(
         is_cold=is_cold,
         settings=b"" if settings == before else m.encode(settings),
         also=also,
-        epochs_from=run * EPOCHS_BEYOND if turns_were_lost else 0,
+        attempts_from=run * ATTEMPTS_BEYOND if turns_were_lost else 0,
     )
 
 

@@ -34,7 +34,7 @@ from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
@@ -226,7 +226,7 @@ def _fetched(address: str) -> str:
         return here
     folder = make_experiment_folder(storage, name, is_new=True)
     try:
-        bring_experiment(address, folder, journal_seal())
+        bring_experiment(address, folder, journal_signer())
     except BaseException:  # passed on; what was brought until then is of no use
         remove_tree(folder)
         raise
@@ -239,7 +239,7 @@ def _check_newest(address: str, folder: str) -> None:
     Both would write to the same place in the store, and what the other did would be lost.
     """
     with open_objects(address) as objects:
-        is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_seal())
+        is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_signer())
     if is_behind:
         raise ConfigError(
             f"the search at {without_settings(address)} went on elsewhere since it was left in "
@@ -248,7 +248,7 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(address: str, folder: str, seal: MessageSigner) -> None:
+def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -> None:
     """Copy an experiment from its store into an empty folder, but for its checkpoints.
 
     Args:
@@ -264,7 +264,7 @@ def bring_experiment(address: str, folder: str, seal: MessageSigner) -> None:
     try:
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
-            fetch_journal(objects, Path(folder) / FILE_NAME, seal)
+            fetch_journal(objects, Path(folder) / FILE_NAME, message_signer)
     except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
@@ -273,7 +273,7 @@ def bring_experiment(address: str, folder: str, seal: MessageSigner) -> None:
     copied, tuner = Path(folder, FILE_NAME, TUNER), Path(folder, TUNER_FILE)
     if copied.exists():
         copied.replace(tuner)
-    elif seal.is_signed:
+    elif message_signer.is_signed:
         tuner.unlink(missing_ok=True)
 
 

@@ -16,9 +16,9 @@ import msgspec
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.base.stop_signals import StopSignals
-from tunemq_scheduler.core.placement.resource_request import ask_of
+from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
-from tunemq_scheduler.experiment.code_upload import CodePackage, carry, environment_of
+from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
     OpenExperiment,
@@ -36,7 +36,7 @@ from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
 from tunemq_scheduler.settings.storage_settings import StorageLocation, make_storage, storage_of
 from tunemq_scheduler.storage.folders import experiment_name
-from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
+from tunemq_scheduler.storage.local_checkpoint_recovery import recover_local_checkpoints
 from tunemq_scheduler.transport.in_process_executor import InProcessExecutor
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import ConfigError, RedisUnavailable
@@ -126,7 +126,7 @@ class Experiment:
         """Whether some trial may, new or restored; what depends on configurations may be any."""
         restored = [trial.resources for trial in opened.runner.live.values()]
         asked = [self._settings.request, *restored]
-        return any(request is None or ask_of(request).names_device for request in asked)
+        return any(request is None or needs_of(request).names_device for request in asked)
 
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
@@ -185,14 +185,16 @@ class Experiment:
     def _begin(self, search: SearchRun) -> None:
         """The first turn of a further run."""
         if self._event is not None:
-            facts = adopt_written(search.loop.runner, search.loop.plan, search.records.news)
-            search.loop.resume(self._event, facts)
+            recovered_events = recover_local_checkpoints(
+                search.loop.runner, search.loop.plan, search.dispatcher.notices
+            )
+            search.loop.resume(self._event, recovered_events)
 
     def _is_over_already(self, opened: OpenExperiment, event: ExperimentResumed) -> ResultGrid:
         """Nothing is left to do: the results, once what is not to be finished has ended."""
         runner, unrecorded = opened.runner, opened.unrecorded
-        has_news = unrecorded is not None and bool(unrecorded.news)
-        if has_news or any(not trial.is_finished for trial in runner.live.values()):
+        has_notices = unrecorded is not None and bool(unrecorded.notices)
+        if has_notices or any(not trial.is_finished for trial in runner.live.values()):
             search = self._search(opened.plan, InProcessExecutor({}), opened)
             with search.shown(lambda: True):
                 search.loop.resume(event)
@@ -232,14 +234,14 @@ class Experiment:
             cache=os.path.join(self.folder, CACHE) if self._store_address else "",
             sync_timeout_s=sync.sync_timeout,
             uploads_waiting=sync.uploads_waiting,
-            limits=prepared.run.trial_limits.for_hosts(),
+            limits=prepared.run.trial_limits.for_trials(),
             log_patterns=tuple(one.pattern for one in prepared.run.failure_config.log_policies),
         )
         return self._outlined
 
-    def _plan(self, carriage: CodePackage) -> ExperimentPlan:
+    def _plan(self, code_package: CodePackage) -> ExperimentPlan:
         """What nodes are told of this experiment."""
-        return carry(self._outlined, self.prepared, carriage)
+        return package_code(self._outlined, self.prepared, code_package)
 
     def _search(
         self,

@@ -79,17 +79,17 @@ class SearchRun:
         )
         if self._copier is not None:
             callbacks.append(self._copier)  # behind those that write what it copies
-        self.records = CallbackDispatcher(
+        self.dispatcher = CallbackDispatcher(
             callbacks, self.display, tune.metric, tune.direction, opened.unsynced
         )
         self.store = open_store(plan.store_address)
-        self.keeper = CheckpointGarbageCollector(self.store)
+        self.collector = CheckpointGarbageCollector(self.store)
         self.loop = ExperimentLoop(
             driver=opened.driver,
             plan=plan,
             executor=executor,
             journal=opened.journal,
-            records=self.records,
+            dispatcher=self.dispatcher,
             resources_for=prepared.resources_for,
             trial_prefix=plan.experiment_id[:5],
             clock=opened.elapsed,
@@ -99,8 +99,8 @@ class SearchRun:
             nodes_may_come=nodes_may_come,
             after_turn=self._turn_ended,
         )
-        self.records.trials = self.loop.trials.values
-        self.records.take_up(all_trials(opened.runner, plan))
+        self.dispatcher.trials = self.loop.trials.values
+        self.dispatcher.take_up(all_trials(opened.runner, plan))
 
     @contextmanager
     def shown(self, is_enough: Callable[[], bool]) -> Iterator[None]:
@@ -109,27 +109,32 @@ class SearchRun:
         Args:
             is_enough: whether the person at the terminal wants it to end now.
         """
-        loop, records, display, keeper = self.loop, self.records, self.display, self.keeper
-        view = ExperimentView(loop, records, self._prepared, self._opened.elapsed)
-        uploads = UploadNotice(view, records.news)
+        loop, dispatcher, display, collector = (
+            self.loop,
+            self.dispatcher,
+            self.display,
+            self.collector,
+        )
+        view = ExperimentView(loop, dispatcher, self._prepared, self._opened.elapsed)
+        uploads = UploadNotice(view, dispatcher.notices)
 
         def show() -> None:
-            for text in keeper.news():
-                records.news(text)
+            for text in collector.notices():
+                dispatcher.notices(text)
             uploads.look()
             display.update(view)
 
         self._states.take_back()
-        records.setup(
+        dispatcher.setup(
             stop=self._prepared.run.stop,
             num_samples=self._prepared.tune.num_samples,
             total_num_samples=self._prepared.trials,
         )
-        records.show = show
+        dispatcher.show = show
         display.begin(view)
         if (unrecorded := self._opened.unrecorded) is not None:
-            for text in unrecorded.news:
-                records.news(text)
+            for text in unrecorded.notices:
+                dispatcher.notices(text)
             if self._copier is not None:
                 self._copier.copy_again(unrecorded.folders)
         try:
@@ -139,7 +144,11 @@ class SearchRun:
             try:
                 loop.close()
                 settle_store(
-                    loop, self.store, keeper, records.news, lambda: self.is_killed or is_enough()
+                    loop,
+                    self.store,
+                    collector,
+                    dispatcher.notices,
+                    lambda: self.is_killed or is_enough(),
                 )
                 self._finish_records()
                 self._states.write()
@@ -174,7 +183,7 @@ class SearchRun:
             TrialError: one is in ERROR, and the first such was to be raised.
         """
         results = self._trial_results()
-        if self._prepared.run.failure_config.fail_fast == "raise" and self.records.fatal:
+        if self._prepared.run.failure_config.fail_fast == "raise" and self.dispatcher.fatal:
             error = next(one.error for one in results if one.error is not None)
             raise TrialError(str(error)) from error
         return grid_of(results, self._prepared, self.loop.plan)
@@ -187,7 +196,7 @@ class SearchRun:
         self.when_copied(lambda: self._remove(removal))
 
     def _remove(self, removal: Removal) -> None:
-        self.keeper.discard(removal)
+        self.collector.discard(removal)
         if self._copier is not None and isinstance(removal, DeleteCheckpoint):
             self._copier.delete_checkpoint(removal.key)
 
@@ -198,7 +207,7 @@ class SearchRun:
             timer.daemon = True
             timer.start()
         try:
-            self.records.finish(all_trials(self.loop.runner, self.loop.plan))
+            self.dispatcher.finish(all_trials(self.loop.runner, self.loop.plan))
         finally:
             timer.cancel()
 

@@ -79,7 +79,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if owner is None or one.owners is None or owner in one.owners
         )
 
-    def for_allotter(self) -> FairShareSettings:
+    def fair_share_settings(self) -> FairShareSettings:
         """Those about who gets what."""
         return FairShareSettings(
             shares=self.shares,

@@ -21,8 +21,8 @@ from tunemq_scheduler.journal.journal_contents import (
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import (
     RecoveredJournal,
-    read_entries,
     read_header,
+    read_records,
     read_turns,
     recover,
 )
@@ -37,8 +37,8 @@ __all__ = [
     "JournalPosition",
     "JournalSnapshot",
     "RecoveredJournal",
-    "read_entries",
     "read_header",
+    "read_records",
     "read_turns",
     "recover",
 ]

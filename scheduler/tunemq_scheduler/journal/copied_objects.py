@@ -65,21 +65,25 @@ def parse_key(key: str) -> CopiedObject | None:
     return found if found.opening and is_in_order and found.key == key else None
 
 
-def sealed(seal: MessageSigner, one: CopiedObject, experiment_id: str, body: bytes) -> bytes:
+def signed_message(
+    message_signer: MessageSigner, one: CopiedObject, experiment_id: str, body: bytes
+) -> bytes:
     """The content of an object."""
-    return seal.close(body, *_context(one, experiment_id))
+    return message_signer.close(body, *_context(one, experiment_id))
 
 
-def opened(seal: MessageSigner, one: CopiedObject, experiment_id: str, content: bytes) -> bytes:
+def opened(
+    message_signer: MessageSigner, one: CopiedObject, experiment_id: str, content: bytes
+) -> bytes:
     """What was sealed; without keys it is not checked who did.
 
     Raises:
         JournalError: the scheduler of this farm did not write that.
     """
     try:
-        if not seal.is_signed:
+        if not message_signer.is_signed:
             return unchecked_body(content)
-        return seal.open(content, *_context(one, experiment_id))
+        return message_signer.open(content, *_context(one, experiment_id))
     except InvalidSignature as error:
         raise JournalError(
             f"the copy of this journal is not to be trusted: the object {one.key} {error}. Restore "

@@ -39,7 +39,7 @@ class _PieceMissing(JournalError):
 
 
 def fetch_journal(
-    objects: ObjectStore, folder: Path, seal: MessageSigner, *, timeout_s: float = 600.0
+    objects: ObjectStore, folder: Path, message_signer: MessageSigner, *, timeout_s: float = 600.0
 ) -> RecoveredJournal:
     """Bring the copy into ``folder``, which is made, and must be empty if it is there.
 
@@ -67,7 +67,7 @@ def fetch_journal(
     for left in reversed(range(_TRIES)):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
             try:
-                return _fetched(objects, Path(scratch, FILE_NAME), folder, seal, cancel)
+                return _fetched(objects, Path(scratch, FILE_NAME), folder, message_signer, cancel)
             except NoSuchObject:
                 if not left:
                     raise
@@ -78,7 +78,7 @@ def fetch_journal(
     raise AssertionError  # the last try returns or raises
 
 
-def has_others(objects: ObjectStore, folder: Path, seal: MessageSigner) -> bool:
+def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
     """Whether the copy holds turns that the journal in ``folder`` does not: somebody else's.
 
     A copy that is of no use holds none.
@@ -91,7 +91,7 @@ def has_others(objects: ObjectStore, folder: Path, seal: MessageSigner) -> bool:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
         copied = Path(scratch, FILE_NAME)
         try:
-            last = fetch_journal(objects, copied, seal).turn
+            last = fetch_journal(objects, copied, message_signer).turn
         except (NoSuchObject, JournalError):
             return False
         here, there = _turn(folder, last), _turn(copied, last)
@@ -100,10 +100,14 @@ def has_others(objects: ObjectStore, folder: Path, seal: MessageSigner) -> bool:
 
 
 def _fetched(
-    objects: ObjectStore, scratch: Path, folder: Path, seal: MessageSigner, cancel: CancelToken
+    objects: ObjectStore,
+    scratch: Path,
+    folder: Path,
+    message_signer: MessageSigner,
+    cancel: CancelToken,
 ) -> RecoveredJournal:
     found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
-    openings, mirrored = _sorted(found, is_signed=seal.is_signed)
+    openings, mirrored = _sorted(found, is_signed=message_signer.is_signed)
     ready = [number for number, files in openings.items() if READY in files]
     mirror = scratch.with_name("mirror")
     if mirrored:
@@ -112,12 +116,12 @@ def _fetched(
             objects.get_file(one.key, mirror / name, size=one.size, cancel=cancel)
     if ready:
         scratch.mkdir()
-        _Copy(objects, openings[max(ready)], seal, cancel).bring(scratch)
+        _Copy(objects, openings[max(ready)], message_signer, cancel).bring(scratch)
     if mirrored and (not ready or _goes_on(scratch, mirror)):
         shutil.rmtree(scratch, ignore_errors=True)
         mirror.rename(scratch)
     elif not ready:
-        kind = "signed copy" if seal.is_signed else "copy"
+        kind = "signed copy" if message_signer.is_signed else "copy"
         raise NoSuchObject(f"there is no {kind} of a journal at {objects.address}.")
     recover(scratch)  # before anything is made of it
     folder.rmdir()
@@ -180,9 +184,18 @@ class _Copy:
     """
 
     def __init__(
-        self, objects: ObjectStore, files: _Files, seal: MessageSigner, cancel: CancelToken
+        self,
+        objects: ObjectStore,
+        files: _Files,
+        message_signer: MessageSigner,
+        cancel: CancelToken,
     ) -> None:
-        self._objects, self._files, self._seal, self._cancel = objects, files, seal, cancel
+        self._objects, self._files, self._message_signer, self._cancel = (
+            objects,
+            files,
+            message_signer,
+            cancel,
+        )
         self._experiment_id = ""
 
     def bring(self, folder: Path) -> None:
@@ -232,7 +245,7 @@ class _Copy:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
         if one.file == READY and size > _MOST_READY:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
-        body = opened(self._seal, one, self._experiment_id, retried(get, self._cancel))
+        body = opened(self._message_signer, one, self._experiment_id, retried(get, self._cancel))
         if one.file != READY and len(body) != one.end - one.begin:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
         return body

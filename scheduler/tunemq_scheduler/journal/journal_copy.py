@@ -27,7 +27,7 @@ from tunemq_scheduler.journal.copied_objects import (
     TUNER,
     CopiedObject,
     parse_key,
-    sealed,
+    signed_message,
 )
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_writer import Journal, JournalPosition
@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 class JournalCopy:
     """Follows a journal until `close`; the store may be away, which keeps the search from nothing.
 
-    **Threads.** `turn` and `news` may be asked from any.
+    **Threads.** `turn` and `notices` may be asked from any.
 
     Args:
         journal: open, and written by another thread.
@@ -63,13 +63,13 @@ class JournalCopy:
         self,
         journal: Journal,
         objects: ObjectStore,
-        seal: MessageSigner,
+        message_signer: MessageSigner,
         *,
         copied: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._objects = objects
-        self._seal = seal
+        self._message_signer = message_signer
         self._copied = copied
         self._turn = 0
         self._done: JournalPosition | None = None
@@ -82,7 +82,7 @@ class JournalCopy:
         self._small: dict[str, list[tuple[int, int]]] = {}
         #: The first segment that the newest snapshot in the copy needs.
         self._base = 0
-        self._news: deque[str] = deque()
+        self._notices: deque[str] = deque()
         self._is_in_trouble = False
         self._failure: Exception | None = None
         self._due = threading.Event()
@@ -117,7 +117,7 @@ class JournalCopy:
         turns = at.offset - (done.offset if done.segment == at.segment else 0)
         return turns + max(0, at.history - done.history)
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What a person should know: that the store is away, and that it is back; each once.
 
         Raises:
@@ -127,7 +127,7 @@ class JournalCopy:
             raise BugError(
                 f"the copy of the journal has ended: {self._failure!r}"
             ) from self._failure
-        return [self._news.popleft() for _ in range(len(self._news))]
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def close(self, within_s: float = 5.0) -> bool:
         """Copy what is left; returns whether all is copied.
@@ -168,7 +168,7 @@ class JournalCopy:
                 self._due.wait(PERIOD_S)
         except TransferCancelled:  # `close` says that not all is copied
             return
-        except Exception as error:  # noqa: BLE001  the thread's edge: `news` raises it where it is asked
+        except Exception as error:  # noqa: BLE001  the thread's edge: `notices` raises it where it is asked
             self._failure = error
 
     def _copy_new(self) -> None:
@@ -263,7 +263,9 @@ class JournalCopy:
         return [one for one in found if one is not None]
 
     def _put(self, one: CopiedObject, data: bytes) -> None:
-        content = sealed(self._seal, one, self._journal.header.experiment_id, data)
+        content = signed_message(
+            self._message_signer, one, self._journal.header.experiment_id, data
+        )
         self._tried(lambda: self._objects.put_bytes(one.key, content))
 
     def _piece(self, name: str, begin: int, end: int) -> CopiedObject:
@@ -284,9 +286,9 @@ class JournalCopy:
 
     def _in_trouble(self, trouble: str) -> None:
         if trouble and not self._is_in_trouble:
-            self._news.append(f"the copy of the journal waits for its store: {trouble}")
+            self._notices.append(f"the copy of the journal waits for its store: {trouble}")
         elif not trouble and self._is_in_trouble:
-            self._news.append("the copy of the journal goes on")
+            self._notices.append("the copy of the journal goes on")
         self._is_in_trouble = bool(trouble)
 
 

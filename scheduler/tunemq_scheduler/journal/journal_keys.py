@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from tunemq_shared.objects.store_address import name_in
-from tunemq_shared.signing.key_files import KEYS_VARIABLE, journal_seal, read_key_file
+from tunemq_shared.signing.key_files import KEYS_VARIABLE, journal_signer, read_key_file
 from tunemq_shared.signing.message_signing import MessageSigner
 
 
-def known_journal_seal(address: str) -> MessageSigner:
+def known_journal_signer(address: str) -> MessageSigner:
     """Verifies the copy of the search at this address, if ``$TUNEMQ_KEYS`` is the scheduler's file.
 
     Raises:
@@ -18,5 +18,5 @@ def known_journal_seal(address: str) -> MessageSigner:
     """
     path = os.environ.get(KEYS_VARIABLE)
     if not path:
-        return journal_seal()
-    return journal_seal(read_key_file(Path(path).expanduser()).journal_keys(name_in(address)))
+        return journal_signer()
+    return journal_signer(read_key_file(Path(path).expanduser()).journal_keys(name_in(address)))

@@ -27,7 +27,7 @@ from tunemq_scheduler.journal.journal_layout import (
 )
 from tunemq_scheduler.journal.trial_history import NOTHING, HistoryExtent, read_history
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
-from tunemq_shared.protocol.messages import JournalRecord, decode_entries
+from tunemq_shared.protocol.messages import JournalRecord, decode_records
 
 _decode_snapshot: Final = msgspec.msgpack.Decoder(JournalSnapshot).decode
 
@@ -59,7 +59,7 @@ class JournalTurns:
     def __iter__(self) -> Iterator[list[JournalRecord]]:
         for segment in self.segments:
             for payload in segment.payloads():
-                yield readable(payload, decode_entries, segment.path)
+                yield readable(payload, decode_records, segment.path)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
     yield from JournalTurns(segments)
 
 
-def read_entries(path: Path) -> Iterator[JournalRecord]:
+def read_records(path: Path) -> Iterator[JournalRecord]:
     """All entries of all turns, in order; see `read_turns`."""
     for turn in read_turns(path):
         yield from turn

@@ -178,7 +178,7 @@ class Journal:
         """Whether the turns behind the last snapshot are so many that it is time for another."""
         return self._earlier + self.position.offset >= max(self._segment_bytes, self._wait_until)
 
-    def append(self, entries: Sequence[JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[JournalRecord]) -> None:
         """Write one turn; when this returns, it survives the death of the process and the machine.
 
         Raises:
@@ -189,7 +189,7 @@ class Journal:
         if self._sync and (free := self._free_bytes()) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
             raise JournalFull(f"there is no room left for {path} ({free} bytes are free).")
-        self._append(encode(entries))
+        self._append(encode(journal_records))
         self.grown(self.position)
 
     def snapshot(self, snapshot: JournalSnapshot, finished: Iterable[tuple[str, bytes]]) -> bool:

@@ -57,7 +57,7 @@ class CallbackDispatcher:
         #: The trials that are not over; the loop sets it.
         self.trials: Callable[[], Iterable[TrialView]] = list
         #: Told of all that happens to no trial, beside the display.
-        self.also_tell: Callable[[str], None] = lambda _text: None
+        self.also_notify: Callable[[str], None] = lambda _text: None
         #: Called at the end of each turn.
         self.show: Callable[[], None] = lambda: None
         self._callbacks = callbacks
@@ -75,7 +75,7 @@ class CallbackDispatcher:
 
     # --- what the loop tells ----------------------------------------------------------------------
 
-    def record(self, command: c.NotifyCommand, trial: TrialView) -> None:
+    def notify(self, command: c.NotifyCommand, trial: TrialView) -> None:
         """One thing happened to a trial.
 
         Raises:
@@ -118,10 +118,10 @@ class CallbackDispatcher:
                     callback, "on_step_begin", iteration=self._iteration, trials=self._live()
                 )
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         """Something happened to no trial."""
-        self._display.news(text)
-        self.also_tell(text)
+        self._display.notices(text)
+        self.also_notify(text)
 
     def turn_ended(self) -> None:
         """The turn's records have all been given."""

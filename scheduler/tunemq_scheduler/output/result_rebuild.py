@@ -4,7 +4,7 @@ A trial's code may truncate these files, write into them, or put files of its ow
 What is there then stays beside the file, as ``result.foreign.json`` or ``progress.foreign.csv``.
 The file keeps its rows of the search; those that are missing follow from the journal. Rows of turns
 that a snapshot of the journal stands for exist only in these files: where they are missing they are
-lost, and `ResultRebuild.news` names them.
+lost, and `ResultRebuild.notices` names them.
 """
 
 from __future__ import annotations
@@ -96,23 +96,23 @@ class ResultRebuild:
         self._rebuilt[path] = self.folders[folder] = None
         return read_rows(path, trial)
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What a person should know of what was rebuilt since the last call."""
         rebuilt, self._rebuilt = self._rebuilt, {}
         lost, self._lost = self._lost, {}
-        news = []
+        notices = []
         if rebuilt:
-            news.append(
+            notices.append(
                 f"The code of a trial, or somebody else, changed {_named(rebuilt)}. Rebuilt from "
                 f"the journal; the files *.{_FOREIGN}.* beside them have what was there. Trials "
                 f"must not write files called {RESULT_JSON} or {PROGRESS_CSV} into their folders."
             )
         if lost:
             told = (f"{path} (step {_spelt(lost[path])})" for path in sorted(lost))
-            news.append(
+            notices.append(
                 f"Results are missing from {_named(told)}: the journal does not have them any more."
             )
-        return news
+        return notices
 
 
 def _cut_behind(path: str, end: int) -> None:

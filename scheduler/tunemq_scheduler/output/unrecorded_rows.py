@@ -67,7 +67,7 @@ class UnrecordedRows:
     ) -> None:
         self._rebuild = rebuild or ResultRebuild(unsynced, first_step(runner))
         self.folders = self._rebuild.folders
-        self.news: list[str] = []
+        self.notices: list[str] = []
         self._runner, self._plan, self._unsynced = runner, plan, unsynced
         self._seen: set[str] = set()
         #: How many rows or failures were taken out of each file.
@@ -122,13 +122,13 @@ class UnrecordedRows:
         return [f"{prefix}_{one[1]}" for one in found if int(one[1]) >= runner.suggested]
 
     def _tell(self) -> None:
-        self.news += self._rebuild.news()
+        self.notices += self._rebuild.notices()
         removed, self._removed = self._removed, {}
         if removed:
             paths = sorted(removed)
             named = ", ".join(f"{path} ({removed[path]})" for path in paths[:_NAMED])
             more = f" and {len(paths) - _NAMED} more files" if len(paths) > _NAMED else ""
-            self.news.append(
+            self.notices.append(
                 f"The journal lost its last turns: removed {sum(removed.values())} rows that it "
                 f"does not have from {named}{more}. The files *.{_UNRECORDED}.* beside them have "
                 "these rows; the search reports these steps again."

@@ -20,7 +20,7 @@ from tunemq_shared.base.safe_text import repr_of, text_of
 
 #: What msgspec raises for what JSON cannot hold: keys that are no strings, lone surrogates, deep
 #: nesting.
-_REFUSED = (TypeError, ValueError, OverflowError, RecursionError)
+_REJECTED = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def _foreign(value: Any) -> Any:
@@ -61,7 +61,7 @@ def to_json(value: Any) -> bytes:
     """``value`` as JSON in one line."""
     try:
         encoded = _encode(value)
-    except _REFUSED:
+    except _REJECTED:
         return _exactly(value)
     return encoded if b"null" not in encoded else _exactly(value)
 
@@ -77,7 +77,7 @@ def result_to_json(result: dict[str, Any], config: msgspec.Raw, config_nulls: in
     spliced = {**result, "config": config}
     try:
         encoded = _encode(spliced)
-    except _REFUSED:
+    except _REJECTED:
         return _exactly(result)
     nulls = encoded.count(b"null") - config_nulls
     if nulls and nulls != [*result.values()].count(None):

@@ -90,8 +90,8 @@ class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         known = CLASSES[self.kind]
         if not self.is_final:
-            return f"{known.words}: {self.verdict}; it is tried again"
-        return "; ".join(filter(None, [f"{known.words}: {self.verdict}", known.fix]))
+            return f"{known.description}: {self.verdict}; it is tried again"
+        return "; ".join(filter(None, [f"{known.description}: {self.verdict}", known.fix]))
 
 
 class FailureGroup(msgspec.Struct, kw_only=True):
@@ -153,7 +153,7 @@ class FailureLog:
 
 
 def failure_of(
-    fact: TrialFailed | TrialProcessDied | NodeLost,
+    event: TrialFailed | TrialProcessDied | NodeLost,
     *,
     trial: str,
     hostname: str,
@@ -170,16 +170,16 @@ def failure_of(
         verdict: see `TrialFailure`.
     """
     traceback, at = "", time.time()
-    match fact:
+    match event:
         case TrialFailed():
-            error, traceback, at = fact.error, fact.traceback, fact.at
+            error, traceback, at = event.error, event.traceback, event.at
         case TrialProcessDied():
-            error, at = describe_death(fact.signal, fact.exit_code, fact.cause), fact.at
+            error, at = describe_death(event.signal, event.exit_code, event.cause), event.at
         case NodeLost():  # nobody was there to look at a clock
-            error = f"the node that ran the trial was lost: {fact.reason}"
+            error = f"the node that ran the trial was lost: {event.reason}"
     return TrialFailure(
         trial=trial,
-        kind=kind or classify(fact).kind,
+        kind=kind or classify(event).kind,
         error=error,
         traceback=traceback,
         hostname=hostname,
@@ -187,7 +187,7 @@ def failure_of(
         number=number,
         is_final=not retried,
         verdict=verdict,
-        output="" if isinstance(fact, NodeLost) else fact.output,
+        output="" if isinstance(event, NodeLost) else event.output,
     )
 
 
@@ -228,8 +228,8 @@ def write_failure(folder: str, failure: TrialFailure) -> str:
 def root_cause(traceback: str) -> tuple[str, str]:
     """The exception that a traceback began with, in one line, and the code that raised it."""
     first = traceback
-    for words in _CHAIN:
-        first = first.partition(words)[0]
+    for description in _CHAIN:
+        first = first.partition(description)[0]
     error = ""
     for line in first.splitlines():
         if line and not line[0].isspace() and not line.startswith(("Traceback (", "|")):

@@ -79,9 +79,9 @@ class TrialView:
         return self.state.status
 
     @property
-    def epoch(self) -> int:
+    def attempt(self) -> int:
         """Its newest incarnation; 0 before the first."""
-        return self.state.epoch
+        return self.state.attempt
 
     @property
     def lineage(self) -> int:
@@ -111,15 +111,15 @@ class TrialView:
         result = self.full_result(self.newest)
         return {**result, "done": True} if self.is_finished else result
 
-    def learn(self, fact: c.NotifyCommand) -> None:
+    def apply(self, command: c.NotifyCommand) -> None:
         """Take over a fact."""
-        match fact:
+        match command:
             case c.NotifyResult():
-                self.newest = fact.result
+                self.newest = command.result
             case c.NotifyCheckpoint():
-                self.checkpoint = fact.checkpoint
+                self.checkpoint = command.checkpoint
             case c.NotifyTrialStart():
-                self.node = fact.node
+                self.node = command.node
             case _:
                 pass
 

@@ -47,7 +47,7 @@ class BasicVariantGenerator(Searcher):
         self._own_seed = _read_seed(random_state)
         self._seed: object = None
         self._count = 0
-        self._stretches: list[_ConfigRange] = []
+        self._config_ranges: list[_ConfigRange] = []
         self._ends: list[int] = []
 
     def set_search_properties(
@@ -63,7 +63,7 @@ class BasicVariantGenerator(Searcher):
             SearchSpaceError: the space or a point is not usable.
         """
         self._seed = spec["seed"] if self._own_seed is None else self._own_seed
-        self._stretches = [
+        self._config_ranges = [
             _ConfigRange(merge(config, _read_point(index, point, config)))
             for index, point in enumerate(self._points)
         ]
@@ -71,8 +71,10 @@ class BasicVariantGenerator(Searcher):
         endless = spec["num_samples"] < 0
         rest = max(0, spec["num_samples"] - len(self._points))
         if rest or endless:
-            self._stretches.append(_ConfigRange(config, rest))
-        self._ends = list(itertools.accumulate(stretch.size for stretch in self._stretches))
+            self._config_ranges.append(_ConfigRange(config, rest))
+        self._ends = list(
+            itertools.accumulate(config_range.size for config_range in self._config_ranges)
+        )
         self.total_samples = None if endless else self._ends[-1]
         return True
 
@@ -84,11 +86,13 @@ class BasicVariantGenerator(Searcher):
     def config(self, n: int) -> dict[str, Any]:
         """The ``n``-th configuration, whether or not it is due; ``n`` below `total_samples`."""
         # An endless search stays in the last stretch, whose number of samples does not count.
-        which = min(bisect.bisect_right(self._ends, n), len(self._stretches) - 1)
-        stretch = self._stretches[which]
-        sample, cell = divmod(n - (self._ends[which - 1] if which else 0), stretch.grid.size)
+        which = min(bisect.bisect_right(self._ends, n), len(self._config_ranges) - 1)
+        config_range = self._config_ranges[which]
+        sample, cell = divmod(n - (self._ends[which - 1] if which else 0), config_range.grid.size)
         drawn_for = ("sample", which, sample) if self._constant_grid_search else (n,)
-        return resolve(stretch.space, stretch.grid.pick(cell), generators(self._seed, *drawn_for))
+        return resolve(
+            config_range.space, config_range.grid.pick(cell), generators(self._seed, *drawn_for)
+        )
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

@@ -144,26 +144,26 @@ class _ProbedPrefix:
             return [problem(_CHECK, f"no keys: the {keys.role}'s: {error}", fix)]
         name = self._prefix + rights.writes_in.format(probe=_probe())
         code = f"{self._prefix}{BLOBS}/{_probe()}"
-        doing = ""
+        action = ""
         try:
             if rights.lists:
-                doing = "list"
+                action = "list"
                 _asked(lambda: next(client.listed(name), None), cancel)
-            doing = "write"
+            action = "write"
             self._left.add(name)
             _asked(lambda: client.put(name, _CONTENT, "it cannot be written"), cancel)
-            doing = "read"
+            action = "read"
             _asked(lambda: _read(client, name), cancel)
             if keys.role is StoreRole.WORKER and self._is_written(code, cancel):
-                doing = "read code"
+                action = "read code"
                 _asked(lambda: _read(client, code), cancel)
-            doing = "remove"
+            action = "remove"
             found = [self._removed(keys, client, name, cancel)]
             if not rights.removes:
                 found += self._forged(keys, client, cancel)
             return found
-        except StoreRequestDenied as refusal:
-            return [self._refused(keys, refusal, doing)]
+        except StoreRequestDenied as rejection:
+            return [self._rejected(keys, rejection, action)]
 
     def tidied(self) -> list[Finding]:
         """Remove what roles had to leave; what is said of probes that stay."""
@@ -205,8 +205,8 @@ class _ProbedPrefix:
         lists = "lists, " if rights.lists else ""
         try:
             _asked(lambda: client.remove(name, "it cannot be removed"), cancel)
-        except StoreRequestDenied as refusal:
-            if rights.removes or refusal.code != _NO_RIGHT:
+        except StoreRequestDenied as rejection:
+            if rights.removes or rejection.code != _NO_RIGHT:
                 raise
             may = f"{who}: {lists}writes and reads in {self._name}; may not remove, as intended"
             return ok(_CHECK, may)
@@ -242,26 +242,26 @@ class _ProbedPrefix:
             )
         ]
 
-    def _refused(self, keys: StoreKeys, refusal: StoreRequestDenied, doing: str) -> Finding:
+    def _rejected(self, keys: StoreKeys, rejection: StoreRequestDenied, action: str) -> Finding:
         who = f"the {keys.role}'s keys"
-        if refusal.code == "NoSuchBucket":
+        if rejection.code == "NoSuchBucket":
             return problem(
                 "store",
-                f"no such bucket: {refusal}",
+                f"no such bucket: {rejection}",
                 f"mc mb ALIAS/{self._bucket}; or correct --store; or add create_bucket=true to the"
                 " address and start the scheduler again",
             )
-        if refusal.code in WRONG_KEYS:
+        if rejection.code in WRONG_KEYS:
             fix = f"correct the {keys.role}'s keys: {keys.where}"
-            return problem(_CHECK, f"wrong keys: {who}: {refusal}", fix)
-        if refusal.code == _NO_RIGHT:
+            return problem(_CHECK, f"wrong keys: {who}: {rejection}", fix)
+        if rejection.code == _NO_RIGHT:
             return problem(
                 _CHECK,
-                f"no right to {doing}: {who}: {refusal}",
+                f"no right to {action}: {who}: {rejection}",
                 f"attach deploy/minio/{keys.role}-policy.json to that user (mc admin policy attach"
                 f" ALIAS POLICY --user USER); the {keys.role}'s keys are in {keys.where}",
             )
-        return problem("store", f"{who} cannot {doing}: {refusal}", "do what the message says")
+        return problem("store", f"{who} cannot {action}: {rejection}", "do what the message says")
 
     def _client_of(self, keys: StoreKeys) -> S3Client:
         known = as_reached_from_here(parse_address(self._address, keys.environ), keys.environ)

@@ -131,7 +131,7 @@ class _ProbeAnswer(NamedTuple):
         return 300 <= self.status < 400
 
     @property
-    def is_refused(self) -> bool:
+    def is_rejected(self) -> bool:
         """Whether whoever asked may not; 400 may also say that another place is to be asked."""
         if self.status == 400:
             return self.word in _LACKS_SIGNATURE
@@ -272,8 +272,8 @@ class _S3Probe:
         with contextlib.closing(self._client_of(keys)) as client:
             try:
                 next(client.listed(self._name()), None)
-            except StoreRequestDenied as refusal:
-                return refusal.code
+            except StoreRequestDenied as rejection:
+                return rejection.code
             except StoreError:
                 return ""
             return _LET_IN
@@ -295,7 +295,7 @@ class _S3Probe:
                 f"ALIAS/{self._address.bucket}` does.",
                 refuses=True,
             )
-        unclear = {verb: answer for verb, answer in answers.items() if not answer.is_refused}
+        unclear = {verb: answer for verb, answer in answers.items() if not answer.is_rejected}
         if unclear:
             said = ", ".join(f"{verb}: {answer}" for verb, answer in unclear.items())
             return warning(

@@ -305,7 +305,7 @@ class RunConfig:
         ):
             fix = f"give an object with the methods {', '.join(_OF_REPORTERS)}"
             raise _bad("RunConfig", "progress_reporter", reporter, fix)
-        _check_surroundings(self.python, self.env_vars)
+        _check_environment(self.python, self.env_vars)
         path: object = self.storage_path
         if not isinstance(path, str | os.PathLike | None):
             fix = "give a folder or an address such as s3://bucket/prefix"
@@ -313,7 +313,7 @@ class RunConfig:
         _check_checkpoint(self.resume_from_checkpoint)
 
 
-def _check_surroundings(python: object, variables: object) -> None:
+def _check_environment(python: object, variables: object) -> None:
     if python is not None and not (isinstance(python, str) and os.path.isabs(python)):
         fix = "give the absolute path of an interpreter, such as /envs/mine/bin/python"
         raise _bad("RunConfig", "python", python, fix)

@@ -33,7 +33,7 @@ def import_checkpoint(
     with checkpoint.as_directory() as folder:
         state = _state_in(folder) or CheckpointForm(as_dict=checkpoint.is_dict).state()
         step = int(state.get(TRAINING_ITERATION, 0))
-        info = CheckpointInfo(trial="restored", epoch=0, n=1, step=step, metrics={}, state=state)
+        info = CheckpointInfo(trial="restored", attempt=0, n=1, step=step, metrics={}, state=state)
         committed = store.put_checkpoint(KEY, Path(folder), info)
     return CheckpointRef(key=KEY, sha256=committed.sha256, step=step)
 

@@ -85,7 +85,7 @@ class TrialLimits:
             if given is not None and not (_is_int(given) and given >= least):
                 raise _bad(name, given, f"give a number from {least} on, or None for {otherwise}")
 
-    def for_hosts(self) -> trial_limits.TrialLimitSpec:
+    def for_trials(self) -> trial_limits.TrialLimitSpec:
         """The same as nodes are told it."""
         step_s, trial_s, stall_s = (_seconds(getattr(self, name)) for name in _TIMES)
         return trial_limits.TrialLimitSpec(

@@ -24,7 +24,7 @@ Removal = c.DeleteCheckpoint | c.DeleteObjects
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 #: How often somebody who waits looks whether that is still wanted.
-_LOOK_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 #: How long a removal that is being carried out may hold up the end.
 _LAST_S: Final = 0.5
 
@@ -35,7 +35,7 @@ class CheckpointGarbageCollector:
     **Threads.** All methods are called by the thread that runs the loop, and none waits for the
     store but `finish`.
 
-    **Failures** are told as `news`, once until all is removed; what failed is tried again.
+    **Failures** are told as `notices`, once until all is removed; what failed is tried again.
 
     Args:
         store: whose checkpoints they are; closed by whoever opened it.
@@ -47,7 +47,7 @@ class CheckpointGarbageCollector:
         self._first_pause_s = first_pause_s
         self._changed = threading.Condition()
         self._orders: deque[Removal] = deque()
-        self._news: list[str] = []
+        self._notices: list[str] = []
         self._pause_s = 0.0
         #: How many orders were carried out.
         self._removed = 0
@@ -65,11 +65,11 @@ class CheckpointGarbageCollector:
             self._thread = threading.Thread(target=self._work, name="store keeper", daemon=True)
             self._thread.start()
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened since the last call that a person should know."""
         with self._changed:
-            news, self._news = self._news, []
-        return news
+            notices, self._notices = self._notices, []
+        return notices
 
     def finish(
         self,
@@ -86,15 +86,15 @@ class CheckpointGarbageCollector:
             without_success: seconds at most in which nothing is removed; None: as ``within``.
         """
         deadline = time.monotonic() + within
-        patience_s = within if without_success is None else without_success
+        timeout_s = within if without_success is None else without_success
         with self._changed:
             self._in_haste = True  # whatever waits before its next try is tried now
             self._changed.notify_all()
-            removed, due = self._removed, time.monotonic() + patience_s
+            removed, due = self._removed, time.monotonic() + timeout_s
             while self._orders and time.monotonic() < min(deadline, due) and not is_enough():
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_INTERVAL_S)
                 if self._removed != removed:
-                    removed, due = self._removed, time.monotonic() + patience_s
+                    removed, due = self._removed, time.monotonic() + timeout_s
             self._is_ending = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -133,7 +133,7 @@ class CheckpointGarbageCollector:
         with self._changed:
             if not self._has_told:
                 self._has_told = True
-                self._news.append(
+                self._notices.append(
                     "What is kept no longer cannot be removed from the store, which is tried "
                     f"again: {error}"
                 )

@@ -18,9 +18,9 @@ from tunemq_shared.protocol.messages import JournalRecord
 RETRY_S: Final = 0.5
 
 
-def append_when_there_is_room(
+def append_when_disk_has_space(
     append: Callable[[Sequence[JournalRecord]], None],
-    entries: Sequence[JournalRecord],
+    journal_records: Sequence[JournalRecord],
     *,
     tell: Callable[[str], None],
     pause: Callable[[float], None],
@@ -41,7 +41,7 @@ def append_when_there_is_room(
     since: float | None = None
     while True:
         try:
-            append(entries)
+            append(journal_records)
         except JournalFull as full:
             if is_given_up():
                 raise

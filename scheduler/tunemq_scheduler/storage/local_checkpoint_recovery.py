@@ -23,7 +23,7 @@ from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
-def adopt_written(
+def recover_local_checkpoints(
     runner: TrialRunner, plan: ExperimentPlan, tell: Callable[[str], None]
 ) -> list[CheckpointCommitted]:
     """Bring to the store what only this machine has; returns the facts, for the journal.
@@ -36,7 +36,7 @@ def adopt_written(
     """
     if not (plan.store and plan.cache):
         return []
-    facts = []
+    recovered_events = []
     objects = None
     try:
         for trial, kept in _only_written(runner):
@@ -53,10 +53,10 @@ def adopt_written(
                     f"and is lost: {error}. Its trial {then} the one before."
                 )
                 continue
-            facts.append(
+            recovered_events.append(
                 CheckpointCommitted(
                     trial=trial,
-                    epoch=kept.epoch,
+                    attempt=kept.attempt,
                     n=int(kept.key.rpartition("-")[2]),
                     step=kept.step,
                     key=kept.key,
@@ -68,7 +68,7 @@ def adopt_written(
     finally:
         if objects is not None:
             objects.close()
-    return facts
+    return recovered_events
 
 
 def _only_written(runner: TrialRunner) -> Iterator[tuple[str, TrialCheckpoint]]:

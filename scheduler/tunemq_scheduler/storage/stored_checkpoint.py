@@ -89,8 +89,8 @@ class StoredCheckpoint(Checkpoint):
     def _write_to(self, folder: str) -> None:
         """Download into a folder that is there; it may hold other files."""
         # Beside the files that it will be among: there is room for it, and moving it is a rename.
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as passing:
-            whole = Path(passing, "files")
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+            whole = Path(temporary, "files")
             with self._store() as store:
                 self._manifest = store.get_checkpoint(self._key, self._sha256, whole)
             _move_into(whole, folder)

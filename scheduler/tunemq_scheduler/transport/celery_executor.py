@@ -32,7 +32,7 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         keys: LiveKeys | None = None,
     ) -> None:
         super().__init__()
-        self._wire = NodeTransport(
+        self._transport = NodeTransport(
             url, term=term, backing=backing, connect_within=connect_within, keys=keys
         )
         self._client: TransportClient | None = None
@@ -40,22 +40,22 @@ class CeleryTrialExecutor(DesiredStateExecutor):
     def open(self, plan: ExperimentPlan) -> None:
         """Reach Redis and make the experiment's stream; raises what `NodeTransport.open` does."""
         self._plan = plan
-        self._client = self._wire.add(plan.events_key)
-        self._wire.open()
+        self._client = self._transport.add(plan.events_key)
+        self._transport.open()
 
     def reattach(
         self,
         nodes: Iterable[NodeJoined],
         away: Iterable[NodeJoined],
-        accepted: Mapping[str, int],
+        acknowledged: Mapping[str, int],
     ) -> None:
         """Watch the leases of nodes that the runner knows; see `TrialExecutor.reattach`."""
-        self._opened.reattach(nodes, away, accepted)
+        self._opened.reattach(nodes, away, acknowledged)
 
     def on_step_end(self) -> None:
         """Send each node whose orders changed its new assignment."""
         self._opened.settle()
-        self._wire.send()
+        self._transport.send()
 
     def poll(self, timeout: float) -> list[Event]:
         """What nodes stated and what became of them; see `NodeTransport.poll` for what it raises.
@@ -63,45 +63,45 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         Raises:
             WireError: an event of a node cannot be read.
         """
-        self._wire.poll(timeout)
+        self._transport.poll(timeout)
         return events_of(self._opened.take())
 
-    def release(self, accepted: dict[str, int]) -> None:
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, and trim the stream."""
-        self._opened.release(accepted)
-        self._wire.flush()
+        self._opened.acknowledge(acknowledged)
+        self._transport.flush()
 
     def wake(self) -> None:
         """Make a waiting `poll` return at once; for any thread or signal handler."""
-        self._wire.wake()
+        self._transport.wake()
 
     def notes(self) -> list[str]:
         """While Redis is away or full, that it is."""
-        return self._wire.notes()
+        return self._transport.notes()
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened to nodes, and to an embedded farm, since the last call."""
-        return self._wire.news()
+        return self._transport.notices()
 
     def close(self, *, now: bool = False) -> None:
         """End what still runs of this experiment, and leave no key of it without an expiry."""
         client, self._client = self._client, None
         try:
-            if client is not None and not self._wire.is_away:
+            if client is not None and not self._transport.is_away:
                 client.close()
         except TransportError:
             # Nobody is left to tell. An embedded farm ends with the script; a farm's nodes give up
             # an experiment whose scheduler has ended.
             pass
         finally:
-            self._wire.close(now=now)
+            self._transport.close(now=now)
 
-    def _put(self, incarnation: str, order: TrialOrder) -> None:
-        if (orders := self._opened.orders(incarnation)) is not None:
+    def _put(self, instance_id: str, order: TrialOrder) -> None:
+        if (orders := self._opened.orders(instance_id)) is not None:
             orders.put(order)
 
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
-        if (orders := self._opened.orders(incarnation)) is not None:
+    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
+        if (orders := self._opened.orders(instance_id)) is not None:
             orders.release(trial, epoch)
 
     @property

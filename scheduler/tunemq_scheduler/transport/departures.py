@@ -12,9 +12,9 @@ class Deregistrations:
     def __init__(self) -> None:
         self._said: dict[str, tuple[bytes, str]] = {}
 
-    def add(self, incarnation: str, entry_id: bytes, why: str) -> None:
+    def add(self, instance_id: str, entry_id: bytes, why: str) -> None:
         """An entry of the nodes' stream says it."""
-        self._said[incarnation] = entry_id, why
+        self._said[instance_id] = entry_id, why
 
     def due(self, unfinished: Iterable[bytes]) -> dict[str, str]:
         """Those of whom all is read that they appended before; why, by incarnation.
@@ -26,11 +26,11 @@ class Deregistrations:
             return {}
         read = min((place_of(entry_id)[0] for entry_id in unfinished), default=None)
         due: dict[str, str] = {}
-        for incarnation, (entry_id, why) in list(self._said.items()):
+        for instance_id, (entry_id, why) in list(self._said.items()):
             # Within a millisecond the numbers of two streams say nothing about their order.
             if read is None or read > place_of(entry_id)[0]:
-                del self._said[incarnation]
-                due[incarnation] = why
+                del self._said[instance_id]
+                due[instance_id] = why
         return due
 
 

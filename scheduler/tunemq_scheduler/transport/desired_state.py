@@ -44,13 +44,13 @@ class DesiredState:
 
     def __init__(
         self,
-        incarnation: str,
+        instance_id: str,
         term: int,
         confirmed: int = 0,
         absent: Iterable[str] = (),
         store: str = "",
     ) -> None:
-        self.incarnation = incarnation
+        self.instance_id = instance_id
         self.term = term
         self.version = confirmed
         self._store = store
@@ -81,9 +81,9 @@ class DesiredState:
         return all(orders.is_empty for orders in self._orders.values())
 
     @property
-    def hosted(self) -> int:
+    def trial_count(self) -> int:
         """How many trials the node is to host."""
-        return sum(orders.hosted for orders in self._orders.values())
+        return sum(orders.trial_count for orders in self._orders.values())
 
     def is_shared(self, events_key: str) -> bool:
         """Whether another experiment has trials on the node, or has still to say that."""
@@ -145,7 +145,7 @@ class DesiredState:
                 listed += orders.listed(self.version, self._confirmed)
         return Assignment(
             PROTOCOL_VERSION,
-            self.incarnation,
+            self.instance_id,
             self.term,
             self.version,
             tuple(listed),
@@ -157,8 +157,8 @@ class DesiredState:
 class DesiredTrials:
     """What one experiment wants a node to host."""
 
-    def __init__(self, mailbox: DesiredState) -> None:
-        self._mailbox = mailbox
+    def __init__(self, desired_state: DesiredState) -> None:
+        self._desired_state = desired_state
         self._wanted: dict[str, _Known] = {}
         #: What it may host of which nothing is to be left, by trial and epoch.
         self._unwanted: dict[tuple[str, int], _Known] = {}
@@ -166,7 +166,7 @@ class DesiredTrials:
         self.waits = False
 
     @property
-    def hosted(self) -> int:
+    def trial_count(self) -> int:
         """How many trials the node is to host."""
         return len(self._wanted)
 
@@ -183,22 +183,22 @@ class DesiredTrials:
         """
         if order.start is not None:
             if order.kill:
-                self._unwanted[order.trial, order.epoch] = _Known(order, order.start)
+                self._unwanted[order.trial, order.attempt] = _Known(order, order.start)
             else:
                 self._wanted[order.trial] = _Known(order, order.start)
-        elif (known := self._find(order.trial, order.epoch)) is not None:
+        elif (known := self._find(order.trial, order.attempt)) is not None:
             known.order = order
         else:
             return
-        self._mailbox.is_changed = True
+        self._desired_state.is_changed = True
 
-    def release(self, trial: str, epoch: int) -> None:
+    def release(self, trial: str, attempt: int) -> None:
         """Forget a trial that is over; the node may hear of it with the next change."""
-        if self._unwanted.pop((trial, epoch), None) is not None:
-            self._mailbox.is_outdated = True
-        if self._find(trial, epoch) is not None:
+        if self._unwanted.pop((trial, attempt), None) is not None:
+            self._desired_state.is_outdated = True
+        if self._find(trial, attempt) is not None:
             del self._wanted[trial]
-            self._mailbox.is_outdated = True
+            self._desired_state.is_outdated = True
 
     def start_over(self) -> None:
         """What was wanted is void; until `settle` the node's hosts stay as they are."""
@@ -210,13 +210,13 @@ class DesiredTrials:
         """All that is wanted has been said."""
         if self.waits:
             self.waits = False
-            self._mailbox.is_changed = True
+            self._desired_state.is_changed = True
 
     def listed(self, version: int, confirmed: int) -> Iterator[TrialOrder]:
         """All of them, for an assignment; ``confirmed`` is the version that the node has."""
         for known in (*self._wanted.values(), *self._unwanted.values()):
             yield known.told(version, confirmed)
 
-    def _find(self, trial: str, epoch: int) -> _Known | None:
+    def _find(self, trial: str, attempt: int) -> _Known | None:
         known = self._wanted.get(trial)
-        return known if known is not None and known.order.epoch == epoch else None
+        return known if known is not None and known.order.attempt == attempt else None

@@ -38,8 +38,8 @@ class DesiredStateExecutor(TrialExecutor):
 
     def start_trial(self, order: StartTrial) -> None:
         """Have a node host a trial."""
-        start = self._host_start(order)
-        self._host(order, TrialOrder(order.trial, order.epoch, order.run_until, start=start))
+        start = self._trial_spec(order)
+        self._host(order, TrialOrder(order.trial, order.attempt, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let a hosted trial run on."""
@@ -59,15 +59,15 @@ class DesiredStateExecutor(TrialExecutor):
     def release_trial(self, order: ReleaseTrial) -> None:
         """Forget a trial whose host is gone; the node hears of it with its next orders."""
         if self._find(order) is not None:
-            del self._standing[order.incarnation][order.trial]
-        self._release(order.incarnation, order.trial, order.epoch)
+            del self._standing[order.instance_id][order.trial]
+        self._release(order.instance_id, order.trial, order.attempt)
 
     def reattach_trial(self, order: ReattachTrial) -> None:
         """Have a node that is heard again host what it hosted, or end it."""
         start = order.start
-        how = TrialOrder(start.trial, start.epoch, start.run_until, start=self._host_start(start))
+        how = TrialOrder(start.trial, start.attempt, start.run_until, start=self._trial_spec(start))
         if not order.is_wanted:
-            self._put(start.incarnation, msgspec.structs.replace(how, kill=True))
+            self._put(start.instance_id, msgspec.structs.replace(how, kill=True))
             return
         pause, at_checkpoint = order.pause, order.at_checkpoint
         self._host(
@@ -77,33 +77,33 @@ class DesiredStateExecutor(TrialExecutor):
 
     def drop_node(self, order: DropNode) -> None:
         """Forget a node that is dead."""
-        self._standing.pop(order.incarnation, None)
+        self._standing.pop(order.instance_id, None)
 
     @abstractmethod
-    def _put(self, incarnation: str, order: TrialOrder) -> None:
+    def _put(self, instance_id: str, order: TrialOrder) -> None:
         """Have a node do this; nothing if it was lost since, which the runner is about to read."""
 
     @abstractmethod
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
         """Have a node forget a trial; likewise."""
 
     def _find(self, order: _AboutHosted) -> TrialOrder | None:
-        standing = self._standing.get(order.incarnation, {}).get(order.trial)
-        return standing if standing is not None and standing.epoch == order.epoch else None
+        standing = self._standing.get(order.instance_id, {}).get(order.trial)
+        return standing if standing is not None and standing.attempt == order.attempt else None
 
     def _host(self, about: StartTrial | _AboutHosted, order: TrialOrder) -> None:
         standing = msgspec.structs.replace(order, start=None)
-        self._standing.setdefault(about.incarnation, {})[order.trial] = standing
-        self._put(about.incarnation, order)
+        self._standing.setdefault(about.instance_id, {})[order.trial] = standing
+        self._put(about.instance_id, order)
 
-    def _host_start(self, order: StartTrial) -> TrialSpec:
+    def _trial_spec(self, order: StartTrial) -> TrialSpec:
         """Return what the node needs to start the trial, as the node will read it.
 
         Raises:
             ConfigError: the node could not read it; names the field. Sent all the same, the node
                 would refuse it again and again, and the trial would wait without a word.
         """
-        start = self._opened_plan.host_start(order)
+        start = self._opened_plan.trial_spec(order)
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=TrialSpec)
         except msgspec.ValidationError as problem:

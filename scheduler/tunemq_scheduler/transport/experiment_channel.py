@@ -36,8 +36,8 @@ class NodeCursor(msgspec.Struct):
     """
 
     orders: DesiredTrials
-    journalled: int = 0
-    told: int = 0
+    acknowledged_up_to: int = 0
+    ack_sent: int = 0
     read: int = 0
     gap_behind: tuple[int, int] = (0, 0)
     is_away: bool = False
@@ -54,10 +54,10 @@ class ExperimentChannel:
     def __init__(self, events_key: str) -> None:
         self.events_key = events_key
         #: What it was not given yet; and how many it was given.
-        self.facts: list[ReadEvent] = []
+        self.read_events: list[ReadEvent] = []
         self.given = 0
         #: By the incarnations of the nodes that it was told of, and that are not dead.
-        self.stakes: dict[str, NodeCursor] = {}
+        self.cursors: dict[str, NodeCursor] = {}
         #: Whether it takes no facts for now: nobody waits for it.
         self.is_full = False
         #: Whether events are missing in its stream: it must begin anew, and all is sent again.
@@ -68,23 +68,23 @@ class ExperimentChannel:
         self._unsettled: dict[str, int] = {}
         #: Entries that were read and are not journalled yet: id, incarnation, number of the last
         #: event.
-        self._unreleased: deque[tuple[bytes, str, int]] = deque()
+        self._unacknowledged: deque[tuple[bytes, str, int]] = deque()
 
     @property
-    def stated(self) -> int:
+    def num_events(self) -> int:
         """How many facts there were, all in all."""
-        return self.given + len(self.facts)
+        return self.given + len(self.read_events)
 
     def take(self) -> list[ReadEvent]:
         """The facts that it was not given yet."""
-        facts, self.facts = self.facts, []
-        self.given += len(facts)
-        return facts
+        read_events, self.read_events = self.read_events, []
+        self.given += len(read_events)
+        return read_events
 
     # --- nodes ------------------------------------------------------------------------------------
 
     def knows(
-        self, about: m.NodeJoined, orders: DesiredTrials, journalled: int, *, is_away: bool
+        self, about: m.NodeJoined, orders: DesiredTrials, acknowledged_up_to: int, *, is_away: bool
     ) -> None:
         """It knows a node, and is about to say what that is to host.
 
@@ -93,95 +93,99 @@ class ExperimentChannel:
             journalled: how far the node's events are; it may not have been told.
             is_away: it takes the node for lost.
         """
-        incarnation = about.incarnation
+        instance_id = about.instance_id
         orders.start_over()
-        self.stakes[incarnation] = NodeCursor(
-            orders, journalled, read=journalled, is_away=is_away, withheld=about.withheld
+        self.cursors[instance_id] = NodeCursor(
+            orders,
+            acknowledged_up_to,
+            read=acknowledged_up_to,
+            is_away=is_away,
+            withheld=about.withheld,
         )
-        self._unsettled[incarnation] = self.stated
+        self._unsettled[instance_id] = self.num_events
 
     def hears(self, about: m.NodeJoined, orders: DesiredTrials) -> None:
         """A node is there; it may be new, back, or one that was expected."""
-        incarnation = about.incarnation
-        stake = self.stakes.get(incarnation)
-        if stake is None:
-            self.stakes[incarnation] = NodeCursor(orders, withheld=about.withheld)
-            self.facts.append(about)
-            if incarnation in self.beheaded:
-                self.beheaded.discard(incarnation)
+        instance_id = about.instance_id
+        cursor = self.cursors.get(instance_id)
+        if cursor is None:
+            self.cursors[instance_id] = NodeCursor(orders, withheld=about.withheld)
+            self.read_events.append(about)
+            if instance_id in self.beheaded:
+                self.beheaded.discard(instance_id)
                 self.has_gap = True
-        elif stake.is_away:
-            stake.is_away = False
+        elif cursor.is_away:
+            cursor.is_away = False
             orders.start_over()
-            self.facts.append(m.NodeReturned(incarnation))
+            self.read_events.append(m.NodeReturned(instance_id))
         else:
             return
         if orders.waits:
-            self._unsettled[incarnation] = self.stated
+            self._unsettled[instance_id] = self.num_events
 
     def sees(self, about: m.NodeJoined) -> None:
         """Which devices of a node are withheld, if that is news; of a lost one once it is back."""
-        stake = self.stakes.get(about.incarnation)
-        if stake is not None and not stake.is_away and stake.withheld != about.withheld:
-            stake.withheld = about.withheld
-            self.facts.append(m.DevicesWithheld(about.incarnation, dict(about.withheld)))
+        cursor = self.cursors.get(about.instance_id)
+        if cursor is not None and not cursor.is_away and cursor.withheld != about.withheld:
+            cursor.withheld = about.withheld
+            self.read_events.append(m.DevicesWithheld(about.instance_id, dict(about.withheld)))
 
-    def lost(self, incarnation: str, reason: str, *, is_dead: bool, is_shared: bool) -> None:
+    def lost(self, instance_id: str, reason: str, *, is_dead: bool, is_shared: bool) -> None:
         """A node is lost, if it was ever told of it; once, and once more if it is dead.
 
         Args:
             is_shared: trials of other experiments were on it, or may have been.
         """
-        stake = self.stakes.get(incarnation)
-        if stake is not None and (is_dead or not stake.is_away):
-            stake.is_away = True
-            self.facts.append(m.NodeLost(incarnation, reason, is_dead, is_shared))
+        cursor = self.cursors.get(instance_id)
+        if cursor is not None and (is_dead or not cursor.is_away):
+            cursor.is_away = True
+            self.read_events.append(m.NodeLost(instance_id, reason, is_dead, is_shared))
 
-    def settle(self, handled: int) -> None:
+    def settle(self, events_handled: int) -> None:
         """It has handled so many facts, and all that follows from them is in its orders."""
-        for incarnation, number in list(self._unsettled.items()):
-            if number <= handled:
-                del self._unsettled[incarnation]
-                if (stake := self.stakes.get(incarnation)) is not None:
-                    stake.orders.settle()
+        for instance_id, number in list(self._unsettled.items()):
+            if number <= events_handled:
+                del self._unsettled[instance_id]
+                if (cursor := self.cursors.get(instance_id)) is not None:
+                    cursor.orders.settle()
 
     # --- its stream -------------------------------------------------------------------------------
 
-    def is_gap(self, stake: NodeCursor, first: int) -> bool:
+    def is_gap(self, cursor: NodeCursor, first: int) -> bool:
         """Whether to ignore a batch, because others before it got lost in Redis.
 
         Then the stream has a gap; but not where they are missing however often all is sent again:
         the node does not have them.
         """
-        if first <= stake.read + 1:
+        if first <= cursor.read + 1:
             return False
         if not self.has_gap:
-            behind, times = stake.gap_behind
-            times = times + 1 if behind == stake.read else 1
-            stake.gap_behind = stake.read, times
+            behind, times = cursor.gap_behind
+            times = times + 1 if behind == cursor.read else 1
+            cursor.gap_behind = cursor.read, times
             self.has_gap = times <= _GAPS_AT_MOST
         return True
 
-    def was_read(self, entry_id: bytes, incarnation: str, last: int) -> None:
+    def was_read(self, entry_id: bytes, instance_id: str, last: int) -> None:
         """An entry with events up to that number waits to be journalled."""
-        self._unreleased.append((entry_id, incarnation, last))
+        self._unacknowledged.append((entry_id, instance_id, last))
 
     def reread(self) -> None:
         """Its stream is read from the beginning again."""
         self.has_gap = False
         self.beheaded.clear()
-        self._unreleased.clear()
+        self._unacknowledged.clear()
 
     def trim(self) -> tuple[str, ...] | None:
         """What removes entries whose events are journalled; None where there are none."""
         behind = b""
-        while self._unreleased:
-            entry_id, incarnation, last = self._unreleased[0]
-            stake = self.stakes.get(incarnation)
-            if stake is not None and stake.journalled < last:
+        while self._unacknowledged:
+            entry_id, instance_id, last = self._unacknowledged[0]
+            cursor = self.cursors.get(instance_id)
+            if cursor is not None and cursor.acknowledged_up_to < last:
                 break
             behind = entry_id
-            self._unreleased.popleft()
+            self._unacknowledged.popleft()
         if not behind:
             return None
         milliseconds, number = place_of(behind)

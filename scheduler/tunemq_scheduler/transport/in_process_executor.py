@@ -26,7 +26,7 @@ from tunemq_shared.trainable.trainable_blobs import load
 from tunemq_shared.trial.session import TrialSession
 from tunemq_shared.trial.trial_channel import TrialChannel
 
-_INCARNATION = "this-process"
+_INSTANCE_ID = "this-process"
 
 
 class InProcessExecutor(TrialExecutor):
@@ -38,9 +38,9 @@ class InProcessExecutor(TrialExecutor):
 
     def __init__(self, resources: dict[str, float]) -> None:
         self._resources = resources
-        self._facts: queue.SimpleQueue[m.NodeEvent | None] = queue.SimpleQueue()
+        self._event_queue: queue.SimpleQueue[m.NodeEvent | None] = queue.SimpleQueue()
         self._starts: queue.SimpleQueue[m.TrialOrder | None] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[m.TrialOrder] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[m.TrialOrder] = queue.SimpleQueue()
         self._plan: ExperimentPlan | None = None
         self._joined = False
         self._said = 0
@@ -61,21 +61,21 @@ class InProcessExecutor(TrialExecutor):
     def start_trial(self, order: StartTrial) -> None:
         """Hand the trial to `serve`."""
         if self._plan is not None:
-            self._newest = order.trial, order.epoch
-            start = self._plan.host_start(order)
-            self._starts.put(m.TrialOrder(order.trial, order.epoch, order.run_until, start=start))
+            self._newest = order.trial, order.attempt
+            start = self._plan.trial_spec(order)
+            self._starts.put(m.TrialOrder(order.trial, order.attempt, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let the trial run on."""
-        self._news.put(m.TrialOrder(order.trial, order.epoch, order.run_until))
+        self._notices.put(m.TrialOrder(order.trial, order.attempt, order.run_until))
 
     def stop_trial(self, order: StopTrial) -> None:
         """Ask the trial to end; it does at its next report."""
-        self._news.put(m.TrialOrder(order.trial, order.epoch, (), stop=True))
+        self._notices.put(m.TrialOrder(order.trial, order.attempt, (), stop=True))
 
     def pause_trial(self, order: PauseTrial) -> None:
         """Ask the trial to save and end; it does at its next report."""
-        self._news.put(m.TrialOrder(order.trial, order.epoch, (), pause=True))
+        self._notices.put(m.TrialOrder(order.trial, order.attempt, (), pause=True))
 
     def poll(self, timeout: float) -> list[m.Event]:
         """What the trial said since the last call."""
@@ -83,29 +83,29 @@ class InProcessExecutor(TrialExecutor):
         if not self._joined:
             self._joined = True
             host = socket.gethostname()
-            return [m.NodeJoined(_INCARNATION, host, host, "127.0.0.1", self._resources)]
+            return [m.NodeJoined(_INSTANCE_ID, host, host, "127.0.0.1", self._resources)]
         try:
             while True:
-                fact = self._facts.get(timeout=0.0 if events else timeout)
-                if fact is None:
+                read_event = self._event_queue.get(timeout=0.0 if events else timeout)
+                if read_event is None:
                     break
-                events.append(fact)
+                events.append(read_event)
         except queue.Empty:
             pass
         if not events:
             return []
         first, self._said = self._said + 1, self._said + len(events)
-        return [m.BatchRead(_INCARNATION, first, self._said, "0-0"), *events]
+        return [m.BatchRead(_INSTANCE_ID, first, self._said, "0-0"), *events]
 
     def wake(self) -> None:
         """Make `poll` return."""
-        self._facts.put(None)
+        self._event_queue.put(None)
 
     def close(self, *, now: bool = False) -> None:
         """Let `serve` return when the trial that runs is over, at its next report at the latest."""
         del now  # there is nobody else to kill it
         if self._newest is not None:
-            self._news.put(m.TrialOrder(*self._newest, (), stop=True))
+            self._notices.put(m.TrialOrder(*self._newest, (), stop=True))
         self._starts.put(None)
 
     # --- the trial's side -------------------------------------------------------------------------
@@ -117,37 +117,39 @@ class InProcessExecutor(TrialExecutor):
         os.makedirs(start.folder, exist_ok=True)
         host = socket.gethostname()
         started = m.TrialStarted(
-            order.trial, order.epoch, os.getpid(), host, "127.0.0.1", time.time()
+            order.trial, order.attempt, os.getpid(), host, "127.0.0.1", time.time()
         )
-        self._facts.put(started)
-        channel = _Queues(self._facts, self._news)
+        self._event_queue.put(started)
+        channel = _Queues(self._event_queue, self._notices)
         with closing(open_store(start.store)) as store:
             sink = StoreSink(store, os.path.basename(start.folder))
             session = TrialSession(order, unpack_config(start.config), channel, sink)
             run_trial(load(start.code), session)
-        self._facts.put(m.SlotFreed(order.trial, order.epoch))
+        self._event_queue.put(m.SlotFreed(order.trial, order.attempt))
 
 
 class _Queues(TrialChannel):
     """The trial's line to the loop's thread."""
 
     def __init__(
-        self, facts: queue.SimpleQueue[m.NodeEvent | None], news: queue.SimpleQueue[m.TrialOrder]
+        self,
+        read_events: queue.SimpleQueue[m.NodeEvent | None],
+        notices: queue.SimpleQueue[m.TrialOrder],
     ) -> None:
-        self._facts = facts
-        self._news = news
+        self._event_queue = read_events
+        self._notices = notices
 
     def send(self, event: m.NodeEvent) -> None:
-        self._facts.put(event)
+        self._event_queue.put(event)
 
     def poll(self) -> m.TrialOrder | None:
         newest = None
         try:
             while True:
-                newest = self._news.get_nowait()
+                newest = self._notices.get_nowait()
         except queue.Empty:
             return newest
 
     def wait(self) -> m.TrialOrder:
-        order = self._news.get()
+        order = self._notices.get()
         return self.poll() or order

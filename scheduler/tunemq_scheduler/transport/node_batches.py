@@ -34,7 +34,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
             WireError: one of them cannot be read; names the node, and the field.
         """
         read = self.read
-        which = f"Events {read.first} to {read.last} of node {read.incarnation}"
+        which = f"Events {read.first} to {read.last} of node {read.instance_id}"
         try:
             events = m.decode_node_events(self.payload)
         except UNDECODABLE as error:
@@ -51,18 +51,18 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
 ReadEvent: TypeAlias = m.Event | EventBatch
 
 
-def events_of(facts: Iterable[ReadEvent]) -> list[m.Event]:
+def events_of(read_events: Iterable[ReadEvent]) -> list[m.Event]:
     """All facts as events, in their order.
 
     Raises:
         WireError: an event cannot be read.
     """
     events: list[m.Event] = []
-    for fact in facts:
-        if isinstance(fact, EventBatch):
-            events += fact.events()
+    for read_event in read_events:
+        if isinstance(read_event, EventBatch):
+            events += read_event.events()
         else:
-            events.append(fact)
+            events.append(read_event)
     return events
 
 

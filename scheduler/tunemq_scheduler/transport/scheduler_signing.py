@@ -48,7 +48,7 @@ class RegistrationEntry(NamedTuple):
     """An entry of the nodes' stream: a hello, or the incarnation that takes its leave."""
 
     body: bytes
-    is_goodbye: bool
+    is_deregistration: bool
 
 
 class _Lease(NamedTuple):
@@ -60,7 +60,7 @@ class _Lease(NamedTuple):
         unanswered: how many in a row did not answer the scheduler's challenge.
     """
 
-    sealed: bytes
+    signed_message: bytes
     opened: bytes | None
     renewals: int
     unanswered: int = 0
@@ -75,22 +75,22 @@ class SchedulerSigning:
     """
 
     def __init__(
-        self, keys: LiveKeys | None = None, refused: RejectionCounter | None = None
+        self, keys: LiveKeys | None = None, rejected: RejectionCounter | None = None
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        self.refused = RejectionCounter() if refused is None else refused
+        self.rejected = RejectionCounter() if rejected is None else rejected
         self._leases: dict[str, _Lease] = {}
         self._challenge = LeaseChallenge()
         self._version = self.keys.version
         #: Whether a node was refused that other keys might make welcome.
-        self._has_refused = False
+        self._has_rejected = False
 
     # --- to nodes ---------------------------------------------------------------------------------
 
-    def mail(self, incarnation: str, assignment: bytes) -> str:
+    def command(self, instance_id: str, assignment: bytes) -> str:
         """An assignment as it travels."""
-        sealed = self.keys.orders.close(assignment, b"mail", incarnation.encode())
-        return base64.b64encode(sealed).decode()
+        signed_message = self.keys.orders.close(assignment, b"mail", instance_id.encode())
+        return base64.b64encode(signed_message).decode()
 
     def replies(self, commands: Iterable[RedisCommand]) -> list[RedisCommand]:
         """The same commands, with what they set in replies to nodes sealed."""
@@ -100,9 +100,11 @@ class SchedulerSigning:
         if command[0] != "HSET" or not str(command[1]).startswith(_REPLY):
             return command
         name, key, field, value = map(str, command)
-        incarnation = key.removeprefix(_REPLY).encode()
-        sealed = self.keys.orders.close(value.encode(), b"reply", incarnation, field.encode())
-        return name, key, field, sealed
+        instance_id = key.removeprefix(_REPLY).encode()
+        signed_message = self.keys.orders.close(
+            value.encode(), b"reply", instance_id, field.encode()
+        )
+        return name, key, field, signed_message
 
     def challenge(self, now: float) -> list[RedisCommand]:
         """Show nodes what their leases have to repeat; nothing where nothing is signed.
@@ -117,19 +119,21 @@ class SchedulerSigning:
 
     # --- from nodes -------------------------------------------------------------------------------
 
-    def introduction(self, fields: Mapping[bytes, bytes]) -> RegistrationEntry | None:
+    def registration_entry(self, fields: Mapping[bytes, bytes]) -> RegistrationEntry | None:
         """What an entry of the nodes' stream says."""
-        if (goodbye := fields.get(redis_keys.BYE)) is not None:
-            body = self._open("goodbye", goodbye, limits.GOODBYE_BYTES, b"bye")
-            return None if body is None else RegistrationEntry(body, is_goodbye=True)
-        body = self._open("hello", fields.get(redis_keys.HELLO, b""), limits.HELLO_BYTES, b"hello")
-        return None if body is None else RegistrationEntry(body, is_goodbye=False)
+        if (deregistration := fields.get(redis_keys.BYE)) is not None:
+            body = self._open("deregistration", deregistration, limits.DEREGISTRATION_BYTES, b"bye")
+            return None if body is None else RegistrationEntry(body, is_deregistration=True)
+        body = self._open(
+            "hello", fields.get(redis_keys.REGISTRATION, b""), limits.REGISTRATION_BYTES, b"hello"
+        )
+        return None if body is None else RegistrationEntry(body, is_deregistration=False)
 
     def batch(self, events_key: str, fields: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
         """The fields of a batch of events that a node put into this stream."""
         header, events = fields.get(redis_keys.HEADER, b""), fields.get(redis_keys.EVENTS, b"")
         if len(events) > limits.EVENTS_BYTES:
-            self._refuse("events", "oversized", "is too long")
+            self._reject("events", "oversized", "is too long")
             return None
         about = (b"batch", events_key.encode(), events)
         opened = self._open("events", header, limits.HEADER_BYTES, *about)
@@ -143,33 +147,35 @@ class SchedulerSigning:
         """
         before, self._leases = self._leases, {}
         said = []
-        for incarnation, value in values.items():
-            last = before.get(incarnation, _Lease(b"", None, 0))
-            if value is not None and value != last.sealed:
-                last = self._renewed(incarnation, value, last)
-            self._leases[incarnation] = last
+        for instance_id, value in values.items():
+            last = before.get(instance_id, _Lease(b"", None, 0))
+            if value is not None and value != last.signed_message:
+                last = self._renewed(instance_id, value, last)
+            self._leases[instance_id] = last
             said.append(None if value is None else last.opened)
         return said
 
-    def _renewed(self, incarnation: str, value: bytes, last: _Lease) -> _Lease:
-        opened = self._open("lease", value, limits.LEASE_BYTES, b"lease", incarnation.encode())
+    def _renewed(self, instance_id: str, value: bytes, last: _Lease) -> _Lease:
+        opened = self._open("lease", value, limits.LEASE_BYTES, b"lease", instance_id.encode())
         if opened is None or not self.keys.is_signed:
             return _Lease(value, opened, last.renewals)
         said, _, answer = opened.rpartition(b":")
         if (renewals := _number(opened)) <= last.renewals:
-            self._refuse("lease", "repeated", "is an old one")
-            return last._replace(sealed=value)
+            self._reject("lease", "repeated", "is an old one")
+            return last._replace(signed_message=value)
         if not self._challenge.is_answered_by(answer.decode(errors="replace")):
             if last.unanswered >= _UNANSWERED_AT_MOST:
-                self._refuse("lease", "unanswered", "does not answer this scheduler")
-            return last._replace(sealed=value, unanswered=last.unanswered + 1)
+                self._reject("lease", "unanswered", "does not answer this scheduler")
+            return last._replace(signed_message=value, unanswered=last.unanswered + 1)
         return _Lease(value, said, renewals)
 
-    def vitals(self, incarnation: str, value: bytes | None) -> bytes | None:
+    def node_metrics(self, instance_id: str, value: bytes | None) -> bytes | None:
         """What a node says of its machine, if it does."""
         if value is None:
             return None
-        return self._open("vitals", value, limits.VITALS_BYTES, b"vitals", incarnation.encode())
+        return self._open(
+            "node_metrics", value, limits.NODE_METRICS_BYTES, b"node_metrics", instance_id.encode()
+        )
 
     def output(self, events_key: str, piece: bytes) -> bytes | None:
         """A piece of what trials of the experiment with these events print."""
@@ -188,28 +194,28 @@ class SchedulerSigning:
         And whether nodes were refused since that these might make welcome.
         """
         is_changed = self.keys.version != self._version
-        return is_changed, is_changed and self._has_refused
+        return is_changed, is_changed and self._has_rejected
 
     def change_is_told(self) -> None:
         """All that follows from a change of keys is done."""
-        self._version, self._has_refused = self.keys.version, False
+        self._version, self._has_rejected = self.keys.version, False
 
-    def _open(self, kind: str, sealed: bytes, longest: int, *about: bytes) -> bytes | None:
-        if len(sealed) > longest:
-            self._refuse(kind, "oversized", "is too long")
+    def _open(self, kind: str, signed_message: bytes, longest: int, *about: bytes) -> bytes | None:
+        if len(signed_message) > longest:
+            self._reject(kind, "oversized", "is too long")
             return None
         try:
-            return self.keys.events.open(sealed, *about)
+            return self.keys.events.open(signed_message, *about)
         except InvalidSignature as problem:
-            self._refuse(kind, problem.reason, str(problem))
+            self._reject(kind, problem.reason, str(problem))
             if kind in {"hello", "events"} and problem.reason == "unknown_key":
-                self._has_refused = True
+                self._has_rejected = True
             return None
 
-    def _refuse(self, kind: str, reason: str, why: str) -> None:
+    def _reject(self, kind: str, reason: str, why: str) -> None:
         advice = _ADVICE.get(reason, "")
         text = f"{_NAMES[kind]} {why}: it is refused. {advice}"
-        self.refused.add(kind, reason, text.rstrip())
+        self.rejected.add(kind, reason, text.rstrip())
 
 
 def _number(lease: bytes) -> int:
@@ -222,10 +228,10 @@ def _number(lease: bytes) -> int:
 _NAMES: Final = MappingProxyType(
     {
         "hello": "A node's introduction",
-        "goodbye": "A node's goodbye",
+        "deregistration": "A node's goodbye",
         "events": "A batch of a node's events",
         "lease": "A node's lease",
-        "vitals": "What a node says of its machine",
+        "node_metrics": "What a node says of its machine",
         "output": "A piece of what trials print",
     }
 )

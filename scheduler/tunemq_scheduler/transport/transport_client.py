@@ -22,56 +22,56 @@ class TransportClient:
 
     def __init__(
         self,
-        tenant: ExperimentChannel,
-        roster: NodeRegistry,
+        channel: ExperimentChannel,
+        registry: NodeRegistry,
         *,
         hold: Callable[[ExperimentChannel], None],
-        say_goodbye: Callable[[ExperimentChannel], None],
+        end_experiment: Callable[[ExperimentChannel], None],
         forget: Callable[[ExperimentChannel], None],
     ) -> None:
-        self._tenant, self._roster = tenant, roster
-        self._hold, self._say_goodbye, self._forget = hold, say_goodbye, forget
+        self._channel, self._registry = channel, registry
+        self._hold, self._end_experiment, self._forget = hold, end_experiment, forget
 
     @property
     def events_key(self) -> str:
         """The key of its stream."""
-        return self._tenant.events_key
+        return self._channel.events_key
 
     @property
-    def has_facts(self) -> bool:
+    def has_events(self) -> bool:
         """Whether there are some to take."""
-        return bool(self._tenant.facts)
+        return bool(self._channel.read_events)
 
     @property
     def is_full(self) -> bool:
         """Whether it takes no facts for now: its stream is not read meanwhile."""
-        return self._tenant.is_full
+        return self._channel.is_full
 
     @is_full.setter
     def is_full(self, is_full: bool) -> None:
-        if is_full is not self._tenant.is_full:
-            self._tenant.is_full = is_full
-            self._hold(self._tenant)
+        if is_full is not self._channel.is_full:
+            self._channel.is_full = is_full
+            self._hold(self._channel)
 
     @property
     def taken(self) -> int:
         """How many facts were taken, all in all."""
-        return self._tenant.given
+        return self._channel.given
 
     def take(self) -> list[ReadEvent]:
         """The facts since the last call."""
-        return self._tenant.take()
+        return self._channel.take()
 
-    def orders(self, incarnation: str) -> DesiredTrials | None:
+    def orders(self, instance_id: str) -> DesiredTrials | None:
         """Its orders for a node; None when that is dead, which its facts say or have said."""
-        stake = self._tenant.stakes.get(incarnation)
-        return stake.orders if stake is not None else None
+        cursor = self._channel.cursors.get(instance_id)
+        return cursor.orders if cursor is not None else None
 
     def reattach(
         self,
         nodes: Iterable[NodeJoined],
         away: Iterable[NodeJoined],
-        accepted: Mapping[str, int],
+        acknowledged: Mapping[str, int],
     ) -> None:
         """Go on with nodes that are known; at once after it was added, before it has facts.
 
@@ -83,33 +83,33 @@ class TransportClient:
             accepted: how far their events are journalled, by incarnation.
         """
         for node in nodes:
-            self._roster.expect(self._tenant, node, accepted.get(node.incarnation, 0))
+            self._registry.expect(self._channel, node, acknowledged.get(node.instance_id, 0))
         for node in away:
-            journalled, since = accepted.get(node.incarnation, 0), time.monotonic()
-            self._roster.expect(self._tenant, node, journalled, away_since=since)
+            acknowledged_up_to, since = acknowledged.get(node.instance_id, 0), time.monotonic()
+            self._registry.expect(self._channel, node, acknowledged_up_to, away_since=since)
 
-    def settle(self, handled: int | None = None) -> None:
+    def settle(self, events_handled: int | None = None) -> None:
         """All that follows from the first facts is in its orders; sent by the wire's next `send`.
 
         Args:
             handled: how many facts; by default all that were taken.
         """
-        self._tenant.settle(self._tenant.given if handled is None else handled)
+        self._channel.settle(self._channel.given if events_handled is None else events_handled)
 
-    def release(self, accepted: Mapping[str, int]) -> None:
+    def acknowledge(self, acknowledged: Mapping[str, int]) -> None:
         """Tell nodes how far their events, by incarnation, are journalled, and trim the stream."""
-        self._roster.journalled(self._tenant, accepted)
-        trimming = self._tenant.trim()
+        self._registry.acknowledged_up_to(self._channel, acknowledged)
+        trimming = self._channel.trim()
         if trimming is not None:
-            self._roster.commands.append(trimming)
+            self._registry.commands.append(trimming)
 
     def close(self) -> None:
         """The experiment is over: what still runs of it ends, nodes forget it, its stream expires.
 
         Where Redis is away that happens when it is back.
         """
-        self._say_goodbye(self._tenant)
+        self._end_experiment(self._channel)
 
     def leave(self) -> None:
         """Tell nobody: nodes go on with what they host, until the experiment is added again."""
-        self._forget(self._tenant)
+        self._forget(self._channel)

@@ -28,7 +28,7 @@ class TrialExecutor(ABC):
 
     **Order.** `perform` is called once a turn, after the turn stands in the journal, with the
     orders in the order in which the runner gave them. `poll` returns facts in the order in which
-    each node stated them; a node's events come as one `BatchRead` followed by them. `release`
+    each node stated them; a node's events come as one `BatchRead` followed by them. `acknowledge`
     follows the journal.
 
     **Idempotence.** An executor may state a fact twice (the loop drops numbers it has); it may not
@@ -46,7 +46,7 @@ class TrialExecutor(ABC):
         self,
         nodes: Iterable[NodeJoined],
         away: Iterable[NodeJoined],
-        accepted: Mapping[str, int],
+        acknowledged: Mapping[str, int],
     ) -> None:
         """Go on with the nodes of a scheduler that went before this one.
 
@@ -126,7 +126,7 @@ class TrialExecutor(ABC):
         """Let time pass in which the loop can do nothing: its journal's disk is full."""
         time.sleep(seconds)
 
-    def release(self, accepted: dict[str, int]) -> None:  # noqa: B027  a backend may keep nothing
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:  # noqa: B027  a backend may keep nothing
         """All events up to these numbers (by node incarnation) are journalled."""
 
     def wake(self) -> None:  # noqa: B027  a backend that never waits needs no waking
@@ -136,7 +136,7 @@ class TrialExecutor(ABC):
         """What holds now and a person should know, e.g. that Redis is away."""
         return []
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened since the last call and a person should know, e.g. a node's restart."""
         return []
 

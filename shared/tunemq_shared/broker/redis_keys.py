@@ -77,7 +77,7 @@ CLOCK_TOLERANCE_S: Final = 60
 EVERYTHING: Final = 2**63 - 1
 
 #: Fields of a batch in an events stream, and of an entry of the nodes' stream.
-HEADER, EVENTS, HELLO, BYE = b"h", b"e", b"hello", b"bye"
+HEADER, EVENTS, REGISTRATION, BYE = b"h", b"e", b"hello", b"bye"
 
 #: The field of an entry of a stream of output.
 PIECE: Final = b"o"
@@ -86,19 +86,19 @@ PIECE: Final = b"o"
 STARTED_AGAIN: Final = "its node was started again"
 
 
-def lease(incarnation: str) -> str:
+def lease(instance_id: str) -> str:
     """The key of an incarnation's lease."""
-    return f"tunemq:lease:{incarnation}"
+    return f"tunemq:lease:{instance_id}"
 
 
-def vitals(incarnation: str) -> str:
+def node_metrics(instance_id: str) -> str:
     """The key of what an incarnation says of its machine."""
-    return f"tunemq:vitals:{incarnation}"
+    return f"tunemq:vitals:{instance_id}"
 
 
-def reply(incarnation: str) -> str:
+def reply(instance_id: str) -> str:
     """The key of the scheduler's reply to an incarnation."""
-    return f"tunemq:reply:{incarnation}"
+    return f"tunemq:reply:{instance_id}"
 
 
 def events(experiment: str) -> str:
@@ -121,7 +121,7 @@ def output(events_key: str) -> str:
     return f"{events_key}:output"
 
 
-def journalled(events_key: str) -> str:
+def acknowledged_up_to(events_key: str) -> str:
     """The field of a reply that says how far an experiment's events are journalled."""
     return f"j:{events_key}"
 
@@ -131,6 +131,6 @@ def answer(request: str) -> str:
     return f"tunemq:answer:{request}"
 
 
-def queue(incarnation: str) -> str:
+def queue(instance_id: str) -> str:
     """The name of an incarnation's Celery queue."""
-    return f"tunemq.node.{incarnation}"
+    return f"tunemq.node.{instance_id}"

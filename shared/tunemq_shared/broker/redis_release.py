@@ -72,7 +72,7 @@ def release_in_info(told: Mapping[str, str]) -> RedisRelease:
 
 
 def release_in_hello(hello: Any) -> RedisRelease:
-    """Of the answer to ``HELLO 2``, which everybody gets who has come in; else of no version."""
+    """Of the answer to ``HELLO 2`` after login; else of no version."""
     if not isinstance(hello, list):
         return RedisRelease(REDIS, "")
     facts = dict(zip(hello[::2], hello[1::2], strict=False))

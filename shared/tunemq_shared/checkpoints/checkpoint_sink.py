@@ -33,6 +33,6 @@ class CheckpointSink(Protocol):
         ...
 
 
-def checkpoint_key(folder_name: str, epoch: int, n: int) -> str:
+def checkpoint_key(folder_name: str, attempt: int, n: int) -> str:
     """The key of the ``n``-th checkpoint of an epoch of the trial with that folder's name."""
-    return f"{folder_name}/checkpoint_{epoch}-{n:06d}"
+    return f"{folder_name}/checkpoint_{attempt}-{n:06d}"

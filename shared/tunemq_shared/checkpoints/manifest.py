@@ -52,7 +52,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     n: int
     step: int
     metrics: dict[str, Any]

@@ -47,7 +47,7 @@ from tunemq_shared.system.plain_files import opened_below, read_below
 _T = TypeVar("_T")
 
 #: Seconds that what is small is tried again.
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 #: Small files go up and down so many at a time; a large one is alone, and goes in parts.
 _AT_ONCE: Final = 4
 _NAME: Final = re.compile(r"checkpoint_\d+-\d+")
@@ -185,13 +185,13 @@ def read_manifest(
     cancel: CancelToken | None = None,
     on_trouble: Callable[[str], None] = ignore,
 ) -> Manifest:
-    """The manifest with this hash; tried for `PATIENCE_S` where nothing ends it earlier.
+    """The manifest with this hash; tried for `TIMEOUT_S` where nothing ends it earlier.
 
     Raises:
         CheckpointCorrupt: it has another, or is missing.
         Cancelled, TimedOut, StoreError: see `ObjectStore`.
     """
-    return _fetch_manifest(objects, key, sha256, cancel or CancelToken(PATIENCE_S), on_trouble)[0]
+    return _fetch_manifest(objects, key, sha256, cancel or CancelToken(TIMEOUT_S), on_trouble)[0]
 
 
 def fetch_files(
@@ -254,7 +254,7 @@ def delete_checkpoint(
 ) -> None:
     """Remove the manifest, then the checkpoint's own objects but those named in ``keep``."""
     check_key(key)
-    cancel, kept = cancel or CancelToken(PATIENCE_S), {f"{key}/{name}" for name in keep}
+    cancel, kept = cancel or CancelToken(TIMEOUT_S), {f"{key}/{name}" for name in keep}
     failpoint("delete.before_manifest")
     own = retried(lambda: _own_objects(objects, key), cancel)
     _delete(objects, [f"{key}/{MANIFEST}"], cancel)
@@ -273,14 +273,14 @@ def delete_objects(
         if not is_object_key(key, key.rpartition("/")[2]):
             raise StoreError(f"{key!r} is not the key of a checkpoint's object.")
     failpoint("delete.before_objects")
-    _delete(objects, doomed, cancel or CancelToken(PATIENCE_S))
+    _delete(objects, doomed, cancel or CancelToken(TIMEOUT_S))
     failpoint("delete.after_objects")
 
 
 def list_checkpoints(objects: ObjectStore, cancel: CancelToken | None = None) -> list[str]:
     """The keys of all checkpoints with a manifest, sorted."""
     found = retried(
-        lambda: [found.key for found in objects.list()], cancel or CancelToken(PATIENCE_S)
+        lambda: [found.key for found in objects.list()], cancel or CancelToken(TIMEOUT_S)
     )
     return sorted(
         checkpoint
@@ -298,7 +298,7 @@ def collect(
     """Remove what nothing refers to: of checkpoints not in ``live``, and of unfinished uploads.
 
     What else is below the store's prefix is not touched. Nobody may delete checkpoints meanwhile.
-    Each request is tried for `PATIENCE_S`: how many there are depends on ``live``, of which each
+    Each request is tried for `TIMEOUT_S`: how many there are depends on ``live``, of which each
     manifest is read.
 
     Args:
@@ -314,12 +314,12 @@ def collect(
     cancel = cancel or CancelToken()
 
     def patiently(request: Callable[[], _T]) -> _T:
-        with cancel.child(PATIENCE_S) as patience:
-            return retried(request, patience)
+        with cancel.child(TIMEOUT_S) as timeout_s:
+            return retried(request, timeout_s)
 
     def objects_of(one: tuple[str, str], cancel: CancelToken) -> Iterable[str] | None:
-        with cancel.child(PATIENCE_S) as patience, contextlib.suppress(CheckpointCorrupt):
-            return read_manifest(objects, *one, patience).objects.values()
+        with cancel.child(TIMEOUT_S) as timeout_s, contextlib.suppress(CheckpointCorrupt):
+            return read_manifest(objects, *one, timeout_s).objects.values()
         return None
 
     found = [

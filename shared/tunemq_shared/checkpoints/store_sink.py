@@ -20,11 +20,11 @@ class StoreSink:
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
         """Keep the files below ``source``; they are committed at once."""
-        key = checkpoint_key(self._folder_name, info.epoch, info.n)
+        key = checkpoint_key(self._folder_name, info.attempt, info.n)
         committed = self._store.put_checkpoint(key, source, info)
         return CheckpointCommitted(
             trial=info.trial,
-            epoch=info.epoch,
+            attempt=info.attempt,
             n=info.n,
             step=info.step,
             key=committed.key,

@@ -26,7 +26,7 @@ from tunemq_shared.objects.store_address import canonical_address, is_remote, wi
 from tunemq_shared.protocol.node_orders import BlobRef
 
 #: How long a store that does not answer is tried again, where nobody says otherwise.
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 
 
 def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> BlobStore:
@@ -86,7 +86,7 @@ class BlobStore(ABC):
         """Have the blob in ``folder`` too, whole and verified; where it is, nothing is read.
 
         Args:
-            cancel: Ends it early; by default it gives up after `PATIENCE_S`.
+            cancel: Ends it early; by default it gives up after `TIMEOUT_S`.
             on_trouble: See `tunemq_shared.base.retrying.retried`.
 
         Raises:
@@ -157,7 +157,7 @@ class ObjectBlobStore(BlobStore):
 
     def put_blob(self, ref: BlobRef) -> BlobRef:
         """See `BlobStore.put_blob`."""
-        cancel, key = CancelToken(PATIENCE_S), _key(ref)
+        cancel, key = CancelToken(TIMEOUT_S), _key(ref)
         if not retried(lambda: self._is_there(key, ref.size), cancel, self._on_trouble):
             cancel = CancelToken(_time_for(ref.size))
             self._objects.put_file(
@@ -178,7 +178,7 @@ class ObjectBlobStore(BlobStore):
         on_trouble: Callable[[str], None] = ignore,
     ) -> BlobRef:
         """See `BlobStore.fetch`."""
-        cancel = cancel or CancelToken(PATIENCE_S)
+        cancel = cancel or CancelToken(TIMEOUT_S)
 
         def get(target: Path) -> None:
             try:
@@ -242,4 +242,4 @@ def _key(ref: BlobRef) -> str:
 
 def _time_for(size: int) -> float:
     """Seconds until sending so much is given up: a line with less than 1 MB/s is a broken one."""
-    return PATIENCE_S + size / 10**6
+    return TIMEOUT_S + size / 10**6

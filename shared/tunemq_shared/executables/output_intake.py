@@ -23,7 +23,7 @@ from tunemq_shared.executables.report_line import ReportCall
 from tunemq_shared.protocol.conditions import lookup
 
 #: Between two looks at a file.
-_LOOK_S: Final = 0.1
+_POLL_INTERVAL_S: Final = 0.1
 _WAITING: Final = 256
 _CHUNK: Final = 65536
 
@@ -109,7 +109,7 @@ class ProgramResultReader:
         with selectors.DefaultSelector() as selector:
             for source in (self._stdout, self._ended, self._sources.listener):
                 selector.register(source, selectors.EVENT_READ)
-            timeout_s = _LOOK_S if self._sources.file is not None else None
+            timeout_s = _POLL_INTERVAL_S if self._sources.file is not None else None
             while True:
                 ready = {key.fileobj for key, _ in selector.select(timeout_s)}
                 if self._stdout in ready and self._read_stdout() == b"":
@@ -174,7 +174,7 @@ class ProgramResultReader:
     def _put(self, found: ProgramResult | Exception | None) -> None:
         while not self._is_over.is_set():
             try:
-                self._findings.put(found, timeout=_LOOK_S)
+                self._findings.put(found, timeout=_POLL_INTERVAL_S)
                 return
             except queue.Full:
                 continue

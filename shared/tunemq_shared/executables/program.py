@@ -16,7 +16,7 @@ from tunemq_shared.system.processes import all_pids, is_readable, signal_group, 
 _TAIL_BYTES: Final = 4096
 _TAIL_LINES: Final = 20
 #: Between two looks at who is left of a group that was told to end.
-_LOOK_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 
 
 class Program:
@@ -60,7 +60,7 @@ class Program:
             deadline = time.monotonic() + grace_s
             is_readable(self.ended, grace_s)
             while time.monotonic() < deadline and _runs_any(self._process.pid):
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
         # Its pid, and so its group's, is nobody else's until it was waited for.
         signal_group(self._process.pid, signal.SIGKILL)
         return self._process.wait()
@@ -79,9 +79,9 @@ class Program:
         """
         code = self._process.returncode
         if code != 0:
-            raise ExecutableFailed(f"{self._name} {_ending(code)}{self._last_words()}")
+            raise ExecutableFailed(f"{self._name} {_ending(code)}{self._last_output()}")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """What it printed last on stderr, where that is a file."""
         try:
             with open("/proc/self/fd/2", "rb") as file:

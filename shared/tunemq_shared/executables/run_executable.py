@@ -36,7 +36,7 @@ STDOUT: Final = "stdout"
 REPORT: Final = "report"
 
 #: Between two looks whether the trial is to stop.
-_LOOK_S: Final = 0.1
+_POLL_INTERVAL_S: Final = 0.1
 #: Of the time that a trial has to end, so much is not the program's.
 _OWN_S: Final = 1.5
 _LEAST_GRACE_S: Final = 0.5
@@ -125,23 +125,23 @@ class _TrialAttempt:
             closing(Program(self._arguments, self._variables, self._cwd)) as program,
         ):
             sources = ResultSources(lines, file, listener, self._inbox, expected)
-            intake = ProgramResultReader(program.stdout, program.ended, sources)
+            result_reader = ProgramResultReader(program.stdout, program.ended, sources)
             try:
-                self._report_all(intake)
+                self._report_all(result_reader)
             finally:
-                intake.discard()
+                result_reader.discard()
                 code = program.end(max(_LEAST_GRACE_S, session.start.stop_grace_s - _OWN_S))
-                intake.join()
+                result_reader.join()
                 self._keep_last(code)
             program.check()
         if expected and not session.progress.iteration:
             raise MetricError(self._without_result(expected, lines))
 
-    def _report_all(self, intake: ProgramResultReader) -> None:
+    def _report_all(self, result_reader: ProgramResultReader) -> None:
         """Report until the program has ended."""
         while True:
             try:
-                found = intake.next(_LOOK_S)
+                found = result_reader.next(_POLL_INTERVAL_S)
             except queue.Empty:
                 self._session.look_for_stop()
                 continue

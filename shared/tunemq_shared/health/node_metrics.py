@@ -50,53 +50,54 @@ class NodeMetrics(Message, frozen=True):
     """How a node's machine is; None where it does not say.
 
     ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
-    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes. ``hosts`` are processes
-    of trials, ``outbox`` the bytes that it has said and nobody has journalled yet, ``cache`` those
-    of its copies of checkpoints. ``clock`` is the Unix time there when it said this. ``refused``:
-    how many messages it refused, by kind and reason with a colon between; ``number`` grows with
-    each time that it says how it is. ``store``: what it asks of object stores.
+    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes. ``trial_processes`` are
+    processes of trials, ``outbox`` the bytes that it has said and nobody has journalled yet,
+    ``cache`` those of its copies of checkpoints. ``clock`` is the Unix time there when it said
+    this. ``rejected``: how many messages it refused, by kind and reason with a colon between;
+    ``number`` grows with each time that it says how it is. ``store``: what it asks of object
+    stores.
     """
 
     version: Name = ""
     load: float | None = None
     memory_free: float | None = None
     disk_free: float | None = None
-    hosts: int = 0
+    trial_processes: int = 0
     outbox: int = 0
     cache: int = 0
     gpus: Annotated[tuple[GpuMetrics, ...], Meta(max_length=MOST_OF_NODE)] = ()
     disk_size: float | None = None
     clock: float | None = None
     about: NodeDescription | None = None
-    refused: Annotated[dict[Name, int], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
+    rejected: Annotated[dict[Name, int], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
         default_factory=dict
     )
     number: int = 0
     store: StoreTraffic = StoreTraffic()
 
 
-def decode_vitals(data: bytes) -> NodeMetrics:
+def decode_node_metrics(data: bytes) -> NodeMetrics:
     """What a node says of itself.
 
     Raises:
         UNDECODABLE: it is not that, or no machine is so: an amount is negative, infinite or NaN.
     """
-    vitals = msgspec.msgpack.decode(data, type=NodeMetrics)
+    node_metrics = msgspec.msgpack.decode(data, type=NodeMetrics)
     amounts = (
-        vitals.load,
-        vitals.memory_free,
-        vitals.disk_free,
-        vitals.disk_size,
-        vitals.hosts,
-        vitals.outbox,
-        vitals.cache,
-        vitals.clock,
-        vitals.number,
-        *vitals.refused.values(),
-        sum(vitals.refused.values()),  # what people are shown
-        *(amount for gpu in vitals.gpus for amount in (gpu.busy, gpu.memory_used)),
+        node_metrics.load,
+        node_metrics.memory_free,
+        node_metrics.disk_free,
+        node_metrics.disk_size,
+        node_metrics.trial_processes,
+        node_metrics.outbox,
+        node_metrics.cache,
+        node_metrics.clock,
+        node_metrics.number,
+        *node_metrics.rejected.values(),
+        sum(node_metrics.rejected.values()),  # what people are shown
+        *(amount for gpu in node_metrics.gpus for amount in (gpu.busy, gpu.memory_used)),
     )
     known = (amount for amount in amounts if amount is not None)
-    if not (all(map(is_possible, known)) and vitals.store.is_possible):
+    if not (all(map(is_possible, known)) and node_metrics.store.is_possible):
         raise msgspec.ValidationError("an amount in it is negative, infinite or too large")
-    return vitals
+    return node_metrics

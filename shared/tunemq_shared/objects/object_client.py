@@ -50,32 +50,32 @@ class ObjectClient(Protocol):
     """One place on a server; names are whole keys in it.
 
     Every method raises `StoreUnavailable` where another try may help, else another `StoreError`;
-    ``doing`` says in their messages what could not be done.
+    ``action`` says in their messages what could not be done.
 
     **Threads.** Any may call anything.
     """
 
-    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
+    def put(self, name: str, data: bytes | PartBody, action: str) -> None:
         """Write an object; of a `PartBody` with a hash only what has that."""
 
     def get(
-        self, name: str, doing: str, *, offset: int = 0, length: int = 0
+        self, name: str, action: str, *, offset: int = 0, length: int = 0
     ) -> AbstractContextManager[ObjectContent]:
         """The object from ``offset`` on; all of the rest where ``length`` is 0."""
 
-    def remove(self, name: str, doing: str) -> None:
+    def remove(self, name: str, action: str) -> None:
         """Remove an object; one that is not there is no error."""
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects with this prefix, by their whole names, in order."""
 
-    def create_upload(self, name: str, doing: str) -> str:
+    def create_upload(self, name: str, action: str) -> str:
         """Begin an upload in parts; its id."""
 
-    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, action: str) -> str:
         """Send a part; what the server calls it."""
 
-    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], action: str) -> None:
         """Make the object out of its parts."""
 
     def abort_upload(self, name: str, upload: str) -> None:

@@ -123,10 +123,10 @@ class RemoteObjects(ObjectStore):
             client.close()
 
     def _prepare(
-        self, refusal: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
+        self, rejection: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
     ) -> bool:
         """Do what is missing for the place to be usable; whether that is worth another try."""
-        del refusal, client, cancel
+        del rejection, client, cancel
         return False
 
     def _try_out(self, client: ObjectClient, *, is_read_only: bool) -> None:
@@ -299,7 +299,7 @@ class _Upload:
     ) -> None:
         self._client = client
         self._name = name
-        self._doing = _unwritten(key)
+        self._action = _unwritten(key)
         self._cancel = cancel
         self._on_trouble = on_trouble
         self._id = ""
@@ -344,14 +344,14 @@ class _Upload:
                 yield _UploadPart(number, body)
 
     def _create(self) -> str:
-        return self._client.create_upload(self._name, self._doing)
+        return self._client.create_upload(self._name, self._action)
 
     def _send_part(self, part: _UploadPart, cancel: CancelToken) -> str:
         number, body = part
         body.cancel = cancel
 
         def put() -> str:
-            return self._client.put_part(self._name, self._id, number, body, self._doing)
+            return self._client.put_part(self._name, self._id, number, body, self._action)
 
         try:
             return self._retried(put, cancel)
@@ -359,7 +359,7 @@ class _Upload:
             self._free.put(body)
 
     def _complete(self, etags: Sequence[str]) -> None:
-        self._client.complete_upload(self._name, self._id, etags, self._doing)
+        self._client.complete_upload(self._name, self._id, etags, self._action)
 
     def _retried(self, call: Callable[[], _T], cancel: CancelToken) -> _T:
         """What ``call`` returns, tried again while the server may still continue the upload.

@@ -109,17 +109,17 @@ class S3Client(Minio):
         with self._asking("the bucket cannot be made"):
             self.make_bucket(self._bucket)
 
-    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
+    def put(self, name: str, data: bytes | PartBody, action: str) -> None:
         """See `ObjectClient.put`."""
-        with self._asking(doing):
+        with self._asking(action):
             self._put_object(self._bucket, name, _sendable(data), {"Content-Type": _TYPE})
 
     @contextlib.contextmanager
     def get(
-        self, name: str, doing: str, *, offset: int = 0, length: int = 0
+        self, name: str, action: str, *, offset: int = 0, length: int = 0
     ) -> Iterator[S3Content]:
         """See `ObjectClient.get`."""
-        with self._asking(doing):
+        with self._asking(action):
             response = self.get_object(self._bucket, name, offset=offset, length=length)
             try:
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
@@ -132,9 +132,9 @@ class S3Client(Minio):
             finally:
                 response.release_conn()
 
-    def remove(self, name: str, doing: str) -> None:
+    def remove(self, name: str, action: str) -> None:
         """See `ObjectClient.remove`."""
-        with contextlib.suppress(NoSuchObject), self._asking(doing):
+        with contextlib.suppress(NoSuchObject), self._asking(action):
             self.remove_object(self._bucket, name)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -145,24 +145,24 @@ class S3Client(Minio):
                     modified = found.last_modified.timestamp() if found.last_modified else 0.0
                     yield ObjectInfo(found.object_name, found.size or 0, modified)
 
-    def create_upload(self, name: str, doing: str) -> str:
+    def create_upload(self, name: str, action: str) -> str:
         """See `ObjectClient.create_upload`."""
-        with self._asking(doing):
+        with self._asking(action):
             return self._create_multipart_upload(self._bucket, name, {"Content-Type": _TYPE})
 
-    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, action: str) -> str:
         """See `ObjectClient.put_part`."""
-        with self._asking(doing):
+        with self._asking(action):
             data = _sendable(body)
             return self._upload_part(self._bucket, name, data, None, upload, number)
 
-    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], action: str) -> None:
         """See `ObjectClient.complete_upload`."""
         parts = [Part(number, etag) for number, etag in enumerate(etags, 1)]
-        with self._asking(doing):
+        with self._asking(action):
             done = self._complete_multipart_upload(self._bucket, name, upload, parts)
         if not done.etag:  # an error with status 200, which S3 allows itself here alone
-            raise StoreInternalError(f"{self._address.place}: {doing}: its parts were not joined.")
+            raise StoreInternalError(f"{self._address.place}: {action}: its parts were not joined.")
 
     def abort_upload(self, name: str, upload: str) -> None:
         """See `ObjectClient.abort_upload`."""
@@ -206,7 +206,7 @@ class S3Client(Minio):
         return built, date
 
     @contextlib.contextmanager
-    def _asking(self, doing: str) -> Iterator[None]:
+    def _asking(self, action: str) -> Iterator[None]:
         """Whatever the client raises becomes a StoreError that says what could not be done."""
         address = self._address
         try:
@@ -215,20 +215,20 @@ class S3Client(Minio):
             raise
         except S3Error as error:
             status, message = error.response.status, error.message or ""
-            raise self._refusal(error.code or "", message, status, doing) from error
+            raise self._rejection(error.code or "", message, status, action) from error
         except (InvalidResponseError, ServerError) as error:
-            raise self._strange(error, doing) from error
+            raise self._strange(error, action) from error
         except urllib3.exceptions.HTTPError as error:
             reason = _reason(error)
             if isinstance(reason, StoreError):
                 raise reason from None  # from our own body, while it was sent
             if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TRUST:
-                raise s3_errors.untrusted(address, doing, str(reason)) from error
-            raise s3_errors.unreachable(address, doing, str(reason)) from error
+                raise s3_errors.untrusted(address, action, str(reason)) from error
+            raise s3_errors.unreachable(address, action, str(reason)) from error
         except (MinioException, ParseError, ValueError) as error:
-            raise s3_errors.no_s3(address, doing, str(error)) from error
+            raise s3_errors.no_s3(address, action, str(error)) from error
 
-    def _strange(self, error: InvalidResponseError | ServerError, doing: str) -> StoreError:
+    def _strange(self, error: InvalidResponseError | ServerError, action: str) -> StoreError:
         """The client takes for a strange answer what is only called ``text/xml``, as by rclone."""
         status = int(getattr(error, "_code", 0) or getattr(error, "status_code", 0))
         body: str = getattr(error, "_body", None) or ""
@@ -239,22 +239,22 @@ class S3Client(Minio):
             answer = {}
         code = answer.get("Code", f"HTTP status {status}")
         if "Code" in answer or status >= 500 or status == 429:
-            return self._refusal(code, answer.get("Message", ""), status, doing)
-        return s3_errors.no_s3(self._address, doing, code)
+            return self._rejection(code, answer.get("Message", ""), status, action)
+        return s3_errors.no_s3(self._address, action, code)
 
-    def _refusal(self, code: str, message: str, status: int, doing: str) -> StoreError:
+    def _rejection(self, code: str, message: str, status: int, action: str) -> StoreError:
         where = f"{self._address.place} at {self._address.endpoint}"
         if code == "NoSuchKey":
-            return NoSuchObject(f"{where}: {doing}: there is no such object.")
+            return NoSuchObject(f"{where}: {action}: there is no such object.")
         if code in _INVALID_NAME:
             return InvalidObjectName(
-                f"{where}: {doing}: the server takes no object of this name ({code}: {message})."
+                f"{where}: {action}: the server takes no object of this name ({code}: {message})."
             )
         if code == "InvalidRange":
-            return ObjectSizeMismatch(f"{where}: {doing}: the object is cut short.", "fewer")
+            return ObjectSizeMismatch(f"{where}: {action}: the object is cut short.", "fewer")
         if code == "NoSuchUpload":
-            return NoSuchUpload(f"{where}: {doing}: the server forgot the parts it had.")
-        return s3_errors.refused(self._address, doing, code, status, message)
+            return NoSuchUpload(f"{where}: {action}: the server forgot the parts it had.")
+        return s3_errors.rejected(self._address, action, code, status, message)
 
 
 def _sendable(data: bytes | PartBody) -> bytes:

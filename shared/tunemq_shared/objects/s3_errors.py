@@ -9,7 +9,7 @@ from tunemq_shared.objects.object_client import StoreInternalError, StoreRequest
 from tunemq_shared.objects.s3_address import S3Address
 
 #: Refusals that another try may not meet, beside all of status 5xx, 408 and 429.
-_PASSING: Final = frozenset(
+_TRANSIENT: Final = frozenset(
     {
         "SlowDown",
         "SlowDownRead",
@@ -44,8 +44,8 @@ _WRONG_REGION: Final = frozenset(
 )
 
 
-def refused(
-    address: S3Address, doing: str, code: str, status: int, message: str
+def rejected(
+    address: S3Address, action: str, code: str, status: int, message: str
 ) -> StoreUnavailable | StoreRequestDenied:
     """The error for a refusal; `StoreUnavailable` where another try may help.
 
@@ -55,11 +55,11 @@ def refused(
         status: HTTP's.
         message: The server's own words.
     """
-    where = f"{address.place} at {address.endpoint}: {doing}"
+    where = f"{address.place} at {address.endpoint}: {action}"
     said = f"{code}: {message.rstrip('.')}" if message else code
-    if code in _PASSING or status >= 500 or status in (408, 429):
+    if code in _TRANSIENT or status >= 500 or status in (408, 429):
         # Other statuses than 500 say that it is too busy, full, or away behind a proxy.
-        kind = StoreInternalError if status == 500 and code not in _PASSING else StoreUnavailable
+        kind = StoreInternalError if status == 500 and code not in _TRANSIENT else StoreUnavailable
         return kind(f"{where}: the server cannot do it now ({said}).")
     if code == "NoSuchBucket":
         advice = (
@@ -82,28 +82,28 @@ def refused(
     return StoreRequestDenied(f"{where}: {advice}.", code)
 
 
-def unreachable(address: S3Address, doing: str, reason: str) -> StoreUnavailable:
+def unreachable(address: S3Address, action: str, reason: str) -> StoreUnavailable:
     """The error for a server that does not answer."""
     return StoreUnavailable(
-        f"{address.place} at {address.endpoint}: {doing}: the server cannot be reached ({reason}); "
-        "check that it runs and that endpoint is its address."
+        f"{address.place} at {address.endpoint}: {action}: the server cannot be reached "
+        f"({reason}); check that it runs and that endpoint is its address."
     )
 
 
-def untrusted(address: S3Address, doing: str, reason: str) -> StoreRequestDenied:
+def untrusted(address: S3Address, action: str, reason: str) -> StoreRequestDenied:
     """The error for a TLS connection that could not be made."""
     return StoreRequestDenied(
-        f"{address.place} at {address.endpoint}: {doing}: no secure connection can be made "
+        f"{address.place} at {address.endpoint}: {action}: no secure connection can be made "
         f"({reason}); check http or https in endpoint, that ca_file (or "
         "AWS_CA_BUNDLE) names the CA that signed its certificate, and that this has not expired.",
         "",
     )
 
 
-def no_s3(address: S3Address, doing: str, reason: str) -> StoreRequestDenied:
+def no_s3(address: S3Address, action: str, reason: str) -> StoreRequestDenied:
     """The error for an answer that no S3 server gives."""
     return StoreRequestDenied(
-        f"{address.place} at {address.endpoint}: {doing}: what answers there does not speak S3 "
+        f"{address.place} at {address.endpoint}: {action}: what answers there does not speak S3 "
         f"({reason}); check host, port, and http or https in endpoint.",
         "",
     )

@@ -40,9 +40,9 @@ class S3Objects(RemoteObjects):
         super().__init__(f"{address.place} at {address.endpoint}", address.prefix, connect)
 
     def _prepare(
-        self, refusal: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
+        self, rejection: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
     ) -> bool:
-        if refusal.code != "NoSuchBucket" or not self._may_create:
+        if rejection.code != "NoSuchBucket" or not self._may_create:
             return False
         assert isinstance(client, S3Client)  # of our own making
         try:

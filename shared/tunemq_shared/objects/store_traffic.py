@@ -181,46 +181,46 @@ class CountedClient:
     def __init__(self, connect: Callable[[], ObjectClient], store: str) -> None:
         self._connect, self._client, self._store = connect, connect(), store
 
-    def put(self, name: str, data: bytes | PartBody, doing: str) -> None:
+    def put(self, name: str, data: bytes | PartBody, action: str) -> None:
         """See `ObjectClient.put`."""
         with self._counted(len(data)) as client:
-            client.put(name, data, doing)
+            client.put(name, data, action)
 
     @contextlib.contextmanager
     def get(
-        self, name: str, doing: str, *, offset: int = 0, length: int = 0
+        self, name: str, action: str, *, offset: int = 0, length: int = 0
     ) -> Iterator[ObjectContent]:
         """See `ObjectClient.get`."""
         with (
             self._counted() as client,
-            client.get(name, doing, offset=offset, length=length) as found,
+            client.get(name, action, offset=offset, length=length) as found,
         ):
             yield found
 
-    def remove(self, name: str, doing: str) -> None:
+    def remove(self, name: str, action: str) -> None:
         """See `ObjectClient.remove`."""
         with self._counted() as client:
-            client.remove(name, doing)
+            client.remove(name, action)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `ObjectClient.listed`."""
         with self._counted() as client:
             yield from client.listed(prefix)
 
-    def create_upload(self, name: str, doing: str) -> str:
+    def create_upload(self, name: str, action: str) -> str:
         """See `ObjectClient.create_upload`."""
         with self._counted() as client:
-            return client.create_upload(name, doing)
+            return client.create_upload(name, action)
 
-    def put_part(self, name: str, upload: str, number: int, body: PartBody, doing: str) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: PartBody, action: str) -> str:
         """See `ObjectClient.put_part`."""
         with self._counted(len(body)) as client:
-            return client.put_part(name, upload, number, body, doing)
+            return client.put_part(name, upload, number, body, action)
 
-    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], action: str) -> None:
         """See `ObjectClient.complete_upload`."""
         with self._counted() as client:
-            client.complete_upload(name, upload, etags, doing)
+            client.complete_upload(name, upload, etags, action)
 
     def abort_upload(self, name: str, upload: str) -> None:
         """See `ObjectClient.abort_upload`."""
@@ -247,8 +247,8 @@ class CountedClient:
             self._renew(client)
             raise
 
-    def _renew(self, refused: ObjectClient) -> None:
+    def _renew(self, rejected: ObjectClient) -> None:
         # Others may still use the old one, and keys may be just about to be replaced.
         with contextlib.suppress(TuneError):
-            if self._client is refused:
+            if self._client is rejected:
                 self._client = self._connect()

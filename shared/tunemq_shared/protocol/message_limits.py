@@ -11,10 +11,10 @@ from typing import Annotated, Final
 import msgspec
 
 #: An assignment, and the base64 of one, which fits in a frame from the ear to its node.
-MAIL_BYTES: Final = 24 * 2**20 - 64
-MAIL_TEXT_BYTES: Final = MAIL_BYTES * 4 // 3 + 4
+COMMAND_BYTES: Final = 24 * 2**20 - 64
+COMMAND_TEXT_BYTES: Final = COMMAND_BYTES * 4 // 3 + 4
 #: An assignment as Celery's message: its base64 is JSON, and that is base64 again.
-TASK_BYTES: Final = MAIL_TEXT_BYTES * 4 // 3 + 64 * 2**10
+TASK_BYTES: Final = COMMAND_TEXT_BYTES * 4 // 3 + 64 * 2**10
 
 #: A name of a node, host, GPU, resource, library or version; and a line about one of them.
 NAME_CHARACTERS: Final = 255
@@ -24,10 +24,10 @@ MOST_OF_NODE: Final = 1024
 MOST_LIBRARIES: Final = 4096
 
 #: A node's introduction, its goodbye, its lease, what it says of its machine.
-HELLO_BYTES: Final = 2**20
-GOODBYE_BYTES: Final = 2**10
+REGISTRATION_BYTES: Final = 2**20
+DEREGISTRATION_BYTES: Final = 2**10
 LEASE_BYTES: Final = 2**10
-VITALS_BYTES: Final = 2**20
+NODE_METRICS_BYTES: Final = 2**20
 #: The head of a batch; and its events, of which one may be as long as a frame from its host.
 HEADER_BYTES: Final = 2**12
 EVENTS_BYTES: Final = 40 * 2**20

@@ -6,8 +6,8 @@ journal holds both, in the order in which they were handled. What an algorithm a
 event is a fact too, an `AlgorithmAnswer`, journalled beside the event (DESIGN: the core).
 
 Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and
-are shown, never compared. Names: ``trial`` is a trial's id, ``epoch`` one incarnation of it on one
-host.
+are shown, never compared. Names: ``trial`` is a trial's id, ``attempt`` one incarnation of it on
+one host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrialStarted(Message, frozen=True, tag="started"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     pid: int
     hostname: str
     node_ip: str
@@ -56,7 +56,7 @@ class ResultReported(Message, frozen=True, tag="result"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     step: int
     metrics: dict[str, Any]
     timestamp: float
@@ -73,13 +73,13 @@ class ResultReported(Message, frozen=True, tag="result"):
 class CheckpointWritten(Message, frozen=True, tag="written"):
     """A checkpoint is complete and hashed on its node's disk; its upload begins.
 
-    It contains the result of ``step``. ``key`` is ``<trial's folder>/checkpoint_<epoch>-<n>``,
+    It contains the result of ``step``. ``key`` is ``<trial's folder>/checkpoint_<attempt>-<n>``,
     there and in the store; ``sha256`` is that of the manifest on the disk; ``size`` the bytes of
     all its files.
     """
 
     trial: str
-    epoch: int
+    attempt: int
     n: int
     step: int
     key: str
@@ -96,7 +96,7 @@ class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     n: int
     step: int
     key: str
@@ -109,7 +109,7 @@ class CheckpointLost(Message, frozen=True, tag="unkept"):
     """A written checkpoint will never be committed: its upload was given up."""
 
     trial: str
-    epoch: int
+    attempt: int
     key: str
     reason: str
     at: float
@@ -118,11 +118,11 @@ class CheckpointLost(Message, frozen=True, tag="unkept"):
 class CheckpointDamaged(Message, frozen=True, tag="damaged"):
     """A trial could not be restored from ``key``; ``instead`` is taken, nothing where it is empty.
 
-    ``epoch`` is the incarnation that tried.
+    ``attempt`` is the incarnation that tried.
     """
 
     trial: str
-    epoch: int
+    attempt: int
     key: str
     reason: str
     instead: str
@@ -136,7 +136,7 @@ class TrialWaits(Message, frozen=True, tag="waits"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     what: str
     reason: str
 
@@ -145,14 +145,14 @@ class TrialPaused(Message, frozen=True, tag="paused"):
     """The trainable ended because its trial is to pause; what was due is saved."""
 
     trial: str
-    epoch: int
+    attempt: int
 
 
 class TrialFinished(Message, frozen=True, tag="finished"):
     """The trainable ended by itself or at a stop criterion; its last result is the final one."""
 
     trial: str
-    epoch: int
+    attempt: int
 
 
 #: `TrialFailed.kind` where a node's forkserver is dead: no fault of the trial's.
@@ -175,7 +175,7 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     kind: str
     error: str
     traceback: str
@@ -192,7 +192,7 @@ class TrialProcessDied(Message, frozen=True, tag="died"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     pid: int
     signal: int | None
     exit_code: int | None
@@ -205,14 +205,14 @@ class SlotFreed(Message, frozen=True, tag="freed"):
     """The host's whole family is gone, or the host waits to be reused: the slot is free."""
 
     trial: str
-    epoch: int
+    attempt: int
 
 
 class DevicesUsed(Message, frozen=True, tag="used"):
     """What an incarnation used of each GPU that it had; told before its HostFreed."""
 
     trial: str
-    epoch: int
+    attempt: int
     devices: tuple[DeviceUse, ...]
 
 
@@ -224,7 +224,7 @@ class LogMatched(Message, frozen=True, tag="logged"):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     pattern: str
     line: str
     at: float
@@ -283,7 +283,7 @@ class NodeJoined(Message, frozen=True, tag="joined"):
     ``withheld``: of the devices those that nobody is to use now, see `DevicesWithheld`.
     """
 
-    incarnation: str
+    instance_id: str
     node: str
     hostname: str
     node_ip: str
@@ -301,7 +301,7 @@ class NodeOffered(Message, frozen=True, tag="offered"):
     many seconds to save what they did.
     """
 
-    incarnation: str
+    instance_id: str
     n: int
     resources: dict[str, float]
     devices: dict[str, float] = {}
@@ -316,7 +316,7 @@ class NodeLost(Message, frozen=True, tag="lost"):
     were on it, or may have been.
     """
 
-    incarnation: str
+    instance_id: str
     reason: str
     is_dead: bool = False
     is_shared: bool = False
@@ -325,7 +325,7 @@ class NodeLost(Message, frozen=True, tag="lost"):
 class NodeReturned(Message, frozen=True, tag="returned"):
     """A lost incarnation is heard again: what nobody took over from it is its own as before."""
 
-    incarnation: str
+    instance_id: str
 
 
 class DevicesWithheld(Message, frozen=True, tag="withheld"):
@@ -334,7 +334,7 @@ class DevicesWithheld(Message, frozen=True, tag="withheld"):
     ``devices``: their UUIDs, and why, for people. What has one goes on with it.
     """
 
-    incarnation: str
+    instance_id: str
     devices: dict[str, str]
 
 
@@ -347,7 +347,7 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
     (from their beginning, a new lineage). ``is_cold``: no node of the run before is left, with all
     that it hosted. ``settings`` are the rules that hold from now on, packed; empty where they stay
     as they are. ``also`` are further trials that were over and go on from their last checkpoint.
-    ``epochs_from``: trials start with higher epochs than this, because the run before may have
+    ``attempts_from``: trials start with higher epochs than this, because the run before may have
     started some of which the journal does not know (it is a copy).
     """
 
@@ -358,13 +358,13 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
     is_cold: bool = True
     settings: bytes = b""
     also: tuple[str, ...] = ()
-    epochs_from: int = 0
+    attempts_from: int = 0
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
     """Events ``first`` to ``last`` of an incarnation follow; ``cursor`` is their stream entry."""
 
-    incarnation: str
+    instance_id: str
     first: int
     last: int
     cursor: str
@@ -476,5 +476,5 @@ Assignment = node_orders.Assignment
 encode = msgspec.msgpack.Encoder().encode
 decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode
 decode_node_events = msgspec.msgpack.Decoder(list[NodeEvent]).decode
-decode_entries = msgspec.msgpack.Decoder(list[JournalRecord]).decode
+decode_records = msgspec.msgpack.Decoder(list[JournalRecord]).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment).decode

@@ -114,7 +114,7 @@ class TrialOrder(Order, frozen=True):
     """
 
     trial: str
-    epoch: int
+    attempt: int
     run_until: Horizon
     stop: bool = False
     start: TrialSpec | None = None
@@ -138,7 +138,7 @@ class Assignment(Order, frozen=True):
     """
 
     protocol: int
-    incarnation: str
+    instance_id: str
     term: int
     version: int
     orders: tuple[TrialOrder, ...]

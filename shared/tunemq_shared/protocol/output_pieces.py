@@ -13,12 +13,12 @@ import msgspec
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
 
-    They stand at ``offset`` in the file of this ``epoch`` on its node; what is missing before that
-    was left out. ``round`` grows each time that the file was shortened there, and begins anew.
+    They stand at ``offset`` in the file of this ``attempt`` on its node; what is missing before
+    that was left out. ``round`` grows each time that the file was shortened there, and begins anew.
     """
 
     trial: str
-    epoch: int
+    attempt: int
     folder: str
     name: str
     offset: int

@@ -30,7 +30,7 @@ class NodeRegistration(Message, frozen=True):
 
     protocol: int
     node: Name
-    incarnation: Name
+    instance_id: Name
     hostname: Name
     node_ip: Name
     pid: int
@@ -52,25 +52,25 @@ class BatchHeader(Message, frozen=True):
     """
 
     protocol: int
-    incarnation: Name
+    instance_id: Name
     first: int
-    taken: tuple[int, int]
+    confirmed: tuple[int, int]
 
 
-def decode_hello(data: bytes) -> NodeRegistration:
+def decode_registration(data: bytes) -> NodeRegistration:
     """Decode a node's introduction.
 
     Raises:
         UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large, or a
             name too long.
     """
-    hello = msgspec.msgpack.decode(data, type=NodeRegistration)
-    for gpu in hello.gpus:  # journals have GPUs, too
+    registration = msgspec.msgpack.decode(data, type=NodeRegistration)
+    for gpu in registration.gpus:  # journals have GPUs, too
         if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
             raise msgspec.ValidationError("a name of a GPU in it is too long")
-    amounts = *hello.resources.values(), *(gpu.memory for gpu in hello.gpus)
-    _check((*amounts, hello.pid, hello.began, hello.number))
-    return hello
+    amounts = *registration.resources.values(), *(gpu.memory for gpu in registration.gpus)
+    _check((*amounts, registration.pid, registration.began, registration.number))
+    return registration
 
 
 def decode_header(data: bytes) -> BatchHeader:
@@ -80,7 +80,7 @@ def decode_header(data: bytes) -> BatchHeader:
         UNDECODABLE: it is not one, or a number in it is negative or too large.
     """
     header = msgspec.msgpack.decode(data, type=BatchHeader)
-    _check((header.first, *header.taken))
+    _check((header.first, *header.confirmed))
     return header
 
 

@@ -84,14 +84,14 @@ class RejectionCounter:
                 for (kind, reason), tally in sorted(self._tallies.items())
             )
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What people should be told now."""
         with self._lock:
             now = self._now()
-            return [line for tally in self._tallies.values() for line in _news(tally, now)]
+            return [line for tally in self._tallies.values() for line in _notices(tally, now)]
 
 
-def _news(tally: _Tally, now: float) -> list[str]:
+def _notices(tally: _Tally, now: float) -> list[str]:
     tally.told = {text: at for text, at in tally.told.items() if now < at + TOLD_EVERY_S}
     lines = []
     for text, times in list(tally.untold.items()):

@@ -85,11 +85,11 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is no key in it."""
         return not (self.orders or self.events or self.journals or self.submitters)
 
-    def seal_of_orders(self) -> MessageSigner:
+    def orders_signer(self) -> MessageSigner:
         """Signs or verifies what the scheduler says to nodes."""
         return MessageSigner(ORDERS, self.orders)
 
-    def seal_of_events(self) -> MessageSigner:
+    def events_signer(self) -> MessageSigner:
         """Likewise what nodes say to the scheduler."""
         return MessageSigner(EVENTS, self.events)
 
@@ -100,7 +100,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
             SigningKey(key.id, hmac.digest(key.secret, context, "sha256")) for key in self.journals
         )
 
-    def seal_of_submitter(self, name: str) -> MessageSigner:
+    def submitter_signer(self, name: str) -> MessageSigner:
         """Likewise what a submitter asks and is answered.
 
         Raises:
@@ -114,7 +114,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
         return MessageSigner(SUBMITTER + name, keys)
 
 
-def journal_seal(keys: Iterable[SigningKey] = ()) -> MessageSigner:
+def journal_signer(keys: Iterable[SigningKey] = ()) -> MessageSigner:
     """Signs or verifies the copy of a journal, with what `KeyFile.journal_keys` gives."""
     return MessageSigner(JOURNALS, tuple(keys))
 

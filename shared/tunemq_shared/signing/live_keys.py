@@ -20,7 +20,7 @@ from tunemq_shared.signing.key_files import (
 from tunemq_shared.signing.message_signing import MessageSigner, SigningKey
 
 #: The file is looked at so often at most.
-_LOOK_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 
 class KeyRole(Enum):
@@ -63,7 +63,7 @@ class LiveKeys:
         self._changing: _FileVersion | None = None
         self._looked_at = time.monotonic()
         self._file = _read(path, role) if path else KeyFile()
-        self.orders, self.events = self._file.seal_of_orders(), self._file.seal_of_events()
+        self.orders, self.events = self._file.orders_signer(), self._file.events_signer()
 
     def __repr__(self) -> str:
         return f"LiveKeys({self.path!r})"
@@ -93,7 +93,7 @@ class LiveKeys:
         Raises:
             SealBroken: there are keys, and none of hers.
         """
-        return self._file.seal_of_submitter(name)
+        return self._file.submitter_signer(name)
 
     def look(self) -> str:
         """Read the file again if it changed; a line for people about that, else nothing.
@@ -101,7 +101,7 @@ class LiveKeys:
         What cannot be used is not: then the keys stay as they are, which is said once.
         """
         now = time.monotonic()
-        if not self.path or now < self._looked_at + _LOOK_EVERY_S:
+        if not self.path or now < self._looked_at + _POLL_INTERVAL_S:
             return ""
         self._looked_at = now
         seen = _seen(self.path)

@@ -130,16 +130,16 @@ class MessageSigner:
         mac = self._mac(signer.secret, body, context)
         return b"".join((_SIGNED, signer.id, mac, body))
 
-    def open(self, sealed: bytes, *context: bytes) -> bytes:
+    def open(self, signed_message: bytes, *context: bytes) -> bytes:
         """The body of a sealed message.
 
         Raises:
             SealBroken: nobody who has one of the keys said this about that; says why not.
         """
-        ring, kind = self._ring, sealed[:1]
+        ring, kind = self._ring, signed_message[:1]
         if ring.signer is None:
             if kind == _OPEN:
-                return sealed[1:]
+                return signed_message[1:]
             if kind == _SIGNED:
                 raise InvalidSignature(
                     "is signed, and there are no keys here to check it with", "signed_without_keys"
@@ -147,15 +147,18 @@ class MessageSigner:
             raise InvalidSignature("cannot be read", "unreadable")
         if kind == _OPEN:
             raise InvalidSignature("is not signed", "unsigned")
-        if kind != _SIGNED or len(sealed) < HEAD_BYTES:
+        if kind != _SIGNED or len(signed_message) < HEAD_BYTES:
             raise InvalidSignature("cannot be read", "unreadable")
-        key, mac = sealed[1 : 1 + KEY_ID_BYTES], sealed[1 + KEY_ID_BYTES : HEAD_BYTES]
+        key, mac = (
+            signed_message[1 : 1 + KEY_ID_BYTES],
+            signed_message[1 + KEY_ID_BYTES : HEAD_BYTES],
+        )
         secret = ring.secrets.get(key)
         if secret is None:
             raise InvalidSignature(
                 f"is signed with the key {key.hex()}, which is not known here", "unknown_key"
             )
-        body = sealed[HEAD_BYTES:]
+        body = signed_message[HEAD_BYTES:]
         if not hmac.compare_digest(mac, self._mac(secret, body, context)):
             raise InvalidSignature("was altered, or is about something else", "altered")
         return body
@@ -169,16 +172,16 @@ class MessageSigner:
         return hmac.digest(secret, b"".join(parts), "sha256")
 
 
-def unchecked_body(sealed: bytes) -> bytes:
+def unchecked_body(signed_message: bytes) -> bytes:
     """The body of a sealed message that has no key here to be checked with: anybody's, perhaps.
 
     Raises:
         SealBroken: it is no sealed message.
     """
-    head = {_OPEN: 1, _SIGNED: HEAD_BYTES}.get(sealed[:1])
-    if head is None or len(sealed) < head:
+    head = {_OPEN: 1, _SIGNED: HEAD_BYTES}.get(signed_message[:1])
+    if head is None or len(signed_message) < head:
         raise InvalidSignature("cannot be read", "unreadable")
-    return sealed[head:]
+    return signed_message[head:]
 
 
 def _ring(keys: Sequence[SigningKey]) -> _KeyRing:

@@ -36,7 +36,7 @@ def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
         os._exit(0)
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of every descendant whose own parent ends (a *subreaper*)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

@@ -11,7 +11,7 @@ from typing import Final
 from tunemq_shared.system.processes import stat_of
 
 #: Between two looks at a process.
-LOOK_S: Final = 5.0
+POLL_INTERVAL_S: Final = 5.0
 #: A debugger may stop a process for one look.
 _LOOKS: Final = 2
 #: By a signal, and by a debugger.
@@ -25,7 +25,7 @@ class StoppedProcessDetector:
         self._looks = 0
 
     def look(self, pid: int) -> bool:
-        """Whether the process is stopped and was at the last look; call every `LOOK_S` seconds."""
+        """Whether the process was stopped at several looks, `POLL_INTERVAL_S` seconds apart."""
         self._looks = self._looks + 1 if _is_stopped(pid) else 0
         return self._looks >= _LOOKS
 

@@ -55,9 +55,9 @@ class TrainableRunner:
         elif failure is not None:
             session.send(failure)
         elif ended is TrialPauseExit:
-            session.send(TrialPaused(session.trial, session.epoch))
+            session.send(TrialPaused(session.trial, session.attempt))
         else:
-            session.send(TrialFinished(session.trial, session.epoch))
+            session.send(TrialFinished(session.trial, session.attempt))
 
     def close(self) -> None:
         """Clean up what was kept for a next trial: there is none."""
@@ -171,12 +171,12 @@ def _save(trainable: Trainable, session: TrialSession) -> None:
     """Keep a checkpoint of the last step."""
     folder = session.start.folder
     os.makedirs(folder, exist_ok=True)
-    passing = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
+    temporary = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
     try:
-        trainable.save(passing)
-        session.save(Path(passing))
+        trainable.save(temporary)
+        session.save(Path(temporary))
     finally:
-        remove(passing)
+        remove(temporary)
 
 
 def _observe(trainable: Trainable, session: TrialSession) -> None:
@@ -214,7 +214,7 @@ def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
     if isinstance(error, StoreError):
         kind = "restore" if isinstance(error, CheckpointCorrupt) else "storage"
     return TrialFailed(
-        session.trial, session.epoch, kind, one_line(error), traceback_text(error), time.time()
+        session.trial, session.attempt, kind, one_line(error), traceback_text(error), time.time()
     )
 
 

@@ -62,7 +62,7 @@ class Trainable:
         self.config: dict[str, Any] = {} if config is None else config
         self._progress = TrialProgress()
         self._logdir = logdir
-        self._passing: list[str] = []
+        self._temporary: list[str] = []
         self._enter()
         began = time.monotonic()
         self.setup(copy.deepcopy(self.config))
@@ -229,12 +229,12 @@ class Trainable:
             CheckpointError: ``obj`` is something else.
         """
         folder = bytes_to_folder(obj, self.logdir)
-        self._passing.append(folder)
+        self._temporary.append(folder)
         self.restore(folder)
 
     def reset(self, new_config: dict[str, Any], logdir: str | None = None) -> bool:
         """Become a new trial through `reset_config`; False if this object has to be replaced."""
-        self._remove_passing()
+        self._remove_temporary()
         self._logdir = logdir
         self._enter()
         if not self.reset_config(copy.deepcopy(new_config)):
@@ -248,12 +248,12 @@ class Trainable:
         try:
             self.cleanup()
         finally:
-            self._remove_passing()
+            self._remove_temporary()
 
-    def _remove_passing(self) -> None:
+    def _remove_temporary(self) -> None:
         """Remove the folders that `restore_from_object` made."""
-        while self._passing:
-            remove(self._passing.pop())
+        while self._temporary:
+            remove(self._temporary.pop())
 
     def export_model(
         self, export_formats: str | Sequence[str], export_dir: str | None = None

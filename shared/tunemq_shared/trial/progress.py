@@ -71,7 +71,7 @@ class TrialProgress:
         self.timesteps_since_restore = 0
 
     def advance(
-        self, trial: str, epoch: int, metrics: dict[str, Any], elapsed_s: float
+        self, trial: str, attempt: int, metrics: dict[str, Any], elapsed_s: float
     ) -> ResultReported:
         """Count one result of plain ``metrics`` that took ``elapsed_s`` seconds.
 
@@ -89,7 +89,7 @@ class TrialProgress:
         self.iterations_since_restore += 1
         return ResultReported(
             trial,
-            epoch,
+            attempt,
             self.iteration,
             metrics,
             time.time(),

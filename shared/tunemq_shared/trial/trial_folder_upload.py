@@ -33,7 +33,7 @@ def send_folder(
     objects: ObjectStore,
     folder: Path,
     key: str,
-    epoch: int,
+    attempt: int,
     cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
     *,
@@ -70,7 +70,7 @@ def send_folder(
         left -= size
         if name in _OUTPUTS and size == 0:
             continue
-        shown = f"{name}.{epoch}" if name in _OUTPUTS else name
+        shown = f"{name}.{attempt}" if name in _OUTPUTS else name
         try:
             with opened_below(folder, name) as file:
                 ref = ref_of(file)

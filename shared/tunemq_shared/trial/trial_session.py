@@ -97,7 +97,7 @@ class TrialSession:
         if order.start is None:
             raise BugError(f"The order to start trial {order.trial} lacks its start.")
         self.trial = order.trial
-        self.epoch = order.epoch
+        self.attempt = order.attempt
         self.start = order.start
         self.config = config
         self.context = TuneContext(order.trial, order.start)
@@ -168,7 +168,7 @@ class TrialSession:
             self._check_derived(plain, step)
         if self._comparable:
             check_comparable(plain, self._comparable, step=step)
-        event = progress.advance(self.trial, self.epoch, plain, elapsed_s)
+        event = progress.advance(self.trial, self.attempt, plain, elapsed_s)
         result = measured(event)
         if not event.done and first_that_holds(self.start.stop, result) is not None:
             event = msgspec.structs.replace(event, done=True)
@@ -194,7 +194,7 @@ class TrialSession:
         state = self.progress.state() | form.state()
         info = CheckpointInfo(
             trial=self.trial,
-            epoch=self.epoch,
+            attempt=self.attempt,
             n=self._saved,
             step=step,
             metrics=self._result,
@@ -368,7 +368,9 @@ class TrialSession:
     def _say_damaged(self, ref: CheckpointRef, error: CheckpointCorrupt, instead: str) -> None:
         """Say that ``ref`` is damaged, and the key of what is taken instead."""
         logger.warning("%s Instead: %s.", error, instead or "nothing")
-        self._channel.send(CheckpointDamaged(self.trial, self.epoch, ref.key, str(error), instead))
+        self._channel.send(
+            CheckpointDamaged(self.trial, self.attempt, ref.key, str(error), instead)
+        )
 
     def _look_for_orders(self) -> None:
         """Take in the newest order, if one has come."""
@@ -378,7 +380,7 @@ class TrialSession:
 
     def _obey(self, order: TrialOrder) -> None:
         """Take ``order`` as the newest; one for another epoch came too late to mean anything."""
-        if (order.trial, order.epoch) != (self.trial, self.epoch):
+        if (order.trial, order.attempt) != (self.trial, self.attempt):
             return
         self._obeyed = order
         keys = [condition.key for condition in (*self.start.stop, *order.run_until)]

@@ -1,8 +1,8 @@
 """A search of which each trial has a family of another kind, for tests that stop them.
 
-``families.py FOLDER OPTIONS``: each process of a family appends its pid to ``FOLDER/members/KIND``.
-Each trial reports what its family has found out, again and again, until there is
-``FOLDER/hang``, or ``FOLDER/stop``: then the search stops it. OPTIONS: ``stall_s`` as in
+``process_trees.py FOLDER OPTIONS``: each process of a family appends its pid to
+``FOLDER/members/KIND``. Each trial reports what its family has found out, again and again, until
+there is ``FOLDER/hang``, or ``FOLDER/stop``: then the search stops it. OPTIONS: ``stall_s`` as in
 `TrialLimitSpec`.
 """
 
@@ -105,7 +105,7 @@ BEGINNINGS = {
 
 def train(config):
     tune.report({"found": 0})
-    found, _family = BEGINNINGS[config["kind"]]()
+    found, _process_tree = BEGINNINGS[config["kind"]]()
     while not (FOLDER / "hang").exists():
         tune.report({"found": found})
         time.sleep(0.05)  # a step

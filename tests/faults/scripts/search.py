@@ -79,7 +79,7 @@ def plain(config, in_step=lambda step: None):
         tune.report({"value": 1000 * number + step}, checkpoint=checkpoint)
 
 
-def family(config):
+def process_tree(config):
     """Two forked children that hold every pipe, and a grandchild in a session of its own."""
     pids = []
     for is_daemon in (False, False, True):

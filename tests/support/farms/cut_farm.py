@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.integration.farm_support import family_of, is_alive
+from tests.integration.farm_support import is_alive, process_tree_of
 from tests.support.farms.own_farm import ChainRun, NodeProcess, OwnFarm, made_to_search_on
 from tests.support.proxies.tcp_proxy import TcpProxy
 from tests.support.searches.chain import executed
@@ -42,7 +42,7 @@ class CutFarm(OwnFarm):
 
     def family(self, node: int) -> list[int]:
         """All processes of a node."""
-        return family_of(self.nodes[node].process.pid)
+        return process_tree_of(self.nodes[node].process.pid)
 
     def stop(self, node: int) -> list[int]:
         """SIGSTOP a node and all that it started; returns them."""
@@ -99,9 +99,9 @@ class CutRun(ChainRun):
         eventually(lambda: len(self.all_of(kind)) >= count, within=within, message=self.state)
         return self.all_of(kind)[count - 1]
 
-    def node_of(self, trial: int, epoch: int = 1) -> int:
+    def node_of(self, trial: int, attempt: int = 1) -> int:
         """The number of the node that hosts an incarnation of a trial."""
-        start = self.wait_for_start(trial, epoch)
+        start = self.wait_for_start(trial, attempt)
         found: list[int] = []
 
         def is_found() -> bool:  # the kernel may leave out some children while others end
@@ -112,7 +112,7 @@ class CutRun(ChainRun):
         eventually(is_found, message=self.state)
         return found[0]
 
-    def wait_for_start(self, trial: int, epoch: int, within: float = 60.0) -> m.TrialStarted:
+    def wait_for_start(self, trial: int, attempt: int, within: float = 60.0) -> m.TrialStarted:
         """Wait until an incarnation of a trial has started; returns what was said of it."""
         found: list[m.TrialStarted] = []
 
@@ -120,18 +120,18 @@ class CutRun(ChainRun):
             found[:] = [
                 one
                 for one in self.all_of(m.TrialStarted)
-                if int(one.trial.rpartition("_")[2]) == trial and one.epoch == epoch
+                if int(one.trial.rpartition("_")[2]) == trial and one.attempt == attempt
             ]
             return bool(found)
 
         eventually(has_started, within=within, message=self.state)
         return found[0]
 
-    def wait_for_recorded(self, step: int, epoch: int, within: float = 60.0) -> None:
+    def wait_for_recorded(self, step: int, attempt: int, within: float = 60.0) -> None:
         """Wait until an incarnation has reported a step as far as this."""
         eventually(
             lambda: any(
-                one.epoch == epoch and one.step >= step for one in self.all_of(m.ResultReported)
+                one.attempt == attempt and one.step >= step for one in self.all_of(m.ResultReported)
             ),
             within=within,
             message=self.state,

@@ -71,7 +71,7 @@ class ExaminedFarm(FarmService):
         self.start_scheduler("--store", self.store)
         self.add_worker("one")
         self.has_nodes("one")
-        self.has_vitals(1)
+        self.has_node_metrics(1)
 
     def role_environ(self, role: str) -> dict[str, str]:
         """What opens the store for a role: its keys in variables."""
@@ -165,36 +165,36 @@ class ExaminedFarm(FarmService):
         home = self.folder / name
         home.mkdir(exist_ok=True)
         environ = self._first(self.environ(name), variables)
-        number = len(self.vitals())
+        number = len(self.node_metrics())
         line = [*before, *self.command("worker", "--name", name, "--cpus", "1", *more)]
         process = self.head.start(line, environ, home / "worker.log")
         try:
-            self.has_vitals(number + 1)
+            self.has_node_metrics(number + 1)
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
             self.head.processes.remove(process)
-            self.has_vitals(number)
+            self.has_node_metrics(number)
 
     @staticmethod
     def _first(environ: dict[str, str], variables: Mapping[str, str]) -> dict[str, str]:
         paths = [one["PYTHONPATH"] for one in (variables, environ) if "PYTHONPATH" in one]
         return {**environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
 
-    def vitals(self) -> list[bytes]:
+    def node_metrics(self) -> list[bytes]:
         """The keys of what nodes say of their machines."""
         return sorted(
-            set(self.redis.client.scan_iter(redis_keys.vitals("*")))
+            set(self.redis.client.scan_iter(redis_keys.node_metrics("*")))
         )  # it may say one twice
 
-    def has_vitals(self, number: int) -> None:
+    def has_node_metrics(self, number: int) -> None:
         """Wait until so many nodes say how they are, and what is installed there."""
         said = b"numpy"  # which every interpreter of tests has
         ready: dict[bytes, bool] = {}
 
         def are_there() -> bool:
-            keys = self.vitals()
+            keys = self.node_metrics()
             ready.update({key: said in (self.redis.client.get(key) or b"") for key in keys})
             return len(keys) == number and all(ready[key] for key in keys)
 

@@ -28,7 +28,7 @@ from tunemq_shared.signing.live_keys import LiveKeys
 CODE = ScriptCode(bundle=BlobRef("0" * 64, 1, ""), script="train.py")
 
 
-class ToldExperiments:
+class FakeExperimentControl:
     """Experiments that run because a test says so; notes what they are told."""
 
     def __init__(self, folder: Path) -> None:
@@ -117,7 +117,7 @@ def detail(name: str, trials: tuple[str, ...]) -> a.ExperimentDetail:
     )
 
 
-class ToldNodes:
+class FakeNodeControl:
     """Two nodes; notes what they are told."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class ToldNodes:
         return f"{incarnation} is retired"
 
 
-class ServedDesk:
+class ServedApi:
     """A desk that answers requests of one Redis, in a thread, as a farm's scheduler would."""
 
     def __init__(self, url: str, folder: Path, term: int = 7, keys: LiveKeys | None = None) -> None:
@@ -183,7 +183,7 @@ class ServedDesk:
         #: What was refused, by kind and reason, and what was told of it.
         self.refused: list[tuple[str, str, str]] = []
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
-        self.experiments, self.nodes = ToldExperiments(folder), ToldNodes()
+        self.experiments, self.nodes = FakeExperimentControl(folder), FakeNodeControl()
         farm = described(str(folder / "store"), "a test")
         self.desk = FarmApi(self.queue, self.experiments, self.nodes, folder, farm)
         self.server = RequestServer(
@@ -245,8 +245,8 @@ class ServedDesk:
 @contextmanager
 def served(
     url: str, client: redis.Redis, folder: Path, term: int = 7, keys: LiveKeys | None = None
-) -> Iterator[ServedDesk]:
+) -> Iterator[ServedApi]:
     """A desk that is served, and announced."""
-    with ServedDesk(url, folder, term, keys) as desk:
+    with ServedApi(url, folder, term, keys) as desk:
         desk.announce(client)
         yield desk

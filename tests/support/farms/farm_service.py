@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from tests.integration.farm_support import family_of, is_alive
+from tests.integration.farm_support import is_alive, process_tree_of
 from tests.support.farms.farm_processes import TcpRedis, whole_lines
 from tests.support.farms.network_namespaces import Hosts
 from tests.support.searches import chain
@@ -156,7 +156,7 @@ class Here:
         """Kill all that was started, with all that it has started."""
         # Another process may have the number of one that was waited for.
         running = [process.pid for process in self.processes if process.poll() is None]
-        pids = [member for pid in running for member in family_of(pid)]
+        pids = [member for pid in running for member in process_tree_of(pid)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # ended with one that was killed before
                 os.kill(pid, signal.SIGKILL)

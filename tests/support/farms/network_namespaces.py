@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tests.integration.farm_support import family_of, is_alive
+from tests.integration.farm_support import is_alive, process_tree_of
 from tests.support.waiting import eventually, need
 from tests.support.warm_commands import WarmCommands
 
@@ -88,7 +88,7 @@ class Host:
         """Cut its power: all of its processes are gone at once."""
         # Another process may have the number of one that was waited for.
         running = [process.pid for process in self.processes if process.poll() is None]
-        pids = [member for pid in running for member in family_of(pid)]
+        pids = [member for pid in running for member in process_tree_of(pid)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

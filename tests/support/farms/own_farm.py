@@ -38,7 +38,7 @@ from tests.support.searches.chain import (
 )
 from tests.support.waiting import eventually
 from tunemq_scheduler.experiment import run_experiment
-from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal import FILE_NAME, read_records
 from tunemq_scheduler.output.terminal.reporter import ProgressReporter
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
@@ -166,7 +166,7 @@ class OwnFarm:
         """Only when the test is over there is no hope: a search that still runs ends then."""
         return self._over
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """Nobody but the test does anything to it."""
         return []
 
@@ -396,7 +396,7 @@ class ChainRun:
 
     def events(self) -> list[m.Event]:
         """All events in its journal."""
-        return [entry.event for entry in read_entries(self.folder / "search" / FILE_NAME)]
+        return [entry.event for entry in read_records(self.folder / "search" / FILE_NAME)]
 
     def leaves_no_key(self) -> None:
         """Check that after it, and after the nodes, no key is left without an expiry."""

@@ -41,13 +41,13 @@ class RelaySupervisor:
     def __init__(self, url: str, earlier: str = "") -> None:
         self.lease = SchedulerLease(url, LeaseHolder.this_process())
         self.lease.claim(1, lambda _text: None)
-        self.wire = NodeTransport(
+        self.transport = NodeTransport(
             url, term=self.lease.term, guard=self.lease, absent=[earlier] if earlier else []
         )
-        self._own = self.wire.add(redis_keys.events("supervisor"))
+        self._own = self.transport.add(redis_keys.events("supervisor"))
         self.nodes: dict[str, m.NodeJoined] = {}
-        self.wire.open()
-        self.link: ExperimentConnection | None = None
+        self.transport.open()
+        self.connection: ExperimentConnection | None = None
         self._forkservers = ExperimentForkservers("")
         #: Nothing is offered while this is so, and all is taken back.
         self.is_stingy = False
@@ -58,44 +58,44 @@ class RelaySupervisor:
         """Start the experiment's process."""
         job = msgspec.structs.replace(job, term=self.lease.term)
         self._offered = 0
-        self.link = ExperimentConnection(
-            job, self.wire, folder=folder, begin=self._forkservers.start
+        self.connection = ExperimentConnection(
+            job, self.transport, folder=folder, begin=self._forkservers.start
         )
-        return self.link
+        return self.connection
 
     def turn(self, pause: float = 0.05) -> None:
         """One turn of its loop."""
-        link = self.link
+        connection = self.connection
         with selectors.EpollSelector() as ready:
-            if link is not None and link.ending is None:
-                ready.register(link.watched, selectors.EVENT_READ)
-                if link.is_readable:
-                    ready.register(link, selectors.EVENT_READ)
-            self.wire.poll(pause, also=(ready.fileno(),))
+            if connection is not None and connection.process_exit is None:
+                ready.register(connection.watched, selectors.EVENT_READ)
+                if connection.is_readable:
+                    ready.register(connection, selectors.EVENT_READ)
+            self.transport.poll(pause, also=(ready.fileno(),))
             for key, _ in ready.select(0):
-                if link is not None and key.fileobj is link:
-                    link.on_readable()
+                if connection is not None and key.fileobj is connection:
+                    connection.on_readable()
         self.nodes.update(
-            (fact.incarnation, fact) for fact in self._own.take() if isinstance(fact, m.NodeJoined)
+            (fact.instance_id, fact) for fact in self._own.take() if isinstance(fact, m.NodeJoined)
         )
-        if link is not None:
-            self._offer(link)
+        if connection is not None:
+            self._offer(connection)
             if time.monotonic() > self._beat_at + 1:
                 self._beat_at = time.monotonic()
-                link.beat(self.lease.proven_at)
-            link.attend()
-        self.wire.send()
+                connection.beat(self.lease.proven_at)
+            connection.attend()
+        self.transport.send()
 
-    def _offer(self, link: ExperimentConnection) -> None:
+    def _offer(self, connection: ExperimentConnection) -> None:
         """Offer all of each node that it knows of, once; or nothing."""
-        if link.usage is None:
+        if connection.usage is None:
             return
-        for node, seen in link.usage.seen.items():
+        for node, seen in connection.usage.seen.items():
             wanted = 2 if self.is_stingy else 1
             if seen % 2 != wanted % 2 and node in self.nodes and seen >= self._offered:
                 self._offered = seen + 1
                 what = {} if self.is_stingy else self.nodes[node].resources
-                link.offer(m.NodeOffered(node, seen + 1, what, preempt_grace_s=5.0))
+                connection.offer(m.NodeOffered(node, seen + 1, what, preempt_grace_s=5.0))
 
     def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
         """Turn until something is so."""
@@ -108,34 +108,36 @@ class RelaySupervisor:
 
     def answer(self, request: r.SearchRequest) -> ExperimentReply:
         """Ask the experiment, and turn until it has answered."""
-        assert self.link is not None
+        assert self.connection is not None
         replies: list[ExperimentReply] = []
-        self.link.ask(request, replies.append)
+        self.connection.ask(request, replies.append)
         self.until(lambda: replies)
         return replies[0]
 
     def ends(self, within: float = 90.0) -> ExperimentExit:
         """Turn until the experiment's process has ended."""
-        assert self.link is not None
-        self.until(lambda: self.link is not None and self.link.ending, within)
-        assert self.link.ending is not None
-        return self.link.ending
+        assert self.connection is not None
+        self.until(lambda: self.connection is not None and self.connection.process_exit, within)
+        assert self.connection.process_exit is not None
+        return self.connection.process_exit
 
     def told(self) -> str:
         """For messages."""
-        link = self.link
-        if link is None:
+        connection = self.connection
+        if connection is None:
             return "nothing was started"
-        written = "\n".join(path.read_text()[-3000:] for path in link.folder.glob("experiment.*"))
-        return f"{link.ending} {link.status} {link.usage}\n{written}"
+        written = "\n".join(
+            path.read_text()[-3000:] for path in connection.folder.glob("experiment.*")
+        )
+        return f"{connection.process_exit} {connection.status} {connection.usage}\n{written}"
 
     def close(self) -> None:
         """End the experiment's process, and give the farm back."""
-        if self.link is not None and self.link.ending is None:
-            self.link.kill()
+        if self.connection is not None and self.connection.process_exit is None:
+            self.connection.kill()
             self.ends()
         self._forkservers.close()
-        self.wire.close(now=True)
+        self.transport.close(now=True)
         self.lease.close()
 
 

@@ -80,7 +80,7 @@ class SecuredRedis:
         """Its unix socket for a user: what one may do there does not depend on the way."""
         return f"unix://{user}:{self.password(user)}@{self.folder / 'redis.sock'}?db=0"
 
-    def refused(self) -> list[tuple[str, str]]:
+    def rejected(self) -> list[tuple[str, str]]:
         """What was refused since the last call, and to whom: the user and the command or key."""
         log: list[dict[str, Any]] = self.client.acl_log()
         self.client.acl_log_reset()

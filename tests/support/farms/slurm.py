@@ -67,7 +67,7 @@ while left := children(os.getpid()):
 sys.exit(code if code >= 0 else 128 - code)
 """
 _ROOT: Final = Path(__file__).parents[3]
-_LOOK_S: Final = 0.02
+_POLL_INTERVAL_S: Final = 0.02
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Slurm:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(f"{folder}/socket")
         self._listening.listen()
-        self._listening.settimeout(_LOOK_S)
+        self._listening.settimeout(_POLL_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="slurmctld", daemon=True)
         self._thread.start()
 

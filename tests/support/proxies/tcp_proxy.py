@@ -297,8 +297,8 @@ class Tampering:
         """What is passed on to Redis in the place of ``data``."""
         passed = b""
         for command, raw in parser.feed(data):
-            is_mail = len(command) == 3 and command[0].upper() == b"LPUSH"
-            if not is_mail or not command[1].startswith(_QUEUES):
+            is_command = len(command) == 3 and command[0].upper() == b"LPUSH"
+            if not is_command or not command[1].startswith(_QUEUES):
                 passed += raw
                 continue
             self.seen += 1

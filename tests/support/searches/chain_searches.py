@@ -91,7 +91,7 @@ class ChainSearch(RunningSearch):
 
     # --- killing ----------------------------------------------------------------------------------
 
-    def hosts(self) -> list[int]:
+    def trial_pids(self) -> list[int]:
         """The processes of the trials that run now."""
         running: dict[str, int] = {}
         for seen in self.journal.read():
@@ -110,9 +110,9 @@ class ChainSearch(RunningSearch):
             return False
         return True
 
-    def kill_a_host(self, chance: random.Random) -> bool:
+    def kill_a_trial(self, chance: random.Random) -> bool:
         """Kill the process of some trial; False if none runs."""
-        pids = self.hosts()
+        pids = self.trial_pids()
         if not pids:
             return False
         return self.kill(chance.choice(pids))

@@ -23,7 +23,7 @@ from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
+from tunemq_scheduler.journal import FILE_NAME, read_records, recover
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.protocol.messages import JournalRecord
@@ -61,9 +61,11 @@ def check_journal(
         assert replay_recovered(found).snapshot() == live.snapshot()
         return
     settings = found.header.settings
-    entries = list(read_entries(path))
-    handled = entries if _ends_with(entries, unwritten or []) else entries + (unwritten or [])
-    assert replay(settings, handled).snapshot() == live.snapshot()
+    entries = list(read_records(path))
+    events_handled = (
+        entries if _ends_with(entries, unwritten or []) else entries + (unwritten or [])
+    )
+    assert replay(settings, events_handled).snapshot() == live.snapshot()
     if plan is not None and make_algorithms is not None:
         again = replay_lock_step(settings, plan, make_algorithms(), entries)
         compare(outcome(settings, entries), again)

@@ -24,7 +24,7 @@ import pytest
 from tests.support.searches.chain import open_gate
 from tests.support.waiting import eventually
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.journal import FILE_NAME, read_header, read_records
 from tunemq_scheduler.journal.journal_frames import frame_at
 from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers, turns_file
 from tunemq_shared.protocol import messages as m
@@ -33,8 +33,8 @@ SCRIPT = Path(__file__).parents[2] / "faults" / "scripts" / "search.py"
 #: Whatever the script starts inherits this variable, wherever it goes.
 MARK = "SEARCH_TEST_MARK"
 #: What stands in the names or command lines of the farm's processes, and in no other's.
-KEEPER, REDIS = "embedded.watchdog", "redis-server"
-NODE, EAR = "tunemq_workers.node.node_process", "tunemq-ear"
+WATCHDOG, REDIS = "embedded.watchdog", "redis-server"
+NODE, CONSUMER = "tunemq_workers.node.node_process", "tunemq-ear"
 #: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
 GONE_WITHIN_S = 60.0
 #: A shell that becomes the script.
@@ -72,7 +72,7 @@ class JournalTail:
             size = os.fstat(file.fileno()).st_size
             while (frame := frame_at(file, offset, size)) is not None:
                 if offset:  # the first one is the header
-                    entries = m.decode_entries(frame.payload)
+                    entries = m.decode_records(frame.payload)
                     self.seen += [Seen(now, entry.event) for entry in entries]
                 offset = frame.end
         return offset
@@ -216,7 +216,7 @@ class RunningSearch:
                 return False
             # The command lines of all services are arguments of the keeper.
             return part in f"{process.name()} {line}" and (
-                KEEPER not in line or part in {"", KEEPER}
+                WATCHDOG not in line or part in {"", WATCHDOG}
             )
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             return False
@@ -264,7 +264,7 @@ class RunningSearch:
     def journal_gives_the_state(self) -> None:
         """Check that a replay of the journal gives the state that the script had at its end."""
         path = self.folder / "search" / FILE_NAME
-        again = replay(read_header(path).settings, read_entries(path)).snapshot()
+        again = replay(read_header(path).settings, read_records(path)).snapshot()
         assert again == (self.folder / "snapshot").read_bytes()
 
     def close(self) -> None:

@@ -29,14 +29,14 @@ class ScriptedExecutor(TrialExecutor):
     """States what the test gives it, and writes down what it is told, with the journal's length."""
 
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
-        self.facts: deque[list[m.Event]] = deque()
+        self.batches: deque[list[m.Event]] = deque()
         self.log = log
 
     def poll(self, timeout: float) -> list[m.Event]:
-        return self.facts.popleft() if self.facts else []
+        return self.batches.popleft() if self.batches else []
 
     def start_trial(self, order: c.StartTrial) -> None:
-        self.log.append(("start", order.trial, order.epoch))
+        self.log.append(("start", order.trial, order.attempt))
 
     def continue_training(self, order: c.ContinueTrial) -> None:
         self.log.append(("continue", order.trial))
@@ -47,31 +47,31 @@ class ScriptedExecutor(TrialExecutor):
     def pause_trial(self, order: c.PauseTrial) -> None:
         self.log.append(("pause", order.trial))
 
-    def release(self, accepted: dict[str, int]) -> None:
-        self.log.append(("release", dict(accepted)))
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
+        self.log.append(("acknowledge", dict(acknowledged)))
 
 
 class LoggedJournal:
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.log = log
-        self.entries: list[m.JournalRecord] = []
+        self.journal_records: list[m.JournalRecord] = []
         self.is_full = False
 
-    def append(self, entries):
+    def append(self, journal_records):
         if self.is_full:
             raise JournalError("no space")
-        self.entries += entries
-        self.log.append(("journal", len(entries)))
+        self.journal_records += journal_records
+        self.log.append(("journal", len(journal_records)))
 
     def close(self) -> None:
         pass
 
 
-class LoggedRecords:
+class LoggingSink:
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.log = log
 
-    def record(self, command, trial) -> None:
+    def notify(self, command, trial) -> None:
         self.log.append((type(command).__name__, command.trial))
 
     def trial_waits(self, trial) -> None:
@@ -83,8 +83,8 @@ class LoggedRecords:
     def turn_ended(self) -> None:
         pass
 
-    def news(self, text) -> None:
-        self.log.append(("news", text))
+    def notices(self, text) -> None:
+        self.log.append(("notices", text))
 
 
 class Loop:
@@ -114,7 +114,7 @@ class Loop:
             plan=PLAN,
             executor=self.executor,
             journal=self.journal,
-            records=LoggedRecords(self.log),
+            dispatcher=LoggingSink(self.log),
             resources_for=lambda _config: resources or {"cpu": 1.0},
             trial_prefix="t",
             clock=lambda: self.now,
@@ -122,9 +122,9 @@ class Loop:
             **options,
         )
 
-    def turn(self, *facts: m.Event) -> list[tuple[Any, ...]]:
+    def turn(self, *batches: m.Event) -> list[tuple[Any, ...]]:
         """One turn with these facts; returns what was done in it."""
-        self.executor.facts.append(list(facts))
+        self.executor.batches.append(list(batches))
         before = len(self.log)
         self.loop.step()
         return self.log[before:]

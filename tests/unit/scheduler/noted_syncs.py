@@ -30,7 +30,7 @@ class Counter:
         self.is_open = threading.Event()
         self.is_open.set()
         self.failing: dict[str, Exception] = {}
-        self.refusals = 0
+        self.rejections = 0
         self.lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Counter:
@@ -52,8 +52,8 @@ class NotingSyncer(Syncer):
         self, local_dir: str, remote_dir: str, exclude: Sequence[str] | None = None
     ) -> bool:
         counter = self.counter
-        if counter.refusals:
-            counter.refusals -= 1
+        if counter.rejections:
+            counter.rejections -= 1
             return False
         with counter.lock:
             counter.most_at_work = max(counter.at_work + 1, counter.most_at_work)

@@ -20,21 +20,21 @@ class Story:
     def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
         self.settings = RunnerSettings(**settings)
         self.runner = TrialRunner(self.settings)
-        self.entries: list[m.JournalRecord] = []
+        self.journal_records: list[m.JournalRecord] = []
         self.join(NODE, cpus)
 
     def tell(self, event: m.Event, *answers: m.AlgorithmAnswer) -> list[c.Command]:
-        self.entries.append(m.JournalRecord(event, answers))
+        self.journal_records.append(m.JournalRecord(event, answers))
         return self.runner.handle(event, answers)
 
-    def join(self, incarnation: str, cpus: float = 2.0) -> None:
-        self.tell(m.NodeJoined(incarnation, "node", "host", "127.0.0.1", {"cpu": cpus}))
+    def join(self, instance_id: str, cpus: float = 2.0) -> None:
+        self.tell(m.NodeJoined(instance_id, "node", "host", "127.0.0.1", {"cpu": cpus}))
 
-    def lose(self, incarnation: str = NODE, *, is_dead: bool = False) -> list[c.Command]:
-        return self.tell(m.NodeLost(incarnation, "its lease ran out", is_dead))
+    def lose(self, instance_id: str = NODE, *, is_dead: bool = False) -> list[c.Command]:
+        return self.tell(m.NodeLost(instance_id, "its lease ran out", is_dead))
 
-    def hear_again(self, incarnation: str = NODE) -> list[c.Command]:
-        return self.tell(m.NodeReturned(incarnation))
+    def hear_again(self, instance_id: str = NODE) -> list[c.Command]:
+        return self.tell(m.NodeReturned(instance_id))
 
     def add(self, trial: str, *answers: m.AlgorithmAnswer, cpus: float = 1.0) -> list[c.Command]:
         n = self.runner.suggested
@@ -54,55 +54,55 @@ class Story:
         trial: str,
         step: int,
         *answers: m.AlgorithmAnswer,
-        epoch: int = 1,
+        attempt: int = 1,
         done: bool = False,
         **metrics: Any,
     ) -> list[c.Command]:
-        return self.tell(result(trial, step, epoch=epoch, done=done, **metrics), *answers)
+        return self.tell(result(trial, step, attempt=attempt, done=done, **metrics), *answers)
 
-    def die(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0))
+    def die(self, trial: str, attempt: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialProcessDied(trial, attempt, 1, 9, None, 0.0))
 
-    def finish(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialFinished(trial, epoch))
+    def finish(self, trial: str, attempt: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialFinished(trial, attempt))
 
-    def fail(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialFailed(trial, epoch, "storage", "StoreError: full", "", 0.0))
+    def fail(self, trial: str, attempt: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialFailed(trial, attempt, "storage", "StoreError: full", "", 0.0))
 
-    def write(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
-        key = f"{trial}/{epoch}-{step}"
-        return self.tell(m.CheckpointWritten(trial, epoch, step, step, key, "disk", 10))
+    def write(self, trial: str, step: int, attempt: int = 1) -> list[c.Command]:
+        key = f"{trial}/{attempt}-{step}"
+        return self.tell(m.CheckpointWritten(trial, attempt, step, step, key, "disk", 10))
 
     def commit(
-        self, trial: str, step: int, *shared: str, epoch: int = 1, size: int = 10
+        self, trial: str, step: int, *shared: str, attempt: int = 1, size: int = 10
     ) -> list[c.Command]:
-        key = f"{trial}/{epoch}-{step}"
-        fields = (trial, epoch, step, step, key, "hash", size)
+        key = f"{trial}/{attempt}-{step}"
+        fields = (trial, attempt, step, step, key, "hash", size)
         return self.tell(m.CheckpointCommitted(*fields, shared))
 
-    def give_up(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
-        key = f"{trial}/{epoch}-{step}"
-        return self.tell(m.CheckpointLost(trial, epoch, key, "the store is away", 0.0))
+    def give_up(self, trial: str, step: int, attempt: int = 1) -> list[c.Command]:
+        key = f"{trial}/{attempt}-{step}"
+        return self.tell(m.CheckpointLost(trial, attempt, key, "the store is away", 0.0))
 
-    def pause(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
+    def pause(self, trial: str, step: int, attempt: int = 1) -> list[c.Command]:
         """Report a result about which PAUSE is decided."""
         return self.report(
-            trial, step, m.DecisionMade(trial, step, m.PAUSE, "others first"), epoch=epoch
+            trial, step, m.DecisionMade(trial, step, m.PAUSE, "others first"), attempt=attempt
         )
 
-    def paused(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialPaused(trial, epoch))
+    def paused(self, trial: str, attempt: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialPaused(trial, attempt))
 
-    def free(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.SlotFreed(trial, epoch))
+    def free(self, trial: str, attempt: int = 1) -> list[c.Command]:
+        return self.tell(m.SlotFreed(trial, attempt))
 
 
 def result(
-    trial: str, step: int, *, epoch: int = 1, done: bool = False, **metrics: Any
+    trial: str, step: int, *, attempt: int = 1, done: bool = False, **metrics: Any
 ) -> m.ResultReported:
     seconds = float(step)
     return m.ResultReported(
-        trial, epoch, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done
+        trial, attempt, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done
     )
 
 

@@ -19,7 +19,7 @@ class FakeTrial:
         self.evaluated_params = dict(self.config)
         self.status = "RUNNING"
         self.last_result: dict[str, Any] = {}
-        self.epoch = 1
+        self.attempt = 1
         self.num_failures = 0
         self.hostname, self.node = "node-a", ""
         self.waits = ("", "")

@@ -32,14 +32,14 @@ class MemoryChannel(TrialChannel):
 
     def __init__(self) -> None:
         self.sent: list[NodeEvent] = []
-        self.news: deque[TrialOrder] = deque()
+        self.notices: deque[TrialOrder] = deque()
         self.waited_for: deque[TrialOrder] = deque()
 
     def send(self, event: NodeEvent) -> None:
         self.sent.append(decode_node_event(encode(event)))
 
     def poll(self) -> TrialOrder | None:
-        return self.news.popleft() if self.news else None
+        return self.notices.popleft() if self.notices else None
 
     def wait(self) -> TrialOrder:
         if not self.waited_for:
@@ -88,11 +88,11 @@ class MemorySink:
     def save(self, source, info) -> CheckpointWritten | CheckpointCommitted:
         if self.error is not None:
             raise self.error
-        key = f"trial/{info.epoch}-{info.n}"
+        key = f"trial/{info.attempt}-{info.n}"
         shutil.copytree(source, self.root / key)
         self.states[key], self.metrics[key] = info.state, info.metrics
         kind = CheckpointWritten if self.is_cache else CheckpointCommitted
-        return kind("t1", info.epoch, info.n, info.step, key, "sha", 1)
+        return kind("t1", info.attempt, info.n, info.step, key, "sha", 1)
 
     def open(self, ref: CheckpointRef):
         if self.error is not None:
@@ -127,14 +127,14 @@ class World:
         self.folder = folder
         self.channel = MemoryChannel()
         self.sink = MemorySink(folder / "store", is_cache=has_cache)
-        self.epoch = 0
+        self.attempt = 0
 
     def session(
         self, config: dict | None = None, run_until: Horizon = TO_THE_END, **changes
     ) -> TrialSession:
-        self.epoch += 1
+        self.attempt += 1
         began = start(self.folder / "trial", **changes)
-        order = TrialOrder("t1", self.epoch, run_until, start=began)
+        order = TrialOrder("t1", self.attempt, run_until, start=began)
         return TrialSession(order, config or {}, self.channel, self.sink)
 
     def restored(self, **changes) -> TrialSession:
@@ -154,7 +154,7 @@ class World:
         return file
 
     def order(self, run_until: Horizon = TO_THE_END, **told: bool) -> TrialOrder:
-        return TrialOrder("t1", self.epoch, run_until, **told)
+        return TrialOrder("t1", self.attempt, run_until, **told)
 
 
 def up_to(step: int) -> Horizon:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
+from tests.unit.workers.fakes import Clock, FakeConnection, FakeDisk, FakeTransfers, order, start
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
@@ -60,12 +60,12 @@ class World:
     def cache(self):
         return self.checkpoints._cache
 
-    def host(self, trial="t", epoch=1, *, restore=(), waiting=1, **how):
+    def process(self, trial="t", attempt=1, *, restore=(), waiting=1, **how):
         """A host of a trial; ``waiting`` checkpoints may wait behind the one in flight."""
         self._names += 1
         how = {"key": KEY, "store": STORE, "sync_timeout_s": 60.0, **how}
         begin = start(folder=f"/f/{trial}", restore=restore, uploads_waiting=waiting, **how)
-        return FakeHost(self, f"h{self._names}", trial, epoch, begin)
+        return FakeTrialProcess(self, f"h{self._names}", trial, attempt, begin)
 
     def events(self, *kinds):
         return [event for _, event in self.said if not kinds or isinstance(event, kinds)]
@@ -106,30 +106,30 @@ class World:
         ]
 
 
-class FakeHost:
+class FakeTrialProcess:
     """The host of one trial, which does as hosts do."""
 
-    def __init__(self, world, name, trial, epoch, begin):
+    def __init__(self, world, name, trial, attempt, begin):
         self._world = world
-        self.link = FakeLink()
-        self.host = TrialProcess(name, order(trial, epoch=epoch), begin, self.link)
-        self.trial, self.epoch, self.n = trial, epoch, 0
+        self.connection = FakeConnection()
+        self.process = TrialProcess(name, order(trial, attempt=attempt), begin, self.connection)
+        self.trial, self.attempt, self.n = trial, attempt, 0
         self.previous = None
         self.is_waiting = False
 
     def _said(self, kind, payload=b""):
-        self._world.checkpoints.said(self.host, kind, payload)
+        self._world.checkpoints.said(self.process, kind, payload)
         self._world.disk.settle()
 
     @property
     def answers(self):
-        return [answer for _, answer in self.link.sent]
+        return [answer for _, answer in self.connection.sent]
 
     def ask(self):
         """Ask for room; whether there is."""
-        asked = len(self.link.sent)
-        self._said(frames.ASK_ROOM)
-        return len(self.link.sent) > asked
+        asked = len(self.connection.sent)
+        self._said(frames.ASK_SAVE)
+        return len(self.connection.sent) > asked
 
     def write(self, content=b"x" * 10, *, said_size=None, **files):
         """Write a checkpoint where the last answer said, and say so; its key.
@@ -143,9 +143,9 @@ class FakeHost:
         for name, data in {"weights": content, **files}.items():
             (source / name).write_bytes(data)
         self.n += 1
-        key = checkpoint_key(self.trial, self.epoch, self.n)
+        key = checkpoint_key(self.trial, self.attempt, self.n)
         info = CheckpointInfo(
-            trial=self.trial, epoch=self.epoch, n=self.n, step=self.n, metrics={}, state={}
+            trial=self.trial, attempt=self.attempt, n=self.n, step=self.n, metrics={}, state={}
         )
         store = LocalCheckpointStore(cache, durable=False, linking=True)
         put = store.put_checkpoint(key, source, info, base=self.previous)
@@ -155,7 +155,7 @@ class FakeHost:
             encode(
                 CheckpointWritten(
                     self.trial,
-                    self.epoch,
+                    self.attempt,
                     self.n,
                     self.n,
                     key,
@@ -173,17 +173,17 @@ class FakeHost:
 
     def fetch(self, ref, *, again=False):
         """Ask for a checkpoint; the answer if there is one."""
-        asked = len(self.link.sent)
+        asked = len(self.connection.sent)
         self._said(frames.FETCH, checkpoint_messages.encode(FetchCheckpoint(ref, again)))
-        return self.answers[-1] if len(self.link.sent) > asked else None
+        return self.answers[-1] if len(self.connection.sent) > asked else None
 
     def told(self, **how):
-        self.host.order = order(self.trial, epoch=self.epoch, **how)
-        self._world.checkpoints.told(self.host)
+        self.process.order = order(self.trial, attempt=self.attempt, **how)
+        self._world.checkpoints.told(self.process)
         self._world.disk.settle()
 
     def die(self):
-        self._world.checkpoints.host_gone(self.host.name)
+        self._world.checkpoints.process_gone(self.process.name)
         self._world.disk.settle()
 
 

@@ -50,7 +50,7 @@ class Timer:
         self.call = None
 
 
-class FakeLink:
+class FakeConnection:
     """Keeps what a host is sent, decoded."""
 
     def __init__(self):
@@ -80,7 +80,7 @@ _decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
 _DECODERS = {
     frames.ORDER: _decode_order,
     frames.NEXT: _decode_order,
-    frames.ROOM: checkpoint_messages.decode_room,
+    frames.SAVE_ANSWER: checkpoint_messages.decode_save_answer,
     frames.FETCHED: checkpoint_messages.decode_fetched,
 }
 
@@ -204,5 +204,7 @@ def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events", **how):
     return TrialSpec(**(values | how))
 
 
-def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False, pause=False, kill=False):
-    return TrialOrder(trial, epoch, run_until, stop, begin, pause, kill)
+def order(
+    trial, begin=None, *, attempt=1, run_until=TO_THE_END, stop=False, pause=False, kill=False
+):
+    return TrialOrder(trial, attempt, run_until, stop, begin, pause, kill)

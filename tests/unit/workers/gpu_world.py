@@ -33,7 +33,7 @@ class Gpus:
         self.warnings = []
         self.changes = 0
         gpus = [Gpu(uuid, "H100", 80 * GIB) for uuid in uuids]
-        self.keeper = GpuAvailability(
+        self.availability = GpuAvailability(
             gpus,
             self.clock,
             self.looks_due.append,
@@ -41,32 +41,32 @@ class Gpus:
             me=NODE,
             locks=locks,
         )
-        self.keeper.on_withheld = self.withheld.append
-        self.keeper.on_warning = lambda key, text: self.warnings.append((key, text))
-        self.keeper.on_change = self._changed
-        self._hosts = 0
+        self.availability.on_withheld = self.withheld.append
+        self.availability.on_warning = lambda key, text: self.warnings.append((key, text))
+        self.availability.on_change = self._changed
+        self._processes = 0
 
     def _changed(self):
         self.changes += 1
 
-    def host(self, pid, *uuids, key="events", trial="t"):
+    def process(self, pid, *uuids, key="events", trial="t"):
         """Fork a host."""
-        self._hosts += 1
+        self._processes += 1
         begin = start(devices=dict.fromkeys(uuids, 0.5), key=key)
-        host = TrialProcess(f"h{self._hosts}", order(trial, begin), begin, None, pid)
+        process = TrialProcess(f"h{self._processes}", order(trial, begin), begin, None, pid)
         self.parents[pid] = NODE
-        self.keeper.took(host)
-        return host
+        self.availability.took(process)
+        return process
 
-    def end(self, host, *, keeps=False):
+    def end(self, process, *, keeps=False):
         """Nothing is left of a host's process; with ``keeps``, but its memory."""
-        del self.parents[host.pid]
+        del self.parents[process.pid]
         if not keeps:
             for held in self.held.values():
-                held.pop(host.pid, None)
-        self.keeper.gone(host.name)
+                held.pop(process.pid, None)
+        self.availability.gone(process.name)
 
-    def look(self, *xids, asked_at=None, unusable=None, says_memory=True):
+    def snapshot(self, *xids, asked_at=None, unusable=None, says_memory=True):
         """Have the driver asked."""
         devices = {
             uuid: DeviceSnapshot(
@@ -79,7 +79,9 @@ class Gpus:
             for uuid, held in self.held.items()
         }
         at = self.clock.now if asked_at is None else asked_at
-        self.keeper.seen(GpuSnapshot(at, devices, unusable or {}, tuple(Xid(*xid) for xid in xids)))
+        self.availability.seen(
+            GpuSnapshot(at, devices, unusable or {}, tuple(Xid(*xid) for xid in xids))
+        )
 
     def _line(self, pid):
         line = []
@@ -89,8 +91,8 @@ class Gpus:
         return tuple(line)
 
     def is_clear(self, *uuids):
-        return self.keeper.obstacle(uuids) is None
+        return self.availability.obstacle(uuids) is None
 
     def why(self, *uuids):
-        obstacle = self.keeper.obstacle(uuids)
+        obstacle = self.availability.obstacle(uuids)
         return obstacle and obstacle.reason

@@ -25,8 +25,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tunemq-test-"))
         self.world = World(self.folder, cache_bytes=60_000, uploads_bytes=UPLOADS_BYTES)
-        self.hosts = {}
-        self.epochs = dict.fromkeys(TRIALS, 0)
+        self.processes = {}
+        self.attempts = dict.fromkeys(TRIALS, 0)
         self.leaving = set()
         #: Hosts that wait for an answer, and those that were told that they may write.
         self.asked = set()
@@ -35,12 +35,12 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         while self.granted or self.world.transfers.under_way:
             for trial in list(self.granted):
-                self.a_host_writes(trial, 1)
+                self.a_process_writes(trial, 1)
             self.world.finish(self.world.transfers.keys()[0])
             self.note_answers()
         assert self.asked == set(), "every question is answered once all is uploaded"
-        for host in self.hosts.values():
-            host.die()
+        for process in self.processes.values():
+            process.die()
         for trial in TRIALS:
             settled = self.world.keys(CheckpointCommitted | CheckpointLost, trial)
             assert settled == self.world.keys(CheckpointWritten, trial), "nothing is forgotten"
@@ -51,53 +51,55 @@ class Machine(RuleBasedStateMachine):
 
     def note_answers(self):
         for trial in list(self.asked):
-            if len(self.hosts[trial].answers) > self.hosts[trial].answered:
+            if len(self.processes[trial].answers) > self.processes[trial].answered:
                 self.asked.discard(trial)
-                if self.hosts[trial].answers[-1].cache:
+                if self.processes[trial].answers[-1].cache:
                     self.granted.add(trial)
 
     @rule(trial=trials)
-    def a_host_begins(self, trial):
-        if trial not in self.hosts:
-            self.epochs[trial] += 1
+    def a_process_begins(self, trial):
+        if trial not in self.processes:
+            self.attempts[trial] += 1
             committed = self.world.keys(CheckpointCommitted, trial)
             restore = tuple(committed_ref(self.world, key) for key in committed[-1:])
-            host = self.world.host(trial, self.epochs[trial], restore=restore, waiting=WAITING)
-            host.answered = 0
-            self.hosts[trial] = host
+            process = self.world.process(
+                trial, self.attempts[trial], restore=restore, waiting=WAITING
+            )
+            process.answered = 0
+            self.processes[trial] = process
             for ref in restore:
-                host.fetch(ref)
-                if not host.answers:  # the copy had to go
+                process.fetch(ref)
+                if not process.answers:  # the copy had to go
                     self.world.finish(ref.key)
 
     @rule(trial=trials)
-    def a_host_asks(self, trial):
-        self.a_host_begins(trial)
+    def a_process_asks(self, trial):
+        self.a_process_begins(trial)
         if trial not in self.asked | self.granted:
             self.asked.add(trial)
-            self.hosts[trial].answered = len(self.hosts[trial].answers)
-            self.hosts[trial].ask()
+            self.processes[trial].answered = len(self.processes[trial].answers)
+            self.processes[trial].ask()
             self.note_answers()
 
     @rule(trial=trials, size=st.integers(1, 80))
-    def a_host_writes(self, trial, size):
+    def a_process_writes(self, trial, size):
         if trial in self.granted:
             self.granted.discard(trial)
-            self.hosts[trial].write(b"x" * size)
+            self.processes[trial].write(b"x" * size)
             self.note_answers()
 
     @rule(trial=trials, how=st.sampled_from(["stop", "pause"]))
-    def a_host_is_told_to_end(self, trial, how):
-        if trial in self.hosts:
+    def a_process_is_told_to_end(self, trial, how):
+        if trial in self.processes:
             self.leaving.add(trial)
-            self.hosts[trial].told(**{how: True})
+            self.processes[trial].told(**{how: True})
             self.note_answers()
             assert trial not in self.asked
 
     @rule(trial=trials)
-    def a_host_ends(self, trial):
-        if trial in self.hosts:
-            self.hosts.pop(trial).die()
+    def a_process_ends(self, trial):
+        if trial in self.processes:
+            self.processes.pop(trial).die()
             for some in (self.leaving, self.asked, self.granted):
                 some.discard(trial)
             self.note_answers()
@@ -117,8 +119,8 @@ class Machine(RuleBasedStateMachine):
         assert len(self.world.given_up) == given_up + 1
         self.note_answers()
         trial = key.partition("/")[0]
-        if trial in self.hosts:  # it is killed
-            self.a_host_ends(trial)
+        if trial in self.processes:  # it is killed
+            self.a_process_ends(trial)
 
     @precondition(lambda self: self.world.transfers.under_way)
     @rule(data=st.data(), reason=st.sampled_from(["", "away", "slow"]))
@@ -142,10 +144,10 @@ class Machine(RuleBasedStateMachine):
             assert settled == written[: len(settled)], "in the order in which they were written"
             waiting = written[len(settled) :]
             assert [key for key in keys if key.startswith(f"{trial}/")] == waiting[:1]
-            if trial in self.hosts and trial not in self.leaving and trial in self.granted:
+            if trial in self.processes and trial not in self.leaving and trial in self.granted:
                 # Those of an older epoch that was leaving may be more.
-                of_epoch = [key for key in waiting if f"_{self.epochs[trial]}-" in key]
-                assert len(of_epoch) <= WAITING
+                of_attempt = [key for key in waiting if f"_{self.attempts[trial]}-" in key]
+                assert len(of_attempt) <= WAITING
 
     @invariant()
     def what_is_not_committed_is_on_the_disk(self):

@@ -24,7 +24,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.gpus = Gpus(*UUIDS)
-        self.hosts = {}
+        self.processes = {}
         self.shares = dict.fromkeys(UUIDS, 0.0)
         #: When those ended whose memory is kept.
         self.dead = {}
@@ -39,28 +39,28 @@ class Machine(RuleBasedStateMachine):
         assert not kept, "its memory is back"
         assert uuid not in self.broken
         self.pids += 1
-        host = self.gpus.host(self.pids, uuid)
-        self.hosts[host] = (uuid, share)
+        process = self.gpus.process(self.pids, uuid)
+        self.processes[process] = (uuid, share)
         self.shares[uuid] += share
-        self.gpus.held[uuid][host.pid] = size
+        self.gpus.held[uuid][process.pid] = size
         if is_seen:
-            self.gpus.look()
+            self.gpus.snapshot()
 
     @rule(data=st.data(), keeps=st.booleans())
-    def a_host_is_gone(self, data, keeps):
-        if not self.hosts:
+    def a_process_is_gone(self, data, keeps):
+        if not self.processes:
             return
-        host = data.draw(st.sampled_from(sorted(self.hosts, key=lambda one: one.pid)))
-        uuid, share = self.hosts.pop(host)
+        process = data.draw(st.sampled_from(sorted(self.processes, key=lambda one: one.pid)))
+        uuid, share = self.processes.pop(process)
         self.shares[uuid] -= share
         # Of who was never seen on a shared device the driver's list says nothing afterwards.
-        was_seen = host.pid in self.gpus.keeper._pids[host.name]
+        was_seen = process.pid in self.gpus.availability._pids[process.name]
         is_alone = self.shares[uuid] == 0
         if keeps and (was_seen or is_alone):
-            self.dead[host.pid] = self.gpus.clock.now
-            self.gpus.end(host, keeps=True)
+            self.dead[process.pid] = self.gpus.clock.now
+            self.gpus.end(process, keeps=True)
         else:
-            self.gpus.end(host)
+            self.gpus.end(process)
 
     @rule()
     def memory_comes_back(self):
@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def somebody_looks(self):
-        self.gpus.look()
+        self.gpus.snapshot()
 
     @rule(ago=st.sampled_from((0.1, 5.0)))
     def a_late_look_is_told(self, ago):
@@ -88,28 +88,28 @@ class Machine(RuleBasedStateMachine):
         for one in self.gpus.held.values():  # as it was before: only who had ended had anything
             for pid in [pid for pid in one if self.dead.get(pid, math.inf) > asked_at]:
                 del one[pid]
-        self.gpus.look(asked_at=asked_at)
+        self.gpus.snapshot(asked_at=asked_at)
         for uuid, one in held.items():
             self.gpus.held[uuid] = one
 
     @rule(uuid=uuids)
     def a_device_breaks(self, uuid):
         self.broken.add(uuid)
-        self.gpus.look((uuid, 79))
+        self.gpus.snapshot((uuid, 79))
 
     @invariant()
     def what_is_broken_is_withheld(self):
-        assert all(self.gpus.keeper.obstacle([uuid]).is_withheld for uuid in self.broken)
+        assert all(self.gpus.availability.obstacle([uuid]).is_withheld for uuid in self.broken)
 
     def teardown(self):
-        for host in list(self.hosts):
-            self.gpus.end(host)
+        for process in list(self.processes):
+            self.gpus.end(process)
         self.memory_comes_back()
         for held in self.gpus.held.values():
             held.clear()
         self.gpus.parents = {NODE: 1}
         self.gpus.clock.advance(0.1)
-        self.gpus.look()
+        self.gpus.snapshot()
         for uuid in UUIDS:
             assert self.gpus.is_clear(uuid) is (uuid not in self.broken), "else it would be lost"
 

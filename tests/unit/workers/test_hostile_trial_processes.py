@@ -28,7 +28,7 @@ KINDS = (
     frames.ENDING,
     frames.IDLE,
     frames.WRITTEN,
-    frames.ASK_ROOM,
+    frames.ASK_SAVE,
     frames.AWAIT_ORDER,
     frames.FETCH,
     frames.ORDER,
@@ -64,13 +64,13 @@ class Machine(RuleBasedStateMachine):
         self.forking, self.running, self.ended = set(), set(), set()
 
     def teardown(self):
-        self.node.hosts.obey([])
+        self.node.supervisor.obey([])
         self.node.clock.advance(100)
         for name in list(self.forking | self.running):
             self.exits(name)
         for name in list(self.ended):
             self.is_gone(name)
-        assert len(self.node.hosts) == 0
+        assert len(self.node.supervisor) == 0
         self.node.checkpoints.close()
         shutil.rmtree(self.folder)
 
@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
         self.forking |= self.node.forkservers.started.keys() - known
 
     def obey(self):
-        self.node.hosts.obey(list(self.orders.values()))
+        self.node.supervisor.obey(list(self.orders.values()))
         self.see()
 
     @rule(
@@ -122,26 +122,26 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.forking)))
         self.forking.discard(name)
         self.running.add(name)
-        self.node.hosts.forked(name, 100)
+        self.node.supervisor.forked(name, 100)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), kind=st.sampled_from(KINDS), payload=st.sampled_from(PAYLOADS))
     def says(self, data, kind, payload):
         name = data.draw(st.sampled_from(sorted(self.running)))
-        self.node.hosts.said(name, kind, payload)
+        self.node.supervisor.said(name, kind, payload)
         self.see()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), payload=st.sampled_from(PAYLOADS))
     def sends_an_event(self, data, payload):
         name = data.draw(st.sampled_from(sorted(self.running)))
-        self.node.forkservers.links[name].on_event(payload)
+        self.node.forkservers.connections[name].on_event(payload)
         self.see()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def closes_its_socket(self, data):
-        self.node.hosts.closed(data.draw(st.sampled_from(sorted(self.running))))
+        self.node.supervisor.closed(data.draw(st.sampled_from(sorted(self.running))))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), lost=st.booleans())
@@ -150,11 +150,11 @@ class Machine(RuleBasedStateMachine):
 
     def exits(self, name, lost=False):
         if name in self.forking:
-            self.node.hosts.not_started(name, "no more processes")
+            self.node.supervisor.not_started(name, "no more processes")
         elif lost:
-            self.node.hosts.lost(name, "its forkserver died")
+            self.node.supervisor.lost(name, "its forkserver died")
         else:
-            self.node.hosts.exited(name, 9, None)
+            self.node.supervisor.exited(name, 9, None)
         self.forking.discard(name)
         self.running.discard(name)
         self.ended.add(name)
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     def is_gone(self, name):
         self.ended.discard(name)
         self.gone = {*getattr(self, "gone", ()), name}
-        self.node.hosts.gone(name)
+        self.node.supervisor.gone(name)
         self.see()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
@@ -194,7 +194,7 @@ LONG = b"\x00" * (8 * 2**20 + 1)
 @pytest.mark.parametrize(
     "kind",
     [
-        frames.ASK_ROOM,
+        frames.ASK_SAVE,
         frames.AWAIT_ORDER,
         frames.ENDING,
         frames.FETCH,
@@ -209,9 +209,9 @@ def test_long_frame_of_any_kind_ends_its_trial_with_a_short_sentence(kind):
     node = Node()
     node.begin()
     if kind == frames.EVENT:
-        node.forkservers.links["h1"].on_event(LONG)
+        node.forkservers.connections["h1"].on_event(LONG)
     else:
-        node.hosts.said("h1", kind, LONG)
+        node.supervisor.said("h1", kind, LONG)
     (failed,) = node.events
     assert isinstance(failed, m.TrialFailed)
     assert len(failed.error) < 5000
@@ -228,9 +228,9 @@ def test_long_frame_of_any_kind_ends_its_trial_with_a_short_sentence(kind):
 def test_result_that_would_take_the_node_long_to_check_ends_its_trial(metrics, why):
     node = Node()
     node.begin()
-    link = node.forkservers.links["h1"]
-    link.on_event(encode(m.TrialStarted("t", 1, 100, "here", "127.0.0.1", 1.0)))
-    link.on_event(encode(m.ResultReported("t", 1, 1, metrics, 1.0, 1.0, 1.0, 1.0, 1)))
+    connection = node.forkservers.connections["h1"]
+    connection.on_event(encode(m.TrialStarted("t", 1, 100, "here", "127.0.0.1", 1.0)))
+    connection.on_event(encode(m.ResultReported("t", 1, 1, metrics, 1.0, 1.0, 1.0, 1.0, 1)))
     failed = node.events[-1]
     assert isinstance(failed, m.TrialFailed)
     assert why in failed.error
@@ -239,10 +239,10 @@ def test_result_that_would_take_the_node_long_to_check_ends_its_trial(metrics, w
 def test_long_text_in_the_place_of_a_number_that_is_compared_ends_its_trial_with_a_short_sentence():
     node = Node()
     node.begin(required_metrics=("loss",))
-    link = node.forkservers.links["h1"]
-    link.on_event(encode(m.TrialStarted("t", 1, 100, "here", "127.0.0.1", 1.0)))
+    connection = node.forkservers.connections["h1"]
+    connection.on_event(encode(m.TrialStarted("t", 1, 100, "here", "127.0.0.1", 1.0)))
     result = m.ResultReported("t", 1, 1, {"loss": "\0" * 2**21}, 1.0, 1.0, 1.0, 1.0, 1)
-    link.on_event(encode(result))
+    connection.on_event(encode(result))
     failed = node.events[-1]
     assert isinstance(failed, m.TrialFailed)
     assert "loss" in failed.error

@@ -12,29 +12,29 @@ __all__ = ["node"]
 
 def test_a_trial_that_is_to_be_killed_is_and_its_slot_is_freed(node):
     node.begin("a")
-    node.hosts.obey([order("a", kill=True)])
-    node.hosts.obey([order("a", kill=True)])
+    node.supervisor.obey([order("a", kill=True)])
+    node.supervisor.obey([order("a", kill=True)])
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
     assert node.events == [SlotFreed("a", 1)], "its end is no news"
 
 
 def test_a_trial_that_is_to_be_killed_and_never_was_there_is_freed_once(node):
-    node.hosts.obey([order("a", start(), kill=True)])
-    node.hosts.obey([order("a", start(), kill=True)])
+    node.supervisor.obey([order("a", start(), kill=True)])
+    node.supervisor.obey([order("a", start(), kill=True)])
     assert node.started == []
     assert node.events == [SlotFreed("a", 1)]
 
 
 def test_a_node_that_hears_nobody_has_its_trials_pause_and_starts_none_until_it_does(node):
     node.begin("a")
-    node.hosts.give_up()
+    node.supervisor.give_up()
     (told,) = node.sent("h1")
     assert told[0] == frames.ORDER
-    node.hosts.obey([order("a"), order("b", start())])
+    node.supervisor.obey([order("a"), order("b", start())])
     assert node.started == ["a"]
-    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.supervisor.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
     node.end("h1")
     assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
-    node.hosts.go_on()
+    node.supervisor.go_on()
     assert node.started == ["a", "b"], "what ended is not started again"

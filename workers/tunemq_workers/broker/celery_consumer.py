@@ -52,7 +52,7 @@ from tunemq_shared.broker import redis_keys  # noqa: E402
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_shared.system.process_control import die_with_parent, set_name  # noqa: E402
 from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task  # noqa: E402
-from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, next_socket  # noqa: E402
+from tunemq_workers.broker.consumer_start import COMMAND, READY, REJECTED, next_socket  # noqa: E402
 from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError  # noqa: E402
 from tunemq_workers.runtime.frames import frame  # noqa: E402
 from tunemq_workers.system.credentials import take_keys  # noqa: E402
@@ -80,14 +80,14 @@ gc.freeze()
 gc.enable()
 
 #: An event loop without a socket for so long is deaf.
-_DEAF_AFTER_S: Final = 1.0
-_LOOK_EVERY_S: Final = 0.5
+_HUNG_AFTER_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 0.5
 #: Pauses between attempts to reach a Redis that is away, at first and at most.
 _KNOCK_S: Final = (0.05, 0.2)
 #: How Celery's worker takes a message from Redis.
 _POP: Final = "BRPOP"
 #: What an ear that was found deaf ends with.
-_EXIT_DEAF: Final = 70
+_EXIT_HUNG: Final = 70
 
 
 def main() -> None:
@@ -98,34 +98,34 @@ def main() -> None:
     parser.add_argument("--node-pid", type=int, required=True)
     options = parser.parse_args()
     die_with_parent(options.node_pid)
-    forkserver, ear = os.getpid(), 0
+    forkserver, consumer = os.getpid(), 0
     with socket.socket(fileno=options.fd) as node:
         take_keys(node)
         never_unpickle()
         while True:
             wanted = next_socket(node)
-            if ear:  # it was not waited for: the pid is its own
-                os.kill(ear, signal.SIGKILL)
-                os.waitpid(ear, 0)
+            if consumer:  # it was not waited for: the pid is its own
+                os.kill(consumer, signal.SIGKILL)
+                os.waitpid(consumer, 0)
             if wanted is None:
                 return
-            ear = os.fork()
-            if not ear:
+            consumer = os.fork()
+            if not consumer:
                 break
             wanted.close()
     die_with_parent(forkserver)
-    _listen(os.environ[REDIS_VARIABLE], options.incarnation, wanted)
+    _listen(os.environ[REDIS_VARIABLE], options.instance_id, wanted)
 
 
-def _listen(redis_url: str, incarnation: str, node: socket.socket) -> None:
+def _listen(redis_url: str, instance_id: str, node: socket.socket) -> None:
     """Be an ear until something breaks, and end the process."""
     set_name("tunemq-ear")
     # Celery warns root of pickles in messages; only JSON is accepted here.
     warnings.simplefilter("ignore", SecurityWarning)
-    app = make_app(redis_url, redis_keys.queue(incarnation), node.sendall)
+    app = make_app(redis_url, redis_keys.queue(instance_id), node.sendall)
     worker = _Worker(
         app=app,
-        hostname=f"ear@{incarnation}",
+        hostname=f"ear@{instance_id}",
         pool="solo",
         concurrency=1,
         loglevel="WARNING",
@@ -152,11 +152,11 @@ class _Worker(Worker):
 def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
     """The Celery application that consumes ``queue`` and sends each task's argument to the node."""
 
-    def refuse(reason: str) -> None:
-        send(frame(REFUSED, reason.encode()))
+    def reject(reason: str) -> None:
+        send(frame(REJECTED, reason.encode()))
 
     app = Celery(
-        "tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(queue, refuse)
+        "tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(queue, reject)
     )
     app.conf.update(
         broker_url=parse_address(redis_url).celery_url(),
@@ -202,13 +202,13 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
     @app.task(name=redis_keys.TASK)  # type: ignore[untyped-decorator]
     def run_steps(payload: str) -> None:
         failpoint("ear.before_handover")
-        send(frame(MAIL, payload.encode()))
+        send(frame(COMMAND, payload.encode()))
         failpoint("ear.after_handover")
 
     return app
 
 
-def _connecting(queue: str, refuse: Callable[[str], None]) -> type[AMQP]:
+def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
     """What makes the connections of an app: they give it no message but ours.
 
     Args:
@@ -224,13 +224,13 @@ def _connecting(queue: str, refuse: Callable[[str], None]) -> type[AMQP]:
                 if command_name != _POP or not str(problem).startswith("WRONGTYPE"):
                     raise
                 self.delete(queue)  # else it would be read so again and again
-                refuse("wrong_type")
+                reject("wrong_type")
                 return None
             if command_name == _POP and answer:
                 try:
                     answer = [answer[0], check_task(answer[1])]
                 except InvalidCeleryMessage as problem:
-                    refuse(problem.reason)
+                    reject(problem.reason)
                     return None  # as if nothing had come
             return answer
 
@@ -278,18 +278,18 @@ def _wait_for_redis(url: str) -> None:
 
 def _watch(node: socket.socket, worker: Any) -> None:
     """End the process once the node has closed its end or the worker's event loop is deaf."""
-    deaf_since: float | None = None
+    hung_since: float | None = None
     while True:
-        if select.select([node], [], [], _LOOK_EVERY_S)[0]:
+        if select.select([node], [], [], _POLL_INTERVAL_S)[0]:
             os._exit(0)  # the node never writes: this is the end of its socket
         hub = getattr(worker, "hub", None)
         has_started = worker.consumer is not None and worker.consumer.restart_count > 0
         if hub is None or hub.readers or not has_started:
-            deaf_since = None
-        elif deaf_since is None:
-            deaf_since = time.monotonic()
-        elif time.monotonic() - deaf_since >= _DEAF_AFTER_S:
-            os._exit(_EXIT_DEAF)
+            hung_since = None
+        elif hung_since is None:
+            hung_since = time.monotonic()
+        elif time.monotonic() - hung_since >= _HUNG_AFTER_S:
+            os._exit(_EXIT_HUNG)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable
-from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, fork_ear
+from tunemq_workers.broker.consumer_start import COMMAND, READY, REJECTED, fork_consumer
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
@@ -52,15 +52,15 @@ class ConsumerProcess:
         children: set[int],
         *,
         on_ready: Callable[[], None],
-        on_mail: Callable[[bytes], None],
-        on_refused: Callable[[str], None],
+        on_command: Callable[[bytes], None],
+        on_rejected: Callable[[str], None],
         on_death: Callable[[], None],
     ) -> None:
         self._reactor, self._start, self._children = reactor, start, children
-        self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
-        self._on_refused = on_refused
+        self._on_ready, self._on_command, self._on_death = on_ready, on_command, on_death
+        self._on_rejected = on_rejected
         self._forkserver: ChildProcess | None = None
-        self._ear: FrameConnection | None = None
+        self._consumer: FrameConnection | None = None
         self._is_ready = self._is_redis_away = False
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
@@ -72,7 +72,7 @@ class ConsumerProcess:
 
     def start_if_none(self) -> None:
         """Start an ear unless there is one; after several that died young, not at once."""
-        if self._ear is not None or self._pending is not None:
+        if self._consumer is not None or self._pending is not None:
             return
         if self._deaths_in_a_row <= 1:
             self._start_now()
@@ -101,10 +101,10 @@ class ConsumerProcess:
         if self._pending is not None:
             self._pending.cancel()
             self._start_now()
-        elif self._ear is None:
+        elif self._consumer is None:
             self.start_if_none()
         elif not self._is_ready:
-            self._expect_ready(self._ear)
+            self._expect_ready(self._consumer)
 
     def restart(self, reason: str) -> None:
         """Put another ear in the place of this one."""
@@ -131,18 +131,18 @@ class ConsumerProcess:
 
     def _start_now(self) -> None:
         self._pending = None
-        if self._ear is not None:
+        if self._consumer is not None:
             return
         try:
             if self._forkserver is None:
                 self._attend(self._start())
             assert self._forkserver is not None
-            ear = fork_ear(self._forkserver)
+            consumer = fork_consumer(self._forkserver)
         except OSError as problem:  # no process is to be had now; one that dies frees one
             _log.error("ear.not_started problem=%r", str(problem))
             self._pending = self._reactor.after(_BACK_OFF_S[1], self._start_now)
         else:
-            self._hear(ear)
+            self._hear(consumer)
 
     def _attend(self, forkserver: ChildProcess) -> None:
         self._forkserver = forkserver
@@ -173,28 +173,30 @@ class ConsumerProcess:
         self._children.discard(forkserver.pid)
         self._orphans.sweep(_nobody_waits)
 
-    def _hear(self, ear: socket.socket) -> None:
+    def _hear(self, consumer: socket.socket) -> None:
         self._is_ready = False
-        self._ear = FrameConnection(self._reactor, ear, on_other=self._said, on_end=self._died)
-        self._expect_ready(self._ear)
+        self._consumer = FrameConnection(
+            self._reactor, consumer, on_other=self._said, on_end=self._died
+        )
+        self._expect_ready(self._consumer)
         _log.info("ear.started")
 
-    def _expect_ready(self, ear: FrameConnection) -> None:
+    def _expect_ready(self, consumer: FrameConnection) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
-        self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
+        self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(consumer))
 
-    def _is_overdue(self, ear: FrameConnection) -> None:
+    def _is_overdue(self, consumer: FrameConnection) -> None:
         # While Redis is away none can be ready, and one that is just starting would be late for it.
-        if self._ear is ear and not self._is_ready and not self._is_redis_away:
+        if self._consumer is consumer and not self._is_ready and not self._is_redis_away:
             self._drop_forkserver()  # it may be what is stuck
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 
     def _said(self, kind: int, payload: bytes) -> None:
-        if kind == MAIL:
-            self._on_mail(payload)
-        elif kind == REFUSED:
-            self._on_refused(payload.decode())
+        if kind == COMMAND:
+            self._on_command(payload)
+        elif kind == REJECTED:
+            self._on_rejected(payload.decode())
         elif kind == READY:
             self._is_ready = True
             self._ready_at = time.monotonic()
@@ -214,10 +216,10 @@ class ConsumerProcess:
         """Forget the ear: it ends without its socket, or is killed before another is forked."""
         if self._overdue is not None:
             self._overdue.cancel()
-        if self._ear is None:
+        if self._consumer is None:
             return
-        self._ear.close()
-        self._ear, self._is_ready = None, False
+        self._consumer.close()
+        self._consumer, self._is_ready = None, False
 
 
 def _nobody_waits() -> None:

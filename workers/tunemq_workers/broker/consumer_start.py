@@ -1,4 +1,4 @@
-"""Starting ears, and the frames that they send; apart from `ear`, which imports Celery.
+"""Starting ears, and the frames that they send; apart from `consumer`, which imports Celery.
 
 Imported before everything else of a node, so it imports next to nothing.
 """
@@ -15,24 +15,24 @@ from tunemq_workers.system.credentials import REDIS_KEYS
 #: The ear consumes the queue; sent once.
 READY: Final = ord("R")
 #: A task's argument: base64 of a msgpack Assignment.
-MAIL: Final = ord("A")
+COMMAND: Final = ord("A")
 #: Why something in the queue was no task of ours; see `tunemq_workers.broker.consumer_messages`.
-REFUSED: Final = ord("X")
+REJECTED: Final = ord("X")
 
 #: What goes with an ear's socket: a descriptor does not travel alone.
-_BE_AN_EAR: Final = b"E"
+_RUN_CONSUMER: Final = b"E"
 
 
-def start_forkserver(redis_url: str, incarnation: str, log_path: str) -> ChildProcess:
+def start_forkserver(redis_url: str, instance_id: str, log_path: str) -> ChildProcess:
     """Start a process that ears are forked from; see `start_child`."""
     redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
-    line = ["--incarnation", incarnation]
+    line = ["--incarnation", instance_id]
     return start_child(
         "tunemq_workers.broker.celery_consumer", line, log_path, redis, needs=REDIS_KEYS
     )
 
 
-def fork_ear(forkserver: ChildProcess) -> socket.socket:
+def fork_consumer(forkserver: ChildProcess) -> socket.socket:
     """Have an ear forked, as soon as Celery is imported; the one forked before is killed first.
 
     Returns the node's end of the ear's socket; the ear ends with it.
@@ -43,7 +43,7 @@ def fork_ear(forkserver: ChildProcess) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            socket.send_fds(forkserver.sock, [_BE_AN_EAR], [theirs.fileno()])
+            socket.send_fds(forkserver.sock, [_RUN_CONSUMER], [theirs.fileno()])
         except OSError:
             ours.close()
             raise
@@ -52,5 +52,5 @@ def fork_ear(forkserver: ChildProcess) -> socket.socket:
 
 def next_socket(node: socket.socket) -> socket.socket | None:
     """Wait until another ear is wanted: what it is to speak into; None once the node is gone."""
-    wanted, descriptors, _, _ = socket.recv_fds(node, len(_BE_AN_EAR), 1)
+    wanted, descriptors, _, _ = socket.recv_fds(node, len(_RUN_CONSUMER), 1)
     return socket.socket(fileno=descriptors[0]) if wanted else None

@@ -62,7 +62,7 @@ LOOP_HANGS_S: Final = 30.0
 #: stay short however long that lasts: what they cost is nothing beside what waits for its return.
 _RETRY_S: Final = (0.05, 0.25)
 #: How long mail of a node that died unheard stays in Redis.
-_UNREAD_MAIL_S: Final = 60
+_UNREAD_COMMAND_S: Final = 60
 #: The fields of a reply, beside those that say how far events are journalled.
 _ANSWERS: Final = ("v", "f", "r")
 #: No number in a reply has as many.
@@ -102,32 +102,32 @@ class EventPublisher:
     def __init__(
         self,
         address: RedisAddress,
-        incarnation: str,
+        instance_id: str,
         post: Callable[[PublisherReport], None],
-        vitals: Callable[[], bytes] | None = None,
-        seals: NodeSigning | None = None,
+        node_metrics: Callable[[], bytes] | None = None,
+        signing: NodeSigning | None = None,
     ) -> None:
         #: Set by the loop: the (term, version) of the assignment taken.
-        self.taken = (0, 0)
+        self.confirmed = (0, 0)
         #: Set by the loop: the streams of which it wants to know how far they are journalled.
         self.keys: tuple[str, ...] = ()
         #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
-        self._address, self._vitals = address, vitals
-        self._take_fact = post
+        self._address, self._node_metrics = address, node_metrics
+        self._take_report = post
         #: Since when the loop has not taken a fact; None where it has taken all.
         self._untaken_since: float | None = None
         self._says_hang = False
-        self._seals = NodeSigning(incarnation) if seals is None else seals
+        self._signing = NodeSigning(instance_id) if signing is None else signing
         self._orders: queue.SimpleQueue[PublisherOrder] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
         #: The generation as it was when the client began to watch it; None while it does not.
         self._watched: bytes | None = None
-        self._incarnation = incarnation
-        self._lease, self._reply = redis_keys.lease(incarnation), redis_keys.reply(incarnation)
-        self._queue = redis_keys.queue(incarnation)
-        self._vitals_key, self._vitals_due = redis_keys.vitals(incarnation), 0.0
+        self._instance_id = instance_id
+        self._lease, self._reply = redis_keys.lease(instance_id), redis_keys.reply(instance_id)
+        self._queue = redis_keys.queue(instance_id)
+        self._node_metrics_key, self._node_metrics_due = redis_keys.node_metrics(instance_id), 0.0
         self._renewals = 0
         self._looked_at = float("-inf")
         self._failures = 0
@@ -140,7 +140,7 @@ class EventPublisher:
         """Queue an order."""
         self._orders.put(order)
 
-    def facts_taken(self) -> None:
+    def reports_handled(self) -> None:
         """The loop takes facts; called by it."""
         self._untaken_since = None
 
@@ -150,9 +150,9 @@ class EventPublisher:
 
     def _run(self) -> None:
         with own_files():  # the socket of Redis, perhaps, and the certificates that are trusted
-            self._pump()
+            self._publisher()
 
-    def _pump(self) -> None:
+    def _publisher(self) -> None:
         order: PublisherOrder | None = None
         while not isinstance(order, Deregister):
             try:
@@ -185,12 +185,12 @@ class EventPublisher:
         keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         now = time.monotonic()
-        looks = isinstance(order, RenewLeaseNow) or now >= self._looked_at + period
-        if looks and not isinstance(order, Deregister):
+        polls = isinstance(order, RenewLeaseNow) or now >= self._looked_at + period
+        if polls and not isinstance(order, Deregister):
             self._looked_at = now
-            looks = not self._loop_hangs(now)
-        if looks and not isinstance(order, Deregister):
-            commands += self._vitals_commands(now)
+            polls = not self._loop_hangs(now)
+        if polls and not isinstance(order, Deregister):
+            commands += self._node_metrics_commands(now)
             told = len(commands)
             commands += self._lease_commands(keys)
         if not commands:
@@ -204,14 +204,16 @@ class EventPublisher:
         failpoint(after)
         if renews:
             failpoint("lease.after_send")
-            self._tell_seen(keys, replies[told:])  # whether the vitals were taken matters to nobody
+            self._report_lease(
+                keys, replies[told:]
+            )  # whether the vitals were taken matters to nobody
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
 
-    def _post(self, fact: PublisherReport) -> None:
+    def _post(self, report: PublisherReport) -> None:
         if self._untaken_since is None:
             self._untaken_since = time.monotonic()
-        self._take_fact(fact)
+        self._take_report(report)
 
     def _loop_hangs(self, now: float) -> bool:
         """Whether nobody would obey: the scheduler then has the node's trials run elsewhere."""
@@ -238,19 +240,25 @@ class EventPublisher:
     def _commands(self, order: PublisherOrder | None) -> tuple[RedisCommand, ...]:
         match order:
             case AppendBatches(key, _, batches):
-                header = self._seals.header
+                header = self._signing.header
                 entries: list[RedisCommand] = [
                     ["XADD", key, "NOMKSTREAM", "*", "h", header(key, head, events), "e", events]
                     for head, events in batches
                 ]
                 return (["MULTI"], *entries, ["EXEC"], *_WATCH)
             case ForgetStream(key):
-                return (["HDEL", self._reply, redis_keys.journalled(key)],)
+                return (["HDEL", self._reply, redis_keys.acknowledged_up_to(key)],)
             case SendOutput(pieces):
                 return tuple(self._output_commands(pieces))
-            case Register(hello):
+            case Register(registration):
                 return (
-                    ["XADD", redis_keys.NODES, "*", redis_keys.HELLO, self._seals.hello(hello)],
+                    [
+                        "XADD",
+                        redis_keys.NODES,
+                        "*",
+                        redis_keys.REGISTRATION,
+                        self._signing.registration(registration),
+                    ],
                 )
             case Deregister():
                 return (
@@ -260,39 +268,47 @@ class EventPublisher:
                         "NOMKSTREAM",
                         "*",
                         redis_keys.BYE,
-                        self._seals.goodbye(),
+                        self._signing.deregistration(),
                     ],
-                    ["DEL", self._lease, self._vitals_key, self._queue, self._reply],
+                    ["DEL", self._lease, self._node_metrics_key, self._queue, self._reply],
                 )
             case _:
                 return ()
 
-    def _vitals_commands(self, now: float) -> tuple[RedisCommand, ...]:
-        if self._vitals is None or now < self._vitals_due:
+    def _node_metrics_commands(self, now: float) -> tuple[RedisCommand, ...]:
+        if self._node_metrics is None or now < self._node_metrics_due:
             return ()
-        self._vitals_due = now + redis_keys.LEASE_PERIOD_S
-        vitals = self._seals.vitals(self._vitals())
-        return (["SET", self._vitals_key, vitals, "PX", int(redis_keys.LEASE_TTL_S * 1_000)],)
+        self._node_metrics_due = now + redis_keys.LEASE_PERIOD_S
+        node_metrics = self._signing.node_metrics(self._node_metrics())
+        return (
+            [
+                "SET",
+                self._node_metrics_key,
+                node_metrics,
+                "PX",
+                int(redis_keys.LEASE_TTL_S * 1_000),
+            ],
+        )
 
     def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[RedisCommand]:
         for key, piece in pieces:
-            sealed = self._seals.output(key, piece)
+            signed_message = self._signing.output(key, piece)
             bound = ("MAXLEN", "~", redis_keys.OUTPUT_PIECES)
-            yield ["XADD", redis_keys.output(key), *bound, "*", redis_keys.PIECE, sealed]
+            yield ["XADD", redis_keys.output(key), *bound, "*", redis_keys.PIECE, signed_message]
         for key in {key for key, _ in pieces}:
             yield ["EXPIRE", redis_keys.output(key), redis_keys.OUTPUT_TTL_S]
 
     def _lease_commands(self, keys: tuple[str, ...]) -> tuple[RedisCommand, ...]:
         self._renewals += 1
-        term, version = self.taken
-        value = self._seals.lease(f"{self._renewals}:{term}:{version}")
+        term, version = self.confirmed
+        value = self._signing.lease(f"{self._renewals}:{term}:{version}")
         ttl_ms = int(redis_keys.LEASE_TTL_S * 1_000)
         return (
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", redis_keys.GENERATION],
-            ["HMGET", self._reply, *_ANSWERS, *map(redis_keys.journalled, keys)],
+            ["HMGET", self._reply, *_ANSWERS, *map(redis_keys.acknowledged_up_to, keys)],
             # Mail that waits for the ear does not outlive the node for ever.
-            ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
+            ["PEXPIRE", self._queue, _UNREAD_COMMAND_S * 1_000],
             ["EXPIRE", self._reply, redis_keys.REPLY_TTL_S],
             ["EXISTS", redis_keys.SCHEDULER],
             ["GET", redis_keys.SIGNS],
@@ -300,7 +316,7 @@ class EventPublisher:
             *(["EXISTS", key] for key in keys),
         )
 
-    def _tell_seen(self, keys: tuple[str, ...], replies: list[RedisReply]) -> None:
+    def _report_lease(self, keys: tuple[str, ...], replies: list[RedisReply]) -> None:
         lease, generation, fields, _, _, scheduler, signs, challenge, *exist = replies
         for reply in replies:
             # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
@@ -315,10 +331,10 @@ class EventPublisher:
         challenge = self._unless_wrong(redis_keys.CHALLENGE, challenge)
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
-        if isinstance(challenge, bytes) and self._seals.hear_challenge(challenge):
+        if isinstance(challenge, bytes) and self._signing.hear_challenge(challenge):
             self._looked_at = float("-inf")  # the scheduler waits for a lease that answers it
-        names = (*_ANSWERS, *map(redis_keys.journalled, keys))
-        said = self._seals.replies(
+        names = (*_ANSWERS, *map(redis_keys.acknowledged_up_to, keys))
+        said = self._signing.replies(
             {
                 name: field if isinstance(field, bytes) else b""
                 for name, field in zip(names, fields, strict=True)
@@ -328,8 +344,8 @@ class EventPublisher:
         self._post(
             LeaseReply(
                 generation,
-                (_number(term) or self.taken[0], _number(version)),
-                {key: _number(said[redis_keys.journalled(key)]) for key in keys},
+                (_number(term) or self.confirmed[0], _number(version)),
+                {key: _number(said[redis_keys.acknowledged_up_to(key)]) for key in keys},
                 frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
                 said["f"].decode(errors="replace"),
                 said["r"].decode(errors="replace"),
@@ -341,7 +357,7 @@ class EventPublisher:
     def _unless_wrong(self, key: str, reply: RedisReply) -> RedisReply:
         if not isinstance(reply, RedisCommandError):
             return reply
-        self._seals.refuse_key(key)
+        self._signing.reject_key(key)
         return None
 
     def _tell_done(self, order: PublisherOrder | None, replies: list[RedisReply]) -> None:
@@ -360,7 +376,7 @@ class EventPublisher:
                 self._post(Registered())
             elif reply.is_full or reply.is_wrong_type:
                 if reply.is_wrong_type:
-                    self._seals.refuse_key(redis_keys.NODES)
+                    self._signing.reject_key(redis_keys.NODES)
                 self._post(RegistrationFailed())
             else:
                 raise RedisUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
@@ -390,7 +406,7 @@ def _why_not_appended(done: RedisReply) -> str:
         return _WAS_RESET
     if not isinstance(done, list):
         return str(done)
-    refused = next((reply for reply in done if isinstance(reply, RedisCommandError)), None)
-    if refused is not None:
-        return str(refused)
+    rejected = next((reply for reply in done if isinstance(reply, RedisCommandError)), None)
+    if rejected is not None:
+        return str(rejected)
     return "the stream is missing" if None in done else ""

@@ -46,7 +46,7 @@ _Metrics = dict[str, _Plain | list[_Nested] | dict[str, _Nested]]
 #: What each field may hold. A new field of these events needs an entry here.
 _FIELDS: Final[dict[str, Any]] = {
     "trial": _Name,
-    "epoch": _Count,
+    "attempt": _Count,
     "pid": Annotated[int, Meta(ge=1, le=2**22)],
     "hostname": _HostName,
     "node_ip": _HostName,
@@ -160,25 +160,25 @@ class EventValidator:
         "_emit",
         "_emit_result",
         "_finite",
-        "_host",
         "_key",
         "_n",
-        "_refuse",
+        "_process",
+        "_reject",
         "_required",
         "_stream",
     )
 
     def __init__(
         self,
-        host: TrialProcess,
+        process: TrialProcess,
         emit: Callable[[str, bytes], object],
         emit_result: Callable[[str, bytes], object],
-        refuse: Callable[[str], object],
+        reject: Callable[[str], object],
     ) -> None:
-        self._host, self._key, self._stream = host, host.key, host.start.events_key
-        self._emit, self._emit_result, self._refuse = emit, emit_result, refuse
-        self._required, _ = split_derived(host.start.required_metrics)
-        self._finite, _ = split_derived(host.start.finite_metrics)
+        self._process, self._key, self._stream = process, process.key, process.start.events_key
+        self._emit, self._emit_result, self._reject = emit, emit_result, reject
+        self._required, _ = split_derived(process.start.required_metrics)
+        self._finite, _ = split_derived(process.start.finite_metrics)
         #: The step of the next result, 0 before the process has said that it started.
         self._due = 0
         #: The number of the last checkpoint.
@@ -202,7 +202,7 @@ class EventValidator:
         if (
             type(event) is _Result
             and event.step == self._due > 0
-            and (event.trial, event.epoch) == self._key
+            and (event.trial, event.attempt) == self._key
             and not self._wrong_metrics(event)
         ):
             self._due += 1
@@ -225,7 +225,7 @@ class EventValidator:
             self._stop(_explained(payload, error))
             return False
         problem = self._wrong_attempt(event)
-        if not problem and isinstance(event, _Paused) and not self._host.was_to_pause:
+        if not problem and isinstance(event, _Paused) and not self._process.was_to_pause:
             problem = "comes although the trial was not told to pause"
         if problem:
             self._stop(f"{_named(payload)} {problem}")
@@ -237,7 +237,7 @@ class EventValidator:
     def _stop(self, problem: str) -> None:
         """Refuse an event, and with it all that come behind it."""
         self._due = _NONE
-        self._refuse(problem)
+        self._reject(problem)
 
     def _problem(self, event: Any) -> str:
         """What is wrong with an event whose fields are within their bounds; empty: nothing."""
@@ -265,7 +265,7 @@ class EventValidator:
 
     def _wrong_metrics(self, event: Any) -> str:
         """What the search compares: the process has checked it, unless its code prevented that."""
-        compared = (*self._host.start.stop, *self._host.order.run_until)
+        compared = (*self._process.start.stop, *self._process.order.run_until)
         try:
             check_expected(event.metrics, self._required, self._finite, step=event.step)
             if compared:
@@ -276,12 +276,12 @@ class EventValidator:
         return ""
 
     def _wrong_attempt(self, event: Any) -> str:
-        if (event.trial, event.epoch) == self._key:
+        if (event.trial, event.attempt) == self._key:
             return ""
-        trial, epoch = self._key
+        trial, attempt = self._key
         return (
-            f"names trial {event.trial[:_SHOWN]!r}, attempt {event.epoch}, and its process runs "
-            f"trial {trial!r}, attempt {epoch}"
+            f"names trial {event.trial[:_SHOWN]!r}, attempt {event.attempt}, and its process runs "
+            f"trial {trial!r}, attempt {attempt}"
         )
 
     def _wrong_time(self) -> str:
@@ -290,15 +290,15 @@ class EventValidator:
         return "comes after the trial's end" if self._due == _NONE else ""
 
     def _wrong_checkpoint(self, event: Any) -> str:
-        if is_remote(self._host.start.store):
+        if is_remote(self._process.start.store):
             return "is for the node to send: the node uploads this trial's checkpoints"
-        problem = wrong_key(self._host, event, self._n)
+        problem = wrong_key(self._process, event, self._n)
         self._n = event.n
         return problem
 
     def _wrong_damage(self, event: Any) -> str:
-        restorable = {ref.key for ref in self._host.start.restore}
-        own = checkpoint_key(os.path.basename(self._host.start.folder), self._key[1], 0)
+        restorable = {ref.key for ref in self._process.start.restore}
+        own = checkpoint_key(os.path.basename(self._process.start.folder), self._key[1], 0)
         if event.key not in restorable and not event.key.startswith(own.rstrip("0")):
             return f"names the checkpoint {event.key[:_SHOWN]!r} (key), which is not this trial's"
         if event.instead and event.instead not in restorable:
@@ -306,7 +306,7 @@ class EventValidator:
         return ""
 
 
-def read_written(host: TrialProcess, payload: bytes, last: int) -> m.CheckpointWritten:
+def read_written(process: TrialProcess, payload: bytes, last: int) -> m.CheckpointWritten:
     """What a process says of a checkpoint that it has written.
 
     Args:
@@ -320,18 +320,20 @@ def read_written(host: TrialProcess, payload: bytes, last: int) -> m.CheckpointW
         said = _decode_written(payload)
     except UNDECODABLE as error:
         raise TransportError(_explained(payload, error)) from error
-    if (said.trial, said.epoch) != host.key:
-        raise TransportError(f"{_named(payload)} names trial {said.trial!r}, attempt {said.epoch}.")
-    if problem := wrong_key(host, said, last):
+    if (said.trial, said.attempt) != process.key:
+        raise TransportError(
+            f"{_named(payload)} names trial {said.trial!r}, attempt {said.attempt}."
+        )
+    if problem := wrong_key(process, said, last):
         raise TransportError(f"{_named(payload)} {problem}")
     return m.CheckpointWritten(*msgspec.structs.astuple(said))
 
 
-def wrong_key(host: TrialProcess, said: Any, last: int) -> str:
+def wrong_key(process: TrialProcess, said: Any, last: int) -> str:
     """What is wrong with the name of a checkpoint; empty: nothing."""
     if said.n <= last:
         return f"has the number (n) {said.n}, and {last} came before"
-    own = checkpoint_key(os.path.basename(host.start.folder), said.epoch, said.n)
+    own = checkpoint_key(os.path.basename(process.start.folder), said.attempt, said.n)
     if said.key != own:
         return f"has the key {said.key[:_SHOWN]!r}, and {own!r} is this checkpoint's"
     return ""

@@ -57,7 +57,7 @@ class MemoryBudget:
         self.size = 0
         self.in_memory = 0
         self._memory_bytes, self._limit_bytes = memory_bytes, limit_bytes
-        self._tenants: list[Spillable] = []
+        self._outboxes: list[Spillable] = []
         self._disk_failed = False
 
     @property
@@ -66,18 +66,18 @@ class MemoryBudget:
         over_memory = self.in_memory > self._memory_bytes + BLOCK_BYTES
         return self.size >= self._limit_bytes or (self._disk_failed and over_memory)
 
-    def enter(self, tenant: Spillable) -> None:
+    def enter(self, outbox: Spillable) -> None:
         """Let an outbox in."""
-        self._tenants.append(tenant)
+        self._outboxes.append(outbox)
 
-    def leave(self, tenant: Spillable) -> None:
+    def leave(self, outbox: Spillable) -> None:
         """An outbox holds nothing any more, and never will."""
-        self._tenants.remove(tenant)
+        self._outboxes.remove(outbox)
 
     def make_space(self) -> None:
         """Have blocks moved to disk until memory suffices, or the disk fails."""
         while self.in_memory > self._memory_bytes:
-            largest = max(self._tenants, key=_held)
+            largest = max(self._outboxes, key=_held)
             if not largest.held:
                 return
             try:
@@ -90,5 +90,5 @@ class MemoryBudget:
             self._disk_failed = False
 
 
-def _held(tenant: Spillable) -> int:
-    return tenant.held
+def _held(outbox: Spillable) -> int:
+    return outbox.held

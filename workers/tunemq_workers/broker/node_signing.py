@@ -19,7 +19,7 @@ from tunemq_shared.signing.message_signing import InvalidSignature
 
 _NAMES: Final = MappingProxyType(
     {
-        "mail": "An assignment",
+        "command": "An assignment",
         "reply": "A scheduler's reply",
         "challenge": "A scheduler's challenge to leases",
     }
@@ -39,7 +39,7 @@ _OTHER: Final = "Somebody who is not the farm's scheduler may write to its Redis
 
 
 class _Field(NamedTuple):
-    sealed: bytes
+    signed_message: bytes
     opened: bytes
 
 
@@ -53,13 +53,13 @@ class NodeSigning:
 
     def __init__(
         self,
-        incarnation: str,
+        instance_id: str,
         keys: LiveKeys | None = None,
-        refused: RejectionCounter | None = None,
+        rejected: RejectionCounter | None = None,
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        self.refused = RejectionCounter() if refused is None else refused
-        self._incarnation = incarnation.encode()
+        self.rejected = RejectionCounter() if rejected is None else rejected
+        self._instance_id = instance_id.encode()
         #: What was read last of the reply.
         self._reply: dict[str, _Field] = {}
         self._version = self.keys.version
@@ -70,26 +70,28 @@ class NodeSigning:
 
     # --- from the scheduler -----------------------------------------------------------------------
 
-    def mail(self, text: bytes) -> bytes | None:
+    def command(self, text: bytes) -> bytes | None:
         """The assignment in a task's argument; None where it is refused."""
-        if len(text) > limits.MAIL_TEXT_BYTES:
-            self.refuse_mail("oversized", "is too long")
+        if len(text) > limits.COMMAND_TEXT_BYTES:
+            self.reject_command("oversized", "is too long")
             return None
         try:
-            sealed = base64.b64decode(text, validate=True)
+            signed_message = base64.b64decode(text, validate=True)
         except binascii.Error as problem:
-            self.refuse_mail("unreadable", f"cannot be read ({problem})")
+            self.reject_command("unreadable", f"cannot be read ({problem})")
             return None
-        return self._open("mail", sealed, limits.MAIL_BYTES, b"mail", self._incarnation)
+        return self._open(
+            "command", signed_message, limits.COMMAND_BYTES, b"command", self._instance_id
+        )
 
-    def refuse_mail(self, reason: str, why: str) -> None:
+    def reject_command(self, reason: str, why: str) -> None:
         """An assignment was refused for this reason."""
-        self._refuse("mail", reason, why)
+        self._reject("command", reason, why)
 
-    def refuse_key(self, key: str) -> None:
+    def reject_key(self, key: str) -> None:
         """A key of the farm has another type than it has."""
         why = f"The key {key} in Redis has another type: nothing is read from it."
-        self.refused.add("key", "wrong_type", f"{why} {_OTHER}")
+        self.rejected.add("key", "wrong_type", f"{why} {_OTHER}")
 
     def replies(self, fields: Mapping[str, bytes]) -> dict[str, bytes]:
         """What the fields of the scheduler's reply say, as they are now; empty what is refused.
@@ -99,56 +101,56 @@ class NodeSigning:
         before, self._reply = self._reply, {}
         if self._version != self.keys.version:  # what was refused may be believed now
             self._version, before = self.keys.version, {}
-        for name, sealed in fields.items():
+        for name, signed_message in fields.items():
             field = before.get(name)
-            if field is None or field.sealed != sealed:
-                field = _Field(sealed, self._opened_field(name, sealed))
+            if field is None or field.signed_message != signed_message:
+                field = _Field(signed_message, self._opened_field(name, signed_message))
             self._reply[name] = field
         return {name: field.opened for name, field in self._reply.items()}
 
-    def hear_challenge(self, sealed: bytes) -> bool:
+    def hear_challenge(self, signed_message: bytes) -> bool:
         """Take note of what leases have to repeat from now on; whether that is news.
 
         Where there are no keys nothing has to be repeated.
         """
-        read = (sealed, self.keys.version)
-        if not self.keys.is_signed or not sealed or read == self._challenge_read:
+        read = (signed_message, self.keys.version)
+        if not self.keys.is_signed or not signed_message or read == self._challenge_read:
             return False
         self._challenge_read, before = read, self._challenge
-        opened = self._open("challenge", sealed, limits.CHALLENGE_BYTES, b"challenge")
+        opened = self._open("challenge", signed_message, limits.CHALLENGE_BYTES, b"challenge")
         if opened is not None:
             self._challenge = opened
         return self._challenge != before
 
-    def _opened_field(self, name: str, sealed: bytes) -> bytes:
-        if not sealed:  # it is not there
+    def _opened_field(self, name: str, signed_message: bytes) -> bytes:
+        if not signed_message:  # it is not there
             return b""
-        about = (b"reply", self._incarnation, name.encode())
-        return self._open("reply", sealed, limits.REPLY_BYTES, *about) or b""
+        about = (b"reply", self._instance_id, name.encode())
+        return self._open("reply", signed_message, limits.REPLY_BYTES, *about) or b""
 
-    def _open(self, kind: str, sealed: bytes, longest: int, *about: bytes) -> bytes | None:
-        if len(sealed) > longest:
-            self._refuse(kind, "oversized", "is too long")
+    def _open(self, kind: str, signed_message: bytes, longest: int, *about: bytes) -> bytes | None:
+        if len(signed_message) > longest:
+            self._reject(kind, "oversized", "is too long")
             return None
         try:
-            return self.keys.orders.open(sealed, *about)
+            return self.keys.orders.open(signed_message, *about)
         except InvalidSignature as problem:
-            self._refuse(kind, problem.reason, str(problem))
+            self._reject(kind, problem.reason, str(problem))
             return None
 
-    def _refuse(self, kind: str, reason: str, why: str) -> None:
+    def _reject(self, kind: str, reason: str, why: str) -> None:
         advice = _ADVICE.get(reason, _OTHER)
-        self.refused.add(kind, reason, f"{_NAMES[kind]} {why}: it is refused. {advice}")
+        self.rejected.add(kind, reason, f"{_NAMES[kind]} {why}: it is refused. {advice}")
 
     # --- to the scheduler -------------------------------------------------------------------------
 
-    def hello(self, hello: bytes) -> bytes:
+    def registration(self, registration: bytes) -> bytes:
         """An introduction."""
-        return self.keys.events.close(hello, b"hello")
+        return self.keys.events.close(registration, b"hello")
 
-    def goodbye(self) -> bytes:
+    def deregistration(self) -> bytes:
         """That this incarnation ends in peace."""
-        return self.keys.events.close(self._incarnation, b"bye")
+        return self.keys.events.close(self._instance_id, b"bye")
 
     def lease(self, value: str) -> bytes:
         """What a lease says, which begins with a number that grows with each renewal.
@@ -156,11 +158,11 @@ class NodeSigning:
         Where there are keys the scheduler's challenge stands behind it.
         """
         answer = b":" + self._challenge if self.keys.is_signed else b""
-        return self.keys.events.close(value.encode() + answer, b"lease", self._incarnation)
+        return self.keys.events.close(value.encode() + answer, b"lease", self._instance_id)
 
-    def vitals(self, vitals: bytes) -> bytes:
+    def node_metrics(self, node_metrics: bytes) -> bytes:
         """How this machine is."""
-        return self.keys.events.close(vitals, b"vitals", self._incarnation)
+        return self.keys.events.close(node_metrics, b"vitals", self._instance_id)
 
     def header(self, events_key: str, header: bytes, events: bytes) -> bytes:
         """The header of a batch of events for this stream."""

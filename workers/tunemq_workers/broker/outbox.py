@@ -68,15 +68,15 @@ class Outbox:
         last: the number of the last event that went before the first one here.
     """
 
-    def __init__(self, room: MemoryBudget, last: int = 0) -> None:
+    def __init__(self, budget: MemoryBudget, last: int = 0) -> None:
         self.last = last
         #: Bytes in memory that could be on disk.
         self.held = 0
-        self._room = room
+        self._budget = budget
         self._blocks: list[_Block] = []
         self._spooled = 0  # that many blocks, the oldest, are on disk
         self._cursor = _Cursor(0, 0, last + 1)
-        room.enter(self)
+        budget.enter(self)
 
     @property
     def is_empty(self) -> bool:
@@ -99,8 +99,8 @@ class Outbox:
         block.size += size
         block.count += 1
         self.held += size
-        self._room.in_memory += size
-        self._room.size += size
+        self._budget.in_memory += size
+        self._budget.size += size
         self.last += 1
         return self.last
 
@@ -124,10 +124,10 @@ class Outbox:
         index = bisect.bisect_right(self._blocks, n, key=lambda block: block.first) - 1
         self._cursor = _Cursor(index, 0, self._blocks[index].first)
 
-    def release(self, journalled: int) -> None:
-        """Forget the events up to number ``journalled``, block by block."""
+    def acknowledge(self, acknowledged_up_to: int) -> None:
+        """Forget the events up to number ``acknowledged_up_to``, block by block."""
         freed = 0
-        while freed < len(self._blocks) and self._blocks[freed].last <= journalled:
+        while freed < len(self._blocks) and self._blocks[freed].last <= acknowledged_up_to:
             freed += 1
         if not freed:
             return
@@ -153,24 +153,24 @@ class Outbox:
         block = self._blocks[self._spooled]
         assert block.data is not None  # the blocks behind the spooled ones are in memory
         failpoint("events.before_spill")
-        block.place = self._room.spool.write(block.data)
+        block.place = self._budget.spool.write(block.data)
         failpoint("events.after_spill")
         block.data = None
         self.held -= block.size
-        self._room.in_memory -= block.size
+        self._budget.in_memory -= block.size
         self._spooled += 1
 
     def close(self) -> None:
         """Forget everything."""
-        self.release(self.last)
-        self._room.leave(self)
+        self.acknowledge(self.last)
+        self._budget.leave(self)
 
     def _open_block(self) -> _Block:
-        self._room.make_space()
+        self._budget.make_space()
         block = _Block(self.last + 1, 0, 0, bytearray())
         self._blocks.append(block)
-        self._room.in_memory += _BLOCK_OVERHEAD
-        self._room.size += _BLOCK_OVERHEAD
+        self._budget.in_memory += _BLOCK_OVERHEAD
+        self._budget.size += _BLOCK_OVERHEAD
         return block
 
     def _pass(self, block: _Block) -> None:
@@ -184,17 +184,17 @@ class Outbox:
         if block.data is not None:
             return block.data
         assert block.place is not None  # a block is in memory or on disk
-        return self._room.spool.read(block.place)
+        return self._budget.spool.read(block.place)
 
     def _forget(self, block: _Block) -> None:
-        room = self._room
-        room.size -= block.size + _BLOCK_OVERHEAD
-        room.in_memory -= _BLOCK_OVERHEAD
+        budget = self._budget
+        budget.size -= block.size + _BLOCK_OVERHEAD
+        budget.in_memory -= _BLOCK_OVERHEAD
         if block.place is not None:
-            room.spool.free(block.place)
+            budget.spool.free(block.place)
         else:
             self.held -= block.size
-            room.in_memory -= block.size
+            budget.in_memory -= block.size
 
 
 def _array_header(count: int) -> bytes:

@@ -67,7 +67,7 @@ class Outboxes:
 
     def __init__(
         self,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         timers: Timers,
         *,
         order: Callable[[PublisherOrder], None],
@@ -76,7 +76,7 @@ class Outboxes:
     ) -> None:
         #: The streams for which there is an outbox.
         self.keys: tuple[str, ...] = ()
-        self._room, self._timers, self._now = room, timers, now
+        self._budget, self._timers, self._now = budget, timers, now
         self._order, self._header = order, header
         self._streams: dict[str, _Stream] = {}
         #: Where numbering goes on, for experiments that were forgotten.
@@ -85,12 +85,12 @@ class Outboxes:
     @property
     def is_full(self) -> bool:
         """Whether to add no more than has to be added."""
-        return self._room.is_full
+        return self._budget.is_full
 
     @property
     def size(self) -> int:
         """Bytes that are not journalled yet."""
-        return self._room.size
+        return self._budget.size
 
     @property
     def is_settled(self) -> bool:
@@ -101,7 +101,7 @@ class Outboxes:
         """Append an encoded event for the stream ``key``."""
         stream = self._streams.get(key)
         if stream is None:
-            outbox = Outbox(self._room, self._last.pop(key, 0))
+            outbox = Outbox(self._budget, self._last.pop(key, 0))
             stream = self._streams[key] = _Stream(outbox)
             self.keys = tuple(self._streams)
         stream.outbox.add(event)
@@ -142,12 +142,12 @@ class Outboxes:
             stream.may_retry()
             stream.missing_since = None
 
-    def release(self, journalled: Mapping[str, int], missing: Collection[str]) -> None:
+    def acknowledge(self, acknowledged_up_to: Mapping[str, int], missing: Collection[str]) -> None:
         """Forget events that are journalled, by stream; ``missing`` streams do not exist now."""
-        for key, number in journalled.items():
+        for key, number in acknowledged_up_to.items():
             if (stream := self._streams.get(key)) is None:
                 continue
-            stream.outbox.release(number)
+            stream.outbox.acknowledge(number)
             if key not in missing:
                 stream.missing_since = None
             elif stream.missing_since is None:

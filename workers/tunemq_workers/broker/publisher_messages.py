@@ -20,7 +20,7 @@ class AppendBatches:
 class Register:
     """Order: introduce this node."""
 
-    hello: bytes
+    registration: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ class RegistrationFailed:
 class LeaseReply:
     """Fact: Redis answered.
 
-    ``announced`` is the newest assignment's (term, version). ``journalled`` says for each stream
-    that was asked for how far its events are; those ``missing`` do not exist. ``fenced`` says why
-    this incarnation must end, ``retired`` why somebody wants it to, in peace; empty where it may
-    live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded one
-    belongs to needs none. ``signs``: the id of the key that it signs with, in hex, as anybody may
-    have written it.
+    ``announced`` is the newest assignment's (term, version). ``acknowledged_up_to`` says for each
+    stream that was asked for how far its events are; those ``missing`` do not exist. ``fenced``
+    says why this incarnation must end, ``retired`` why somebody wants it to, in peace; empty where
+    it may live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded
+    one belongs to needs none. ``signs``: the id of the key that it signs with, in hex, as anybody
+    may have written it.
     """
 
     generation: bytes | None
     announced: tuple[int, int]
-    journalled: Mapping[str, int]
+    acknowledged_up_to: Mapping[str, int]
     missing: frozenset[str]
     fenced: str
     retired: str

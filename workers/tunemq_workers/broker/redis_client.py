@@ -63,7 +63,7 @@ class RedisClient:
             raise RedisUnavailable(f"Redis at {address} cannot be reached: {problem}.") from problem
         self._sock.settimeout(_REPLY_TIMEOUT_S)
         self._replies: BinaryIO = self._sock.makefile("rb")
-        self._introduce()
+        self._greet()
 
     def pipeline(self, commands: Sequence[RedisCommand]) -> list[RedisReply]:
         """Send all commands, then read all replies, with `RedisCommandError` for refusals.
@@ -84,7 +84,7 @@ class RedisClient:
             self._replies.close()
             self._sock.close()
 
-    def _introduce(self) -> None:
+    def _greet(self) -> None:
         address, commands = self._address, list[RedisCommand]()
         if address.password:
             who = [address.user] if address.user else []

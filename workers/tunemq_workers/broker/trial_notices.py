@@ -59,18 +59,18 @@ class TrialEvents:
         self.freed(key, events_key)
 
     def failed(
-        self, host: TrialProcess, kind: str, reason: str, *, is_shared: bool = False
+        self, process: TrialProcess, kind: str, reason: str, *, is_shared: bool = False
     ) -> None:
         """It failed by what it did; or its forkserver was lost, maybe by other trials."""
         failed = TrialFailed(
-            *host.key, kind, shortened(reason, _LONGEST), "", time.time(), is_shared=is_shared
+            *process.key, kind, shortened(reason, _LONGEST), "", time.time(), is_shared=is_shared
         )
-        self._emit(host.start.events_key, encode(failed))
+        self._emit(process.start.events_key, encode(failed))
 
     def died(
-        self, host: TrialProcess, signal: int | None, exit_code: int | None, cause: str
+        self, process: TrialProcess, signal: int | None, exit_code: int | None, cause: str
     ) -> None:
         """Its host ended without a word."""
-        trial, epoch = host.key
-        died = TrialProcessDied(trial, epoch, host.pid, signal, exit_code, time.time(), cause)
-        self._emit(host.start.events_key, encode(died))
+        trial, attempt = process.key
+        died = TrialProcessDied(trial, attempt, process.pid, signal, exit_code, time.time(), cause)
+        self._emit(process.start.events_key, encode(died))

@@ -151,15 +151,15 @@ def remove(root: str, key: str) -> None:
     LocalCheckpointStore(root, durable=False).delete_checkpoint(key)
 
 
-def remove_strays(root: str, folder: str, epoch: int, last: int) -> None:
+def remove_strays(root: str, folder: str, attempt: int, last: int) -> None:
     """Remove what a dead host has left: files half written, checkpoints nobody was told of.
 
     ``folder`` is its trial's, ``last`` the number of the last checkpoint that it told of.
     """
     StagingFolder(Path(root)).remove_leftovers()
     for entry in _folders(os.path.join(root, folder)):
-        of_epoch, number = age_of(entry.name)
-        if of_epoch == epoch and number > last:
+        of_attempt, number = age_of(entry.name)
+        if of_attempt == attempt and number > last:
             remove(root, f"{folder}/{entry.name}")
 
 

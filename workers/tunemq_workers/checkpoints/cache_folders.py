@@ -97,7 +97,7 @@ class CacheFolders:
             folder.waiting.append(answer)
 
     def forget_all_but(
-        self, used: Collection[str], journalled: Mapping[str, int], missing: Collection[str]
+        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
     ) -> set[str]:
         """Forget the folders of experiments that are over, and return their streams.
 
@@ -112,7 +112,7 @@ class CacheFolders:
             elif folder.missing_since is None:
                 folder.missing_since = self._now()
             since = folder.missing_since
-            is_over = journalled.get(key) == redis_keys.EVERYTHING or (
+            is_over = acknowledged_up_to.get(key) == redis_keys.EVERYTHING or (
                 since is not None and self._now() >= since + MISSING_S
             )
             if is_over and key not in used and folder.is_open:

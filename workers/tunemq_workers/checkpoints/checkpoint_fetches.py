@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _PendingFetch:
-    host: TrialProcess
+    process: TrialProcess
     root: str
     ref: CheckpointRef
     #: Of its manifest in the store.
@@ -66,27 +66,27 @@ class CheckpointFetches:
         self._arrivals: dict[tuple[str, str], _Download] = {}
         self._given: dict[str, list[CachedCheckpoint]] = {}
 
-    def fetch(self, host: TrialProcess, root: str, asked: FetchCheckpoint) -> None:
+    def fetch(self, process: TrialProcess, root: str, asked: FetchCheckpoint) -> None:
         """Have the checkpoint in the folder ``root``, and tell the host."""
         ref = asked.ref
         sha256 = ref.sha256 or self._cache.committed_as(root, ref.key)
         cached = self._cache.find(root, ref.key)
         if cached is not None and not cached.is_lost:
             # Another host may have found the same damage, and had the copy replaced since.
-            is_damaged = asked.again and cached in self._given.get(host.name, ())
+            is_damaged = asked.again and cached in self._given.get(process.name, ())
             if cached.fits(ref) and not is_damaged:
-                self._give(host, ref, cached)
+                self._give(process, ref, cached)
                 return
             if not cached.sha256:
                 what = "is damaged" if is_damaged else "is not the one that was asked for"
-                self._refuse(host, f"checkpoint {ref.key} {what}, and is not in the store yet.")
+                self._reject(process, f"checkpoint {ref.key} {what}, and is not in the store yet.")
                 return
-            _log.warning("cache.discarded key=%s host=%s", ref.key, host.name)
+            _log.warning("cache.discarded key=%s host=%s", ref.key, process.name)
             self._cache.discard(cached)
         if not sha256:
-            self._refuse(host, f"checkpoint {ref.key} was never committed, and is not here.")
+            self._reject(process, f"checkpoint {ref.key} was never committed, and is not here.")
         else:
-            self._await(_PendingFetch(host, root, ref, sha256))
+            self._await(_PendingFetch(process, root, ref, sha256))
 
     def leave(self, name: str) -> None:
         """The host is gone."""
@@ -110,7 +110,7 @@ class CheckpointFetches:
             job = partial(cache_disk.remove, *place)
             failed = partial(self._no_place, place)
             self._disk.run(job, lambda _: self._clear(place), failed)
-        arrival.questions[question.host.name] = question
+        arrival.questions[question.process.name] = question
         if arrival.is_clear:
             self._order(question)
 
@@ -129,7 +129,7 @@ class CheckpointFetches:
 
     def _order(self, question: _PendingFetch) -> None:
         # Each host waits for itself, with its own patience; the transfers do the same thing once.
-        start, ref = question.host.start, question.ref
+        start, ref = question.process.start, question.ref
         folder = os.path.join(question.root, ref.key)
         question.transfer = self._transfers.start(
             DownloadCheckpoint(start.store, ref.key, question.sha256, folder, start.sync_timeout_s),
@@ -145,11 +145,11 @@ class CheckpointFetches:
         if cached is None:
             _log.info("checkpoint.downloaded key=%s", ref.key)
             cached = CachedCheckpoint(
-                root, ref.key, sha256=question.sha256, users={question.host.name}
+                root, ref.key, sha256=question.sha256, users={question.process.name}
             )
             self._cache.add(cached)
         self._say_that_it_goes_on(question)
-        self._give(question.host, ref, cached)
+        self._give(question.process, ref, cached)
 
     def _failed(self, question: _PendingFetch, reason: str, is_corrupt: bool) -> None:
         self._settle(question)
@@ -160,36 +160,36 @@ class CheckpointFetches:
     def _has_trouble(self, question: _PendingFetch, reason: str) -> None:
         if reason:
             question.reason = reason
-            self._say(question.host, "restore", reason)
+            self._say(question.process, "restore", reason)
         else:
             self._say_that_it_goes_on(question)
 
     def _settle(self, question: _PendingFetch) -> None:
         place = question.root, question.ref.key
         questions = self._arrivals[place].questions
-        del questions[question.host.name]
+        del questions[question.process.name]
         if not questions:
             del self._arrivals[place]
 
-    def _give(self, host: TrialProcess, ref: CheckpointRef, cached: CachedCheckpoint) -> None:
-        self._cache.use(cached, host.name)
-        self._given.setdefault(host.name, []).append(cached)
-        self._on_given(host, cached)
+    def _give(self, process: TrialProcess, ref: CheckpointRef, cached: CachedCheckpoint) -> None:
+        self._cache.use(cached, process.name)
+        self._given.setdefault(process.name, []).append(cached)
+        self._on_given(process, cached)
         answer = FetchAnswer(cached.root, sha256="" if ref.sha256 else cached.sha256)
-        host.answer(checkpoint_messages.encode(answer))
+        process.answer(checkpoint_messages.encode(answer))
 
-    def _refuse(self, host: TrialProcess, error: str) -> None:
+    def _reject(self, process: TrialProcess, error: str) -> None:
         answer = FetchAnswer("", error, is_corrupt=True)
-        host.answer(checkpoint_messages.encode(answer))
+        process.answer(checkpoint_messages.encode(answer))
 
     def _answer(self, question: _PendingFetch, answer: FetchAnswer) -> None:
         self._say_that_it_goes_on(question)
-        question.host.answer(checkpoint_messages.encode(answer))
+        question.process.answer(checkpoint_messages.encode(answer))
 
     def _say_that_it_goes_on(self, question: _PendingFetch) -> None:
         if question.reason:
             question.reason = ""
-            self._say(question.host, "", "")
+            self._say(question.process, "", "")
 
-    def _say(self, host: TrialProcess, what: str, reason: str) -> None:
-        self._emit(host.start.events_key, encode(TrialWaits(*host.key, what, reason)))
+    def _say(self, process: TrialProcess, what: str, reason: str) -> None:
+        self._emit(process.start.events_key, encode(TrialWaits(*process.key, what, reason)))

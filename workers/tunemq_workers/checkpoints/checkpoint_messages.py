@@ -36,6 +36,6 @@ class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_room = msgspec.msgpack.Decoder(SaveAnswer).decode
+decode_save_answer = msgspec.msgpack.Decoder(SaveAnswer).decode
 decode_fetch = msgspec.msgpack.Decoder(FetchCheckpoint).decode
 decode_fetched = msgspec.msgpack.Decoder(FetchAnswer).decode

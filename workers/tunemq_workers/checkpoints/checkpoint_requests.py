@@ -39,15 +39,15 @@ from tunemq_workers.runtime.checkpoint_interfaces import (
     is_leaving,
     trial_of,
 )
-from tunemq_workers.runtime.frames import ASK_ROOM, FETCH, FETCHED, ROOM
+from tunemq_workers.runtime.frames import ASK_SAVE, FETCH, FETCHED, SAVE_ANSWER
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 
 class _TrialClient:
     """A host that has to do with checkpoints."""
 
-    def __init__(self, host: TrialProcess) -> None:
-        self.host, self.key, self.trial = host, host.key, trial_of(host)
+    def __init__(self, process: TrialProcess) -> None:
+        self.process, self.key, self.trial = process, process.key, trial_of(process)
         self.root = ""
         #: What it has written last: it links to that, and goes on from there if it is to.
         self.newest: CachedCheckpoint | None = None
@@ -88,7 +88,7 @@ class CheckpointRequests:
             on_change=self._look,
             on_given_up=self._give_up,
         )
-        self._room = UploadBackpressure(timers, self._uploads, emit, limits)
+        self._backpressure = UploadBackpressure(timers, self._uploads, emit, limits)
         self._fetches = CheckpointFetches(transfers, self._cache, disk, emit, on_given=self._given)
         self._guests: dict[str, _TrialClient] = {}
         self._is_closed = False
@@ -103,12 +103,12 @@ class CheckpointRequests:
     def close(self) -> None:
         """Give up whatever is under way; what is not committed never will be."""
         self._is_closed = True
-        self._room.close()
+        self._backpressure.close()
         self._transfers.close()
 
     # --- hosts ----------------------------------------------------------------------------------
 
-    def said(self, host: TrialProcess, kind: int, payload: bytes) -> None:
+    def said(self, process: TrialProcess, kind: int, payload: bytes) -> None:
         """A host asked, or wrote.
 
         Raises:
@@ -116,44 +116,44 @@ class CheckpointRequests:
         """
         if self._is_closed:
             return
-        guest = self._guests.get(host.name)
+        guest = self._guests.get(process.name)
         if guest is None:
-            guest = self._guests[host.name] = _TrialClient(host)
-            self._uploads.hosted(guest.trial, host.order.epoch)
+            guest = self._guests[process.name] = _TrialClient(process)
+            self._uploads.started(guest.trial, process.order.attempt)
         try:
-            if kind == ASK_ROOM:
-                host.asks(ROOM)
-                self._folders.open(host.start, partial(self._ask, guest))
+            if kind == ASK_SAVE:
+                process.asks(SAVE_ANSWER)
+                self._folders.open(process.start, partial(self._ask, guest))
             elif kind == FETCH:
-                host.asks(FETCHED)
+                process.asks(FETCHED)
                 asked = checkpoint_messages.decode_fetch(payload)
                 check_key(asked.ref.key)
-                self._folders.open(host.start, partial(self._fetch, guest, asked))
+                self._folders.open(process.start, partial(self._fetch, guest, asked))
             else:
                 self._written(guest, payload)
         except (*UNDECODABLE, StoreError) as problem:
             raise TransportError(f"what it says of a checkpoint cannot be: {problem}") from problem
 
-    def told(self, host: TrialProcess) -> None:
+    def told(self, process: TrialProcess) -> None:
         """A host was told to stop or to pause: it waits no longer for room."""
-        if is_leaving(host):
-            self._room.look()
+        if is_leaving(process):
+            self._backpressure.look()
 
-    def host_gone(self, name: str) -> None:
+    def process_gone(self, name: str) -> None:
         """Nothing is left of a host, or it waits for another trial; again is allowed."""
         guest = self._guests.pop(name, None)
         if guest is None:
             return
-        guest.host.awaits = 0
-        if self._room.is_writing(name):
-            folder = os.path.basename(guest.host.start.folder)
+        guest.process.awaits = 0
+        if self._backpressure.is_writing(name):
+            folder = os.path.basename(guest.process.start.folder)
             job = partial(cache_disk.remove_strays, guest.root, folder, guest.key[1], guest.written)
             self._disk.run(job, _ignore)
         if guest.newest is not None:
             self._cache.release(guest.newest, name)
         self._fetches.leave(name)
-        self._uploads.unhosted(guest.trial, guest.key[1])
-        self._room.leave(name)
+        self._uploads.ended(guest.trial, guest.key[1])
+        self._backpressure.leave(name)
 
     # --- experiments ----------------------------------------------------------------------------
 
@@ -181,49 +181,49 @@ class CheckpointRequests:
         return self._folders.events_keys
 
     def forget_all_but(
-        self, used: Collection[str], journalled: Mapping[str, int], missing: Collection[str]
+        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
     ) -> set[str]:
         """Forget experiments that are over; see `CacheFolders.forget_all_but`."""
-        over = self._folders.forget_all_but(used, journalled, missing)
+        over = self._folders.forget_all_but(used, acknowledged_up_to, missing)
         self._told_of_death -= over
         return over
 
     # --- what hosts ask and say -----------------------------------------------------------------
 
     def _ask(self, guest: _TrialClient, root: str, problem: str) -> None:
-        host = guest.host
-        if self._guests.get(host.name) is not guest:
+        process = guest.process
+        if self._guests.get(process.name) is not guest:
             return  # it is gone meanwhile
         guest.root = root
         if problem:
-            host.answer(checkpoint_messages.encode(SaveAnswer("", problem)))
+            process.answer(checkpoint_messages.encode(SaveAnswer("", problem)))
         else:
-            self._room.ask(host, root)
+            self._backpressure.ask(process, root)
 
     def _fetch(self, guest: _TrialClient, asked: FetchCheckpoint, root: str, problem: str) -> None:
-        host = guest.host
-        if self._guests.get(host.name) is not guest:
+        process = guest.process
+        if self._guests.get(process.name) is not guest:
             return
         if problem:
-            host.answer(checkpoint_messages.encode(FetchAnswer("", problem)))
+            process.answer(checkpoint_messages.encode(FetchAnswer("", problem)))
         else:
-            self._fetches.fetch(host, root, asked)
+            self._fetches.fetch(process, root, asked)
 
-    def _given(self, host: TrialProcess, cached: CachedCheckpoint) -> None:
-        if any(cached.key == ref.key for ref in host.start.restore):
-            self._uploads.restored(trial_of(host), host.order.epoch, cached)
+    def _given(self, process: TrialProcess, cached: CachedCheckpoint) -> None:
+        if any(cached.key == ref.key for ref in process.start.restore):
+            self._uploads.restored(trial_of(process), process.order.attempt, cached)
 
     def _written(self, guest: _TrialClient, payload: bytes) -> None:
-        name, host = guest.host.name, guest.host
-        said = read_written(host, payload, guest.written)
-        if not self._room.is_writing(name):
+        name, process = guest.process.name, guest.process
+        said = read_written(process, payload, guest.written)
+        if not self._backpressure.is_writing(name):
             raise TransportError(f"{said.key} was written without leave.")
         if said.size > _disk_bytes(guest.root):
             raise TransportError(
                 f"{said.key} has {said.size} bytes, more than the disk that it is on."
             )
         failpoint("node.before_written_event")
-        self._emit(host.start.events_key, payload)
+        self._emit(process.start.events_key, payload)
         failpoint("node.after_written_event")
         cached = CachedCheckpoint(guest.root, said.key, written=said.sha256)
         self._cache.add(cached)
@@ -231,8 +231,8 @@ class CheckpointRequests:
         before, guest.newest, guest.written = guest.newest, cached, said.n
         if before is not None:
             self._cache.release(before, name)
-        self._uploads.add(host.start, said, cached)
-        self._room.written(name)
+        self._uploads.add(process.start, said, cached)
+        self._backpressure.written(name)
 
     def _transfers_died(self, why: str) -> None:
         """Of large files the store keeps the parts that had come, until somebody removes them."""
@@ -242,7 +242,7 @@ class CheckpointRequests:
             self._emit(events_key, encode(warned))
 
     def _look(self) -> None:
-        self._room.look()
+        self._backpressure.look()
 
     def _give_up(self, trial: TrialKey, reason: str) -> None:
         self.on_given_up(trial, reason)

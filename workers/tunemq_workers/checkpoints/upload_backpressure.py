@@ -39,7 +39,7 @@ class _GrantedSave:
 
 @dataclass(slots=True, eq=False)
 class _PendingSave:
-    host: TrialProcess
+    process: TrialProcess
     cache: str
     timer: Timer | None = None
     reason: str = ""
@@ -64,10 +64,10 @@ class UploadBackpressure:
         self._granted: dict[str, _GrantedSave] = {}
         self._questions: dict[str, _PendingSave] = {}
 
-    def ask(self, host: TrialProcess, cache: str) -> None:
+    def ask(self, process: TrialProcess, cache: str) -> None:
         """May this host write a checkpoint into the folder ``cache``?"""
-        self._granted.pop(host.name, None)  # what it was granted before came to nothing
-        self._questions[host.name] = _PendingSave(host, cache)
+        self._granted.pop(process.name, None)  # what it was granted before came to nothing
+        self._questions[process.name] = _PendingSave(process, cache)
         self.look()
 
     def look(self) -> None:
@@ -105,7 +105,7 @@ class UploadBackpressure:
         """Each question, in order, and what stands against it; empty where nothing does."""
         is_full = False  # then who comes later does not overtake
         for question in list(self._questions.values()):
-            if is_leaving(question.host):
+            if is_leaving(question.process):
                 yield question, ""
                 continue
             if reason := self._too_many(question):
@@ -116,19 +116,19 @@ class UploadBackpressure:
             yield question, reason or ("others wait for room on this node" if is_full else "")
 
     def _too_many(self, question: _PendingSave) -> str:
-        host, trial = question.host, trial_of(question.host)
+        process, trial = question.process, trial_of(question.process)
         count = self._uploads.count(trial)
         count += sum(1 for granted in self._granted.values() if granted.trial == trial)
-        allowed = 1 + host.start.uploads_waiting
+        allowed = 1 + process.start.uploads_waiting
         if count < allowed:
             return ""
         if trouble := self._uploads.trouble(trial):
             return f"{count} of its checkpoints are not there yet: {trouble}"
-        return f"{count} of its checkpoints are not in {without_settings(host.start.store)} yet"
+        return f"{count} of its checkpoints are not in {without_settings(process.start.store)} yet"
 
     def _too_large(self, question: _PendingSave) -> str:
         held = self._uploads.size + sum(granted.size for granted in self._granted.values())
-        size = self._uploads.last_size(trial_of(question.host))
+        size = self._uploads.last_size(trial_of(question.process))
         if not held or held + size <= self._limits.uploads:
             return ""
         reason = f"no more than {self._limits.uploads} bytes on this node may wait to be uploaded"
@@ -136,19 +136,19 @@ class UploadBackpressure:
         return f"{reason}: {trouble}" if trouble else reason
 
     def _grant(self, question: _PendingSave) -> None:
-        host, trial = question.host, trial_of(question.host)
-        self._granted[host.name] = _GrantedSave(trial, self._uploads.last_size(trial))
+        process, trial = question.process, trial_of(question.process)
+        self._granted[process.name] = _GrantedSave(trial, self._uploads.last_size(trial))
         self._answer(question, SaveAnswer(question.cache))
 
     def _hold_up(self, question: _PendingSave, reason: str) -> None:
-        host, question.reason = question.host, reason
+        process, question.reason = question.process, reason
         if question.timer is None:
-            delay_s = host.start.sync_timeout_s
-            question.timer = self._timers.after(delay_s, partial(self._refuse, question))
-        self._say(host, "save", reason)
+            delay_s = process.start.sync_timeout_s
+            question.timer = self._timers.after(delay_s, partial(self._reject, question))
+        self._say(process, "save", reason)
 
-    def _refuse(self, question: _PendingSave) -> None:
-        start = question.host.start
+    def _reject(self, question: _PendingSave) -> None:
+        start = question.process.start
         error = (
             f"no checkpoint could be written for {start.sync_timeout_s:g} s (sync_timeout), since "
             f"{question.reason}."
@@ -156,13 +156,13 @@ class UploadBackpressure:
         self._answer(question, SaveAnswer("", error))
 
     def _answer(self, question: _PendingSave, answer: SaveAnswer) -> None:
-        host = question.host
-        del self._questions[host.name]
+        process = question.process
+        del self._questions[process.name]
         if question.timer is not None:
             question.timer.cancel()
-            self._say(host, "", "")
-        host.answer(checkpoint_messages.encode(answer))
+            self._say(process, "", "")
+        process.answer(checkpoint_messages.encode(answer))
 
-    def _say(self, host: TrialProcess, what: str, reason: str) -> None:
-        waits = TrialWaits(*host.key, what, reason)
-        self._emit(host.start.events_key, encode(waits))
+    def _say(self, process: TrialProcess, what: str, reason: str) -> None:
+        waits = TrialWaits(*process.key, what, reason)
+        self._emit(process.start.events_key, encode(waits))

@@ -51,14 +51,14 @@ class _TrialQueue:
     committed: dict[int, CachedCheckpoint] = field(default_factory=dict)
     restored: dict[int, CachedCheckpoint] = field(default_factory=dict)
     #: Epochs that have a host now, and those of them that have lost a checkpoint.
-    hosted: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     trouble: str = ""
     last_size: int = 0
 
-    def base(self, epoch: int) -> CachedCheckpoint | None:
+    def base(self, attempt: int) -> CachedCheckpoint | None:
         """The checkpoint whose objects an upload of this epoch may refer to."""
-        base = self.committed.get(epoch) or self.restored.get(epoch)
+        base = self.committed.get(attempt) or self.restored.get(attempt)
         return base if base is not None and base.sha256 and not base.is_gone else None
 
 
@@ -108,20 +108,20 @@ class UploadQueues:
 
     # --- hosts ----------------------------------------------------------------------------------
 
-    def hosted(self, trial: TrialKey, epoch: int) -> None:
+    def started(self, trial: TrialKey, attempt: int) -> None:
         """This epoch has a host; again is allowed."""
         queue = self._queues.setdefault(trial, _TrialQueue(trial))
-        queue.hosted.add(epoch)
+        queue.started.add(attempt)
 
-    def restored(self, trial: TrialKey, epoch: int, cached: CachedCheckpoint) -> None:
+    def restored(self, trial: TrialKey, attempt: int, cached: CachedCheckpoint) -> None:
         """The epoch, which has a host, begins from this checkpoint."""
-        self._queues[trial].restored[epoch] = cached
+        self._queues[trial].restored[attempt] = cached
 
-    def unhosted(self, trial: TrialKey, epoch: int) -> None:
+    def ended(self, trial: TrialKey, attempt: int) -> None:
         """The epoch's host is gone."""
         queue = self._queues.get(trial)
         if queue is not None:
-            queue.hosted.discard(epoch)
+            queue.started.discard(attempt)
             self._tidy(queue)
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class UploadQueues:
         """Upload this checkpoint of a trial that has a host, after those before it."""
         queue = self._queues[TrialKey(start.events_key, said.trial)]
         written = _WrittenCheckpoint(said, cached, start)
-        if said.epoch in queue.given_up:  # its host has not died of that yet
+        if said.attempt in queue.given_up:  # its host has not died of that yet
             self._lose(queue, written, "its trial has lost a checkpoint before this one.")
             return
         queue.waiting.append(written)
@@ -143,7 +143,7 @@ class UploadQueues:
             return
         written = queue.waiting[0]
         said, start = written.said, written.start
-        base = queue.base(said.epoch)
+        base = queue.base(said.attempt)
         if base is not None:
             self._cache.use(base, _user(said))
         upload = UploadCheckpoint(
@@ -170,7 +170,7 @@ class UploadQueues:
         failpoint("node.before_commit_event")
         committed = CheckpointCommitted(
             said.trial,
-            said.epoch,
+            said.attempt,
             said.n,
             said.step,
             said.key,
@@ -182,7 +182,7 @@ class UploadQueues:
         failpoint("node.after_commit_event")
         _log.info("checkpoint.committed key=%s sent=%d", said.key, uploaded.sent)
         self._cache.commit(written.cached, uploaded.sha256)
-        queue.committed[said.epoch] = written.cached
+        queue.committed[said.attempt] = written.cached
         queue.last_size = uploaded.size  # counted, where the trial's process said a number before
         self._begin(queue)
         self._tidy(queue)
@@ -201,7 +201,7 @@ class UploadQueues:
             behind = queue.waiting.popleft()
             self.size -= behind.said.size
             self._lose(queue, behind, f"it waited behind {key}, which is lost")
-        queue.given_up |= queue.hosted
+        queue.given_up |= queue.started
         self._on_given_up(queue.key, text)
         self._tidy(queue)
         self._on_change()
@@ -220,17 +220,17 @@ class UploadQueues:
 
     def _lose(self, queue: _TrialQueue, written: _WrittenCheckpoint, reason: str) -> None:
         said = written.said
-        lost = CheckpointLost(said.trial, said.epoch, said.key, reason, time.time())
+        lost = CheckpointLost(said.trial, said.attempt, said.key, reason, time.time())
         self._emit(queue.key.events_key, encode(lost))
         self._cache.lose(written.cached)
 
     def _tidy(self, queue: _TrialQueue) -> None:
         """Forget epochs of which nothing is left to come."""
-        left = queue.hosted | {written.said.epoch for written in queue.waiting}
-        for of_epoch in (queue.committed, queue.restored):
-            for epoch in of_epoch.keys() - left:
-                del of_epoch[epoch]
-        queue.given_up &= queue.hosted
+        left = queue.started | {written.said.attempt for written in queue.waiting}
+        for of_attempt in (queue.committed, queue.restored):
+            for attempt in of_attempt.keys() - left:
+                del of_attempt[attempt]
+        queue.given_up &= queue.started
         if not left:
             self._queues.pop(queue.key, None)
 

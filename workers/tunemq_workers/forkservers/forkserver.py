@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.system.process_control import (
-    adopt_orphans,
+    become_subreaper,
     die_with_parent,
     keep_memory_private,
     set_name,
@@ -81,13 +81,13 @@ class Forkserver:
         self,
         control: socket.socket,
         node: int,
-        families: ProcessTrees,
-        surroundings: TrialEnvironment,
+        process_trees: ProcessTrees,
+        trial_environment: TrialEnvironment,
     ) -> None:
         self._control = control
         self._node = node
-        self._families = families
-        self._surroundings = surroundings
+        self._process_trees = process_trees
+        self._trial_environment = trial_environment
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -116,12 +116,12 @@ class Forkserver:
                     return task
             if self._is_terminated:
                 self._end()
-            self._tell(self._families.reap())
+            self._tell(self._process_trees.reap())
         return None
 
     def _is_over(self) -> bool:
         return self._deadline is not None and (
-            not self._families or time.monotonic() > self._deadline
+            not self._process_trees or time.monotonic() > self._deadline
         )
 
     def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
@@ -134,7 +134,7 @@ class Forkserver:
         """Kill everything; `serve` ends when it is gone."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _FAREWELL_S
-            self._families.kill_all()
+            self._process_trees.kill_all()
 
     def _obey_next(self) -> trial_process.ForkContext | None:
         """Read one command and do it."""
@@ -149,11 +149,11 @@ class Forkserver:
             return None
         command = decode_command(data)
         if isinstance(command, StartProcess):
-            return self._fork(command.host, *fds)
+            return self._fork(command.process, *fds)
         if isinstance(command, TerminateProcess):
-            self._families.term(command.host)
+            self._process_trees.term(command.process)
         elif isinstance(command, KillProcessTree):
-            self._families.kill(command.host)
+            self._process_trees.kill(command.process)
         elif isinstance(command, ForkserverPing):
             self._tell([ForkserverPong()])
         return None
@@ -179,7 +179,7 @@ class Forkserver:
             signal.set_wakeup_fd(-1)
             for end in (self._control, self._woken, self._waker):
                 end.close()
-            return trial_process.ForkContext(name, me, line, spec, gate, self._surroundings)
+            return trial_process.ForkContext(name, me, line, spec, gate, self._trial_environment)
         for descriptor in (line, spec, gate):
             if descriptor is not None:
                 os.close(descriptor)
@@ -187,7 +187,7 @@ class Forkserver:
             # The child does so too: whoever comes second finds it done.
             with suppress(OSError):
                 os.setpgid(pid, pid)
-            self._families.add(name, pid)
+            self._process_trees.add(name, pid)
             self._tell([ProcessForked(name, pid)])
         return None
 
@@ -221,15 +221,15 @@ def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ..
             announce=lambda module: _tell(control, PreloadBegan(module)),
             warn=lambda text: _tell(control, ForkserverWarned(text)),
         )
-    except PreloadFailed as refused:
+    except PreloadFailed as rejected:
         _tell(
             control,
             ForkserverWarned(
-                f"{refused.module} is not preloaded: {refused.reason}. "
+                f"{rejected.module} is not preloaded: {rejected.reason}. "
                 "Each trial imports it by itself, which takes longer."
             ),
         )
-        again = msgspec.structs.replace(boot, without=(*boot.without, refused.module))
+        again = msgspec.structs.replace(boot, without=(*boot.without, rejected.module))
         os.set_inheritable(control.fileno(), True)
         os.execve(  # noqa: S606 - this program, with arguments of ours
             sys.executable,
@@ -245,7 +245,7 @@ def main() -> None:
     boot = decode_boot(sys.argv[2])
     # Until there are hosts to kill, the kernel may end this process however it is stuck.
     die_with_parent(boot.node)
-    adopt_orphans()
+    become_subreaper()
     if boot.confined:
         keep_memory_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -259,13 +259,13 @@ def main() -> None:
     before = dict(os.environ)
     preloaded = _preloaded(boot, control)
     output_files.flush()
-    surroundings = TrialEnvironment(
+    trial_environment = TrialEnvironment(
         sys_path=list(sys.path),
         variables=changed_variables(before),
         libraries=LoadedLibraries(),
     )
-    families = ProcessTrees(own=children_of(os.getpid()))
-    server = Forkserver(control, boot.node, families, surroundings)
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    server = Forkserver(control, boot.node, process_trees, trial_environment)
     # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
     gc.collect()
     gc.freeze()

@@ -20,7 +20,7 @@ from typing import Final
 
 from tunemq_shared.base import failpoints
 from tunemq_shared.protocol.messages import Environment, TrialOrder
-from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
+from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 from tunemq_workers.forkservers import interpreters
 from tunemq_workers.forkservers.forkserver_reports import (
     InvalidReport,
@@ -77,10 +77,10 @@ class ForkserverLost(Exception):
         reports: list[ForkserverReport],
         *,
         unended: list[str],
-        hosts: list[str],
+        processes: list[str],
         is_unusable: bool,
     ) -> None:
-        self.reports, self.unended, self.hosts = reports, unended, hosts
+        self.reports, self.unended, self.processes = reports, unended, processes
         self.is_unusable = is_unusable
         super().__init__(text)
 
@@ -143,7 +143,7 @@ class ForkserverClient:
             except OSError:
                 self._control.close()
                 raise
-        self._hosts = ReportedProcesses(self._control, self._process.pid, self._user)
+        self._processes = ReportedProcesses(self._control, self._process.pid, self._user)
         self._stops, self._silent_looks = StoppedProcessDetector(), 0
         #: How long it has not been ready, and may not be; seconds are counted by looks, too.
         self._starting_s, self._ready_within_s = 0.0, READY_WITHIN_S
@@ -157,18 +157,18 @@ class ForkserverClient:
     @property
     def is_ready(self) -> bool:
         """Whether it has preloaded everything."""
-        return self._hosts.is_ready
+        return self._processes.is_ready
 
     def fileno(self) -> int:
         """What to watch for reading."""
         return self._control.fileno()
 
     def start(
-        self, host: str, order: TrialOrder, gpus: Sequence[str] = (), gate: int | None = None
+        self, process: str, order: TrialOrder, gpus: Sequence[str] = (), gate: int | None = None
     ) -> socket.socket:
         """Have a host forked for ``order``, which has its ``start``.
 
-        ``host`` is a name that was not used before. ``gpus`` are the devices that it may see.
+        ``process`` is a name that was not used before. ``gpus`` are the devices that it may see.
         ``gate``, which is closed here, has it wait until somebody closes the other end. Returns the
         node's end of the host's socket.
 
@@ -184,36 +184,36 @@ class ForkserverClient:
             close_all(given)
             raise
         ours.setblocking(False)
-        self._hosts.ask(host)
+        self._processes.ask(process)
         limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
         bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))
         self._ready_within_s = min(self._ready_within_s, self._starting_s + bound)
-        self._send(StartProcess(host), [theirs.detach(), *given])
+        self._send(StartProcess(process), [theirs.detach(), *given])
         return ours
 
-    def term(self, host: str) -> None:
+    def term(self, process: str) -> None:
         """Send SIGTERM to the host's process group; one that is gone is ignored."""
-        self._send(TerminateProcess(host))
+        self._send(TerminateProcess(process))
 
-    def kill(self, host: str) -> None:
+    def kill(self, process: str) -> None:
         """Kill the host's family; one that is gone is ignored. `ProcessTreeGone` says when.
 
         The host is killed here, too: a trial can stop its forkserver.
         """
-        self._send(KillProcessTree(host))
-        self._hosts.kill(host)
+        self._send(KillProcessTree(process))
+        self._processes.kill(process)
 
-    def process_of(self, host: str) -> tuple[int, int] | None:
+    def process_of(self, process: str) -> tuple[int, int] | None:
         """The pidfd and the pid of a trial's process, where it is proven to be that process."""
-        return self._hosts.process_of(host)
+        return self._processes.process_of(process)
 
-    def dump(self, host: str) -> None:
+    def dump(self, process: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
-        if (process := self._hosts.process_of(host)) is not None:
-            have_stacks_written(*process, self._user)
+        if (pidfd_and_pid := self._processes.process_of(process)) is not None:
+            have_stacks_written(*pidfd_and_pid, self._user)
 
     def look(self) -> str:
-        """Kill a forkserver that is stopped or no longer answers; call every `LOOK_S` seconds.
+        """Kill a forkserver that is stopped or hangs; call every `POLL_INTERVAL_S` seconds.
 
         While it preloads it answers nothing, and is killed when that takes too long.
 
@@ -225,11 +225,11 @@ class ForkserverClient:
         """
         is_unusable, warning = False, ""
         if not self.is_ready:
-            self._starting_s += LOOK_S
+            self._starting_s += POLL_INTERVAL_S
         if self._stops.look(self.pid):
             problem = "it was stopped (SIGSTOP or a debugger); see that no trial does that"
         elif self._silent_looks >= _SILENT_LOOKS:
-            problem = f"it did not answer for {_SILENT_LOOKS * LOOK_S:g} s"
+            problem = f"it did not answer for {_SILENT_LOOKS * POLL_INTERVAL_S:g} s"
         elif not self.is_ready and self._starting_s > self._ready_within_s:
             is_unusable = True
             problem = f"it was not ready after {self._starting_s:g} s"
@@ -254,7 +254,7 @@ class ForkserverClient:
         reports: list[ForkserverReport] = []
         while len(reports) < _REPORTS_AT_ONCE:
             try:
-                report = self._hosts.receive()
+                report = self._processes.receive()
             except BlockingIOError:
                 break
             except ConnectionResetError:
@@ -306,9 +306,9 @@ class ForkserverClient:
         self, reports: list[ForkserverReport], how: str = "", *, is_unusable: bool = False
     ) -> ForkserverLost:
         """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
-        hosts = self._hosts
-        hosts.kill_all(_DEATH_S)
-        unended, names = hosts.unended(), hosts.names()
+        processes = self._processes
+        processes.kill_all(_DEATH_S)
+        unended, names = processes.unended(), processes.names()
         try:
             code = self._process.wait(_DEATH_S)
             end = f"ended with {code}"
@@ -320,15 +320,17 @@ class ForkserverClient:
             end = how
         elif code == -signal.SIGKILL:
             end = "was killed by SIGKILL; often that means that memory ran out on this node"
-        is_unusable = not hosts.is_ready and (is_unusable or code != -signal.SIGKILL)
+        is_unusable = not processes.is_ready and (is_unusable or code != -signal.SIGKILL)
         text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
-        if not hosts.has_reported and self.environment.python != sys.executable:
+        if not processes.has_reported and self.environment.python != sys.executable:
             text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
         self._forget()
-        return ForkserverLost(text, reports, unended=unended, hosts=names, is_unusable=is_unusable)
+        return ForkserverLost(
+            text, reports, unended=unended, processes=names, is_unusable=is_unusable
+        )
 
     def _why_it_waits(self) -> str:
-        doing = f"the import of {module}" if (module := self._hosts.preloading) else "the start"
+        doing = f"the import of {module}" if (module := self._processes.preloading) else "the start"
         left = self._ready_within_s - self._starting_s
         return (
             f"trials wait for {doing} in the process that they are forked from (preload), which has"
@@ -336,11 +338,11 @@ class ForkserverClient:
         )
 
     def _while_preloading(self) -> str:
-        module = self._hosts.preloading
+        module = self._processes.preloading
         return "" if module is None else f" while it preloaded {module}"
 
     def _forget(self) -> None:
-        self._hosts.forget()
+        self._processes.forget()
         close_all(fd for _, fds in self._waiting for fd in fds)
         self._waiting.clear()
         self._control.close()

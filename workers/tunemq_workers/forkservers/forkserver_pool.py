@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.protocol.messages import Environment, TrialOrder
-from tunemq_shared.system.stopped_process import LOOK_S
+from tunemq_shared.system.stopped_process import POLL_INTERVAL_S
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient, ForkserverLost
 from tunemq_workers.processes.forkserver_messages import (
     ForkserverPong,
@@ -61,7 +61,7 @@ class _Warnings:
             self._texts.append(text)
             _log.warning("forkserver.warned text=%r", text)
 
-    def news(self, events_key: str) -> list[str]:
+    def notices(self, events_key: str) -> list[str]:
         """What this experiment was not told yet."""
         told = self._told.get(events_key, 0)
         if told < len(self._texts):
@@ -104,7 +104,7 @@ class ForkserverPool:
         self._has_gpus, self._account = has_gpus, account
         self._groups = groups
         self._servers: dict[ForkserverClient, _Warnings] = {}
-        self._hosted: dict[str, _PooledProcess] = {}
+        self._running: dict[str, _PooledProcess] = {}
         self._started = 0
         self._why = ""
         self._look: Timer | None = None
@@ -118,7 +118,7 @@ class ForkserverPool:
         self._server_for(environment)
 
     def start(
-        self, host: str, order: TrialOrder, listener: TrialProcessListener
+        self, process: str, order: TrialOrder, listener: TrialProcessListener
     ) -> TrialConnection:
         """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
@@ -126,40 +126,40 @@ class ForkserverPool:
         gpus = tuple(order.start.devices) if self._has_gpus else ()
         limit, gate = order.start.limits.memory, None
         if limit and self._groups is not None:
-            gate = self._groups.begin(host, limit)
+            gate = self._groups.begin(process, limit)
         try:
-            link = server.start(host, order, gpus, gate)
+            connection = server.start(process, order, gpus, gate)
         except OSError:
-            self._leave_group(host)
+            self._leave_group(process)
             raise
-        self._hosted[host] = _PooledProcess(server, listener, order.start.events_key)
+        self._running[process] = _PooledProcess(server, listener, order.start.events_key)
         self._warn(self._servers[server], [order.start.events_key])
         return FrameConnection(
             self._reactor,
-            link,
-            on_other=partial(listener.said, host),
-            on_end=partial(listener.closed, host),
+            connection,
+            on_other=partial(listener.said, process),
+            on_end=partial(listener.closed, process),
             most_unsent=_MOST_UNSENT,
         )
 
-    def term(self, host: str) -> None:
+    def term(self, process: str) -> None:
         """Send SIGTERM to the host's process group; one that is gone is ignored."""
-        if hosted := self._hosted.get(host):
-            hosted.server.term(host)
+        if running := self._running.get(process):
+            running.server.term(process)
 
-    def kill(self, host: str) -> None:
+    def kill(self, process: str) -> None:
         """Kill the host's family; one that is gone is ignored."""
-        if hosted := self._hosted.get(host):
-            hosted.server.kill(host)
+        if running := self._running.get(process):
+            running.server.kill(process)
 
-    def dump(self, host: str) -> None:
+    def dump(self, process: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
-        if hosted := self._hosted.get(host):
-            hosted.server.dump(host)
+        if running := self._running.get(process):
+            running.server.dump(process)
 
-    def held_at_kill(self, host: str) -> int:
+    def held_at_kill(self, process: str) -> int:
         """See `Forkservers.held_at_kill`."""
-        return 0 if self._groups is None else self._groups.held_at_kill(host)
+        return 0 if self._groups is None else self._groups.held_at_kill(process)
 
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
@@ -168,9 +168,9 @@ class ForkserverPool:
         if self._groups is not None:
             self._groups.close()
 
-    def _leave_group(self, host: str) -> None:
+    def _leave_group(self, process: str) -> None:
         if self._groups is not None:
-            self._groups.leave(host)
+            self._groups.leave(process)
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
         for server in self._servers:
@@ -190,7 +190,7 @@ class ForkserverPool:
         self._children.add(server.pid)
         self._reactor.watch(server, partial(self._readable, server))
         if self._look is None:
-            self._look = self._reactor.after(LOOK_S, self._look_at_all)
+            self._look = self._reactor.after(POLL_INTERVAL_S, self._look_at_all)
         return server
 
     def _look_at_all(self) -> None:
@@ -202,11 +202,13 @@ class ForkserverPool:
                 continue
             if warning:
                 self._pass_on(server, self._servers[server], ForkserverWarned(warning))
-        self._look = self._reactor.after(LOOK_S, self._look_at_all) if self._servers else None
+        self._look = (
+            self._reactor.after(POLL_INTERVAL_S, self._look_at_all) if self._servers else None
+        )
 
     def _close_idle(self) -> None:
         """Another environment is wanted now: those without hosts have had their day."""
-        busy = {hosted.server for hosted in self._hosted.values()}
+        busy = {running.server for running in self._running.values()}
         for server in [server for server in self._servers if server not in busy]:
             self._close(server)
 
@@ -236,43 +238,43 @@ class ForkserverPool:
         _log.error("forkserver.lost pid=%d problem=%r", server.pid, self._why)
         for report in lost.reports:
             self._pass_on(server, warnings, report)
-        for host in lost.unended:
-            listener = self._hosted[host].listener
+        for process in lost.unended:
+            listener = self._running[process].listener
             if lost.is_unusable:
-                listener.not_started(host, str(lost))
+                listener.not_started(process, str(lost))
             else:
-                listener.lost(host, str(lost))
-        listeners = {host: self._hosted.pop(host).listener for host in lost.hosts}
+                listener.lost(process, str(lost))
+        listeners = {process: self._running.pop(process).listener for process in lost.processes}
         self._children.discard(server.pid)
         self._orphans.sweep(partial(self._say_gone, listeners))
 
     def _warn(self, warnings: _Warnings, events_keys: Iterable[str]) -> None:
         for events_key in events_keys:
-            for text in warnings.news(events_key):
+            for text in warnings.notices(events_key):
                 self.on_warning(events_key, text)
 
     def _pass_on(
         self, server: ForkserverClient, warnings: _Warnings, report: ForkserverReport
     ) -> None:
         match report:
-            case ProcessForked(host, pid):
+            case ProcessForked(process, pid):
                 if self._groups is not None:
                     # What a dead forkserver said last moves no process.
                     is_alive = server in self._servers
-                    self._groups.enter(host, server.process_of(host) if is_alive else None)
-                self._hosted[host].listener.forked(host, pid)
-            case ProcessExited(host, None):
-                self._hosted[host].listener.not_started(host, self._why)
-            case ProcessExited(host, _, signal, exit_code):
-                self._hosted[host].listener.exited(host, signal, exit_code)
-            case ProcessTreeGone(host):
-                self._leave_group(host)
-                self._hosted.pop(host).listener.gone(host)
+                    self._groups.enter(process, server.process_of(process) if is_alive else None)
+                self._running[process].listener.forked(process, pid)
+            case ProcessExited(process, None):
+                self._running[process].listener.not_started(process, self._why)
+            case ProcessExited(process, _, signal, exit_code):
+                self._running[process].listener.exited(process, signal, exit_code)
+            case ProcessTreeGone(process):
+                self._leave_group(process)
+                self._running.pop(process).listener.gone(process)
             case ForkserverWarned(text):
                 self._why = text
                 warnings.add(text)
-                hosted = self._hosted.values()
-                self._warn(warnings, {one.events_key for one in hosted if one.server is server})
+                running = self._running.values()
+                self._warn(warnings, {one.events_key for one in running if one.server is server})
             case PreloadBegan(module):
                 _log.info("forkserver.preloading module=%r", module)
             case ForkserverReady(preloaded):
@@ -281,9 +283,9 @@ class ForkserverPool:
                 pass
 
     def _say_gone(self, listeners: dict[str, TrialProcessListener]) -> None:
-        for host, listener in listeners.items():
-            self._leave_group(host)
-            listener.gone(host)
+        for process, listener in listeners.items():
+            self._leave_group(process)
+            listener.gone(process)
 
 
 def _nobody_is_told(_events_key: str, _text: str) -> None:

@@ -69,23 +69,23 @@ class ReportedProcesses:
         #: The module that it is importing.
         self.preloading: str | None = None
         self._control, self._forkserver, self._user = control, forkserver, user
-        self._hosts: dict[str, _ReportedProcess] = {}
+        self._processes: dict[str, _ReportedProcess] = {}
 
-    def ask(self, host: str) -> None:
+    def ask(self, process: str) -> None:
         """The node asks for a host of this name, which was not used before."""
-        self._hosts[host] = _ReportedProcess()
+        self._processes[process] = _ReportedProcess()
 
     def names(self) -> list[str]:
         """The hosts of which something may be left."""
-        return sorted(self._hosts)
+        return sorted(self._processes)
 
     def unended(self) -> list[str]:
         """The hosts that are not known to have ended."""
-        return sorted(name for name, host in self._hosts.items() if not host.has_exited)
+        return sorted(name for name, process in self._processes.items() if not process.has_exited)
 
-    def process_of(self, host: str) -> tuple[int, int] | None:
+    def process_of(self, process: str) -> tuple[int, int] | None:
         """The pidfd and the pid of a host that runs, as far as is known."""
-        known = self._hosts.get(host)
+        known = self._processes.get(process)
         if known is None or known.pid is None or (pidfd := self._pidfd_of(known)) is None:
             return None
         return pidfd, known.pid
@@ -113,9 +113,9 @@ class ReportedProcesses:
         self.has_reported = True
         return report
 
-    def kill(self, host: str) -> None:
+    def kill(self, process: str) -> None:
         """Kill a host that runs, as far as is known; what it has started is the forkserver's."""
-        known = self._hosts.get(host)
+        known = self._processes.get(process)
         if known is not None and (pidfd := self._pidfd_of(known)) is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -123,16 +123,16 @@ class ReportedProcesses:
     def kill_all(self, within_s: float) -> None:
         """Kill all hosts, and wait so long for their end."""
         deadline = time.monotonic() + within_s
-        for name in self._hosts:
+        for name in self._processes:
             self.kill(name)
-        for host in self._hosts.values():
-            if host.pidfd is not None:
-                is_readable(host.pidfd, deadline - time.monotonic())
+        for process in self._processes.values():
+            if process.pidfd is not None:
+                is_readable(process.pidfd, deadline - time.monotonic())
 
     def forget(self) -> None:
         """Know of no host any more."""
-        close_all(host.pidfd for host in self._hosts.values())
-        self._hosts.clear()
+        close_all(process.pidfd for process in self._processes.values())
+        self._processes.clear()
 
     def _note(self, report: ForkserverReport) -> None:
         match report:
@@ -141,14 +141,14 @@ class ReportedProcesses:
             case ProcessExited(name):
                 self._exited(self._known(name, report), report)
             case ProcessTreeGone(name):
-                host = self._known(name, report)
-                if not host.has_exited:
+                process = self._known(name, report)
+                if not process.has_exited:
                     raise InvalidReport(f"it reported {report}, and that host has not ended")
-                if (left := self._left_by(host)) is not None:
+                if (left := self._left_by(process)) is not None:
                     raise InvalidReport(
                         f"it reported {report}, and process {left} of that host runs"
                     )
-                del self._hosts[name]
+                del self._processes[name]
             case PreloadBegan() | ForkserverReady() if self.is_ready:
                 raise InvalidReport(f"it reported {report} after it was ready")
             case PreloadBegan(module):
@@ -159,66 +159,66 @@ class ReportedProcesses:
                 pass
 
     def _known(self, name: str, report: ForkserverReport) -> _ReportedProcess:
-        if (host := self._hosts.get(name)) is None:
+        if (process := self._processes.get(name)) is None:
             raise InvalidReport(f"it reported {report}, and there is no such host")
-        return host
+        return process
 
-    def _forked(self, host: _ReportedProcess, pid: int) -> None:
-        if host.pid is not None or host.has_exited:
+    def _forked(self, process: _ReportedProcess, pid: int) -> None:
+        if process.pid is not None or process.has_exited:
             raise InvalidReport(f"it reported process {pid} as a host that was there before")
-        if any(other.pid == pid and not other.has_exited for other in self._hosts.values()):
+        if any(other.pid == pid and not other.has_exited for other in self._processes.values()):
             raise InvalidReport(f"it reported process {pid} as two hosts")
-        host.pid = pid
+        process.pid = pid
         try:
-            self._examine(host)
+            self._examine(process)
         except ProcessMismatch as problem:
             # Of a forkserver that is dead the hosts are children of the node, which kills them.
             if not has_hung_up(self._control):
                 raise InvalidReport(f"it reported process {pid} as a host: {problem}") from problem
 
-    def _examine(self, host: _ReportedProcess) -> None:
+    def _examine(self, process: _ReportedProcess) -> None:
         """Open a descriptor for a host that was forked, if it is what its forkserver said.
 
         Raises:
             NotThatProcess: it is not.
         """
-        assert host.pid is not None
+        assert process.pid is not None
         # Without one its forkserver alone can kill it; if it has ended, its HostExited is on the
         # way.
         with suppress(OSError):
-            host.pidfd = open_claimed(host.pid, parent=self._forkserver, user=self._user)
+            process.pidfd = open_claimed(process.pid, parent=self._forkserver, user=self._user)
 
-    def _pidfd_of(self, host: _ReportedProcess) -> int | None:
-        if host.pidfd is None and host.pid is not None and not host.has_exited:
+    def _pidfd_of(self, process: _ReportedProcess) -> int | None:
+        if process.pidfd is None and process.pid is not None and not process.has_exited:
             with suppress(ProcessMismatch):  # it has ended, and another process has its number
-                self._examine(host)
-        return host.pidfd
+                self._examine(process)
+        return process.pidfd
 
-    def _left_by(self, host: _ReportedProcess) -> int | None:
+    def _left_by(self, process: _ReportedProcess) -> int | None:
         """A process in the group or the session of a host that has ended, if any is left.
 
         What a host leaves becomes a child of its forkserver. One that left group and session is
         known by its mark, which only the forkserver looks for.
         """
-        if host.pid is None:
+        if process.pid is None:
             return None
-        hosts = {known.pid for known in self._hosts.values() if not known.has_exited}
-        for child in set(children_of(self._forkserver)) - hosts:
+        processes = {known.pid for known in self._processes.values() if not known.has_exited}
+        for child in set(children_of(self._forkserver)) - processes:
             with suppress(ProcessLookupError):  # it has just ended
-                if host.pid in {os.getpgid(child), os.getsid(child)}:
+                if process.pid in {os.getpgid(child), os.getsid(child)}:
                     return child
         return None
 
     @staticmethod
-    def _exited(host: _ReportedProcess, report: ProcessExited) -> None:
-        if host.has_exited or report.pid != host.pid or not _is_an_end(report):
+    def _exited(process: _ReportedProcess, report: ProcessExited) -> None:
+        if process.has_exited or report.pid != process.pid or not _is_an_end(report):
             raise InvalidReport(f"it reported {report}, which does not fit what it reported before")
-        if host.pidfd is not None:
-            if not is_readable(host.pidfd):
+        if process.pidfd is not None:
+            if not is_readable(process.pidfd):
                 raise InvalidReport(f"it reported {report}, and that process runs")
-            os.close(host.pidfd)
-            host.pidfd = None
-        host.has_exited = True
+            os.close(process.pidfd)
+            process.pidfd = None
+        process.has_exited = True
 
 
 def _is_an_end(report: ProcessExited) -> bool:

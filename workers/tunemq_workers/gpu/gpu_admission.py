@@ -20,7 +20,7 @@ from tunemq_workers.runtime.reactor import Timer
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
 #: A wait that takes longer is told of.
-_PATIENCE_S: Final = 1.0
+_TIMEOUT_S: Final = 1.0
 #: The scheduler hears within this time that a device is withheld, and does not choose it again.
 GIVE_BACK_AFTER_S: Final = 2.0
 
@@ -45,32 +45,32 @@ class GpuAdmission:
 
     def __init__(
         self,
-        keeper: GpuAvailability | None,
+        availability: GpuAvailability | None,
         timers: Timers,
-        news: TrialEvents,
+        trial_events: TrialEvents,
         given_back: Callable[[AttemptId], object],
     ) -> None:
-        self._keeper, self._timers, self._news = keeper, timers, news
+        self._availability, self._timers, self._notices = availability, timers, trial_events
         self._given_back = given_back
         self._waiting: dict[AttemptId, _Waiting] = {}
 
     def is_withheld(self, start: TrialSpec) -> bool:
         """Whether a device of it is, so that no host is to go on with it either."""
-        obstacle = self._keeper.obstacle(start.devices) if self._keeper else None
+        obstacle = self._availability.obstacle(start.devices) if self._availability else None
         return obstacle is not None and obstacle.is_withheld
 
     def is_shut(self, key: AttemptId, start: TrialSpec) -> bool:
         """Whether no host may be forked for a trial now; whoever waits is to ask again."""
-        if self._keeper is not None:
-            self._keeper.claim(start.devices)
-        obstacle = self._keeper.obstacle(start.devices) if self._keeper else None
+        if self._availability is not None:
+            self._availability.claim(start.devices)
+        obstacle = self._availability.obstacle(start.devices) if self._availability else None
         waiting = self._waiting.get(key)
         if obstacle is None:
             if waiting is not None:
                 self._leave(key)
             return False
         if waiting is None:
-            telling = self._timers.after(_PATIENCE_S, partial(self._say_why, key))
+            telling = self._timers.after(_TIMEOUT_S, partial(self._say_why, key))
             waiting = self._waiting[key] = _Waiting(start, telling)
         if obstacle.is_withheld and waiting.giving_back is None:
             give_back = partial(self._give_back, key)
@@ -82,30 +82,34 @@ class GpuAdmission:
         for key in [key for key in self._waiting if key not in keys]:
             self._leave(key, is_over=True)
 
-    def took(self, host: TrialProcess) -> None:
+    def took(self, process: TrialProcess) -> None:
         """A host is forked."""
-        if self._keeper is not None:
-            self._keeper.took(host)
+        if self._availability is not None:
+            self._availability.took(process)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
-        if self._keeper is not None:
-            self._keeper.gone(name)
+        if self._availability is not None:
+            self._availability.gone(name)
 
     def _say_why(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
-        obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
+        obstacle = (
+            self._availability.obstacle(waiting.start.devices) if self._availability else None
+        )
         if obstacle is not None:
             waiting.is_told = True
-            self._news.waits(key, waiting.start.events_key, "device", obstacle.reason)
+            self._notices.waits(key, waiting.start.events_key, "device", obstacle.reason)
 
     def _give_back(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
         waiting.giving_back = None
-        obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
+        obstacle = (
+            self._availability.obstacle(waiting.start.devices) if self._availability else None
+        )
         if obstacle is not None and obstacle.is_withheld:
             self._leave(key, is_over=True)
-            self._news.given_back(key, waiting.start.events_key, obstacle.reason)
+            self._notices.given_back(key, waiting.start.events_key, obstacle.reason)
             self._given_back(key)
 
     def _leave(self, key: AttemptId, *, is_over: bool = False) -> None:
@@ -114,4 +118,4 @@ class GpuAdmission:
         if waiting.giving_back is not None:
             waiting.giving_back.cancel()
         if waiting.is_told and not is_over:
-            self._news.waits(key, waiting.start.events_key, "", "")
+            self._notices.waits(key, waiting.start.events_key, "", "")

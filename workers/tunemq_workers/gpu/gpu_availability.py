@@ -43,7 +43,7 @@ _PAUSE_WITHHELD_S: Final = 3.0
 GIVE_BACK_IDLE_AFTER_S: Final = 1.0
 #: Where looks are slow, for so many of them: whoever waits for several devices finds those that
 #: were clear first still locked when the last one is.
-_GIVE_BACK_IDLE_AFTER_LOOKS: Final = 3
+_GIVE_BACK_IDLE_AFTER_SNAPSHOTS: Final = 3
 #: Between two looks whether another node still has a device.
 _PAUSE_ELSEWHERE_S: Final = 1.0
 #: More than before may be used: this much, or this part of the device.
@@ -94,7 +94,7 @@ class _Device:
 
     uuid: str
     memory: float
-    hosts: set[str] = field(default_factory=set)
+    processes: set[str] = field(default_factory=set)
     baseline: float | None = None
     left_at: float | None = None
     silent_since: float | None = None
@@ -137,7 +137,7 @@ class GpuAvailability:
         self,
         gpus: Iterable[Gpu],
         timers: Timers,
-        look_in: Callable[[float], object],
+        poll_within: Callable[[float], object],
         *,
         now: Callable[[], float] = time.monotonic,
         me: int | None = None,
@@ -151,12 +151,12 @@ class GpuAvailability:
         self.on_warning: Callable[[str, str], object] = _nothing
         #: Of devices that somebody else uses, too: what people should know; replaced, not changed.
         self.foreign: Mapping[str, str] = {}
-        self._timers, self._look_in, self._now = timers, look_in, now
+        self._timers, self._poll_within, self._now = timers, poll_within, now
         self._locks = locks
         self._is_looking_again = False
-        self._look_took_s = 0.0
+        self._snapshot_took_s = 0.0
         self._me = os.getpid() if me is None else me
-        self._hosts: dict[str, TrialProcess] = {}
+        self._processes: dict[str, TrialProcess] = {}
         self._pids: dict[str, set[int]] = {}
         self._devices = {gpu.uuid: _Device(gpu.uuid, gpu.memory) for gpu in gpus}
         self._withheld: dict[str, str] = {}
@@ -195,48 +195,48 @@ class GpuAvailability:
             if device.elsewhere:
                 for one in taken:
                     locks.give_back(one.uuid)
-                self._look_again_later()
+                self._poll_again_later()
                 self._tell_of_withheld()
                 return
         for device in taken:
             self._await(device)
         if taken:
-            self._look_in(0.0)
+            self._poll_within(0.0)
 
-    def took(self, host: TrialProcess) -> None:
+    def took(self, process: TrialProcess) -> None:
         """A host is forked, with the devices of its start."""
-        devices = self._known(host.start.devices)
+        devices = self._known(process.start.devices)
         if devices:
-            self._hosts[host.name], self._pids[host.name] = host, set()
+            self._processes[process.name], self._pids[process.name] = process, set()
         for device in devices:
-            device.hosts.add(host.name)
+            device.processes.add(process.name)
             self._tell_of_foreign(device)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host; one that had no device is ignored."""
-        host = self._hosts.pop(name, None)
-        if host is None:
+        process = self._processes.pop(name, None)
+        if process is None:
             return
         pids = self._pids.pop(name)
-        for device in self._known(host.start.devices):
-            device.hosts.discard(name)
+        for device in self._known(process.start.devices):
+            device.processes.discard(name)
             device.left |= pids
             self._await(device)
-        self._look_in(0.0)
+        self._poll_within(0.0)
 
     # --- what the driver says -------------------------------------------------------------------
 
-    def seen(self, look: GpuSnapshot) -> None:
+    def seen(self, snapshot: GpuSnapshot) -> None:
         """Somebody has looked."""
         clear = self._clear()
-        self._look_took_s = self._now() - look.asked_at
-        for xid in look.xids:
+        self._snapshot_took_s = self._now() - snapshot.asked_at
+        for xid in snapshot.xids:
             self._complained(xid)
-        for uuid, why in look.unusable.items():
+        for uuid, why in snapshot.unusable.items():
             self._breaks(self._devices[uuid], why)
-        for uuid, one in look.devices.items():
+        for uuid, one in snapshot.devices.items():
             if not self._devices[uuid].elsewhere:
-                self._judge(self._devices[uuid], one, look.asked_at)
+                self._judge(self._devices[uuid], one, snapshot.asked_at)
         self._look_for_users()
         self.foreign = {
             device.uuid: ", ".join(device.foreign.values())
@@ -250,13 +250,13 @@ class GpuAvailability:
             if one.left_at is not None and not one.elsewhere
         ]
         if pauses:
-            self._look_in(min(pauses))
+            self._poll_within(min(pauses))
 
     def _complained(self, xid: Xid) -> None:
         device = self._devices.get(xid.uuid)
         if device is None:
             return
-        users = ", ".join(f"{trial}/{epoch}" for trial, epoch in self._trials_on(device))
+        users = ", ".join(f"{trial}/{attempt}" for trial, attempt in self._trials_on(device))
         said = meaning(xid.number)
         _log.error("gpu.xid device=%s said=%r trials=%s", xid.uuid, said, users or "none")
         if why := unusable_after(xid.number):
@@ -266,18 +266,18 @@ class GpuAvailability:
         if not device.broken:
             device.broken = why
 
-    def _judge(self, device: _Device, look: DeviceSnapshot, asked_at: float) -> None:
-        ours, theirs = self._sorted(device, look.holdings)
+    def _judge(self, device: _Device, snapshot: DeviceSnapshot, asked_at: float) -> None:
+        ours, theirs = self._sorted(device, snapshot.holdings)
         if device.left_at is not None and asked_at >= device.left_at:
-            if device.hosts:
+            if device.processes:
                 device.awaited = _not_back(ours) if ours else ""
             else:
-                device.awaited = self._not_like_before(device, look, ours, theirs, asked_at)
+                device.awaited = self._not_like_before(device, snapshot, ours, theirs, asked_at)
             if not device.awaited:
                 self._is_clear(device)
-        if device.left_at is None and not device.hosts:
-            device.strangers = {one.pid for one in look.holdings}
-            if (rest := _unexplained(look, theirs)) is not None:
+        if device.left_at is None and not device.processes:
+            device.strangers = {one.pid for one in snapshot.holdings}
+            if (rest := _unexplained(snapshot, theirs)) is not None:
                 before = rest if device.baseline is None else device.baseline
                 device.baseline = min(before, rest)
         self._look_at_others(device, theirs)
@@ -289,30 +289,30 @@ class GpuAvailability:
         ours: list[GpuMemoryHolder] = []
         theirs: list[GpuMemoryHolder] = []
         for holding in holdings:
-            host = next((name for name in device.hosts if self._is_of(name, holding)), None)
-            if host is not None:
-                self._pids[host].add(holding.pid)
+            process = next((name for name in device.processes if self._is_of(name, holding)), None)
+            if process is not None:
+                self._pids[process].add(holding.pid)
             elif holding.pid in device.left or self._me in holding.line:
                 ours.append(holding)
             elif holding.line or holding.pid in device.strangers:
                 theirs.append(holding)
-            elif not device.hosts:  # while there are some, it may be one of theirs
+            elif not device.processes:  # while there are some, it may be one of theirs
                 (theirs if device.baseline is None else ours).append(holding)
         return ours, theirs
 
-    def _is_of(self, host: str, holding: GpuMemoryHolder) -> bool:
-        return holding.pid in self._pids[host] or self._hosts[host].pid in holding.line
+    def _is_of(self, process: str, holding: GpuMemoryHolder) -> bool:
+        return holding.pid in self._pids[process] or self._processes[process].pid in holding.line
 
     def _not_like_before(
         self,
         device: _Device,
-        look: DeviceSnapshot,
+        snapshot: DeviceSnapshot,
         ours: list[GpuMemoryHolder],
         theirs: list[GpuMemoryHolder],
         asked_at: float,
     ) -> str:
         """Why a device that has no host is not clear."""
-        rest = _unexplained(look, theirs)
+        rest = _unexplained(snapshot, theirs)
         if rest is None:
             if device.silent_since is None:
                 device.silent_since = asked_at
@@ -353,12 +353,12 @@ class GpuAvailability:
             return
         for text in device.foreign.values():
             told = f"GPU {device.uuid} is used by a process that is not of this farm: {text}"
-            for name in device.hosts:
-                news = (self._hosts[name].start.events_key, told)
-                if news not in device.told:
-                    device.told.add(news)
+            for name in device.processes:
+                notices = (self._processes[name].start.events_key, told)
+                if notices not in device.told:
+                    device.told.add(notices)
                     _log.warning("gpu.foreign device=%s said=%r", device.uuid, text)
-                    self.on_warning(*news)
+                    self.on_warning(*notices)
 
     # --- other nodes ----------------------------------------------------------------------------
 
@@ -370,25 +370,25 @@ class GpuAvailability:
             user = self._locks.user(device.uuid)
             if device.elsewhere and not user:
                 self._await(device)
-                self._look_in(0.0)
+                self._poll_within(0.0)
             device.elsewhere = user
             if user:  # what is held of it is no news
                 device.crowded, device.foreign = "", {}
-                self._look_again_later()
+                self._poll_again_later()
 
-    def _look_again_later(self) -> None:
+    def _poll_again_later(self) -> None:
         if not self._is_looking_again:
             self._is_looking_again = True
-            self._timers.after(_PAUSE_ELSEWHERE_S, self._look_again)
+            self._timers.after(_PAUSE_ELSEWHERE_S, self._poll_again)
 
-    def _look_again(self) -> None:
+    def _poll_again(self) -> None:
         self._is_looking_again = False
         clear = self._clear()
         self._look_for_users()
         self._tell(clear)
 
     def _give_back(self, device: _Device) -> None:
-        if self._locks is not None and not device.hosts:
+        if self._locks is not None and not device.processes:
             self._locks.give_back(device.uuid)
 
     # --- clear, and withheld --------------------------------------------------------------------
@@ -408,7 +408,9 @@ class GpuAvailability:
             device.timer.cancel()
         if self._locks is not None and self._locks.has(device.uuid):
             give_back = partial(self._give_back, device)
-            delay_s = max(GIVE_BACK_IDLE_AFTER_S, _GIVE_BACK_IDLE_AFTER_LOOKS * self._look_took_s)
+            delay_s = max(
+                GIVE_BACK_IDLE_AFTER_S, _GIVE_BACK_IDLE_AFTER_SNAPSHOTS * self._snapshot_took_s
+            )
             device.timer = self._timers.after(delay_s, give_back)
 
     def _overdue(self, device: _Device) -> None:
@@ -425,8 +427,8 @@ class GpuAvailability:
     def _tell_of_withheld(self) -> bool:
         """Say what is withheld, if that is news."""
         withheld = {one.uuid: one.withheld for one in self._devices.values() if one.withheld}
-        is_news = withheld != self._withheld
-        if is_news:
+        is_notice = withheld != self._withheld
+        if is_notice:
             for uuid, why in withheld.items():
                 if uuid not in self._withheld:
                     _log.error("gpu.withheld device=%s why=%r", uuid, why)
@@ -434,7 +436,7 @@ class GpuAvailability:
                 _log.info("gpu.offered_again device=%s", uuid)
             self._withheld = withheld
             self.on_withheld(dict(withheld))
-        return is_news
+        return is_notice
 
     def _clear(self) -> set[str]:
         devices = self._devices.values()
@@ -451,14 +453,14 @@ class GpuAvailability:
         return [self._devices[uuid] for uuid in uuids if uuid in self._devices]
 
     def _trials_on(self, device: _Device) -> list[tuple[str, int]]:
-        return [self._hosts[name].key for name in device.hosts]
+        return [self._processes[name].key for name in device.processes]
 
 
-def _unexplained(look: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> float | None:
+def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> float | None:
     """What is used of a device, foreign processes aside; None where nobody says."""
-    if look.used is None:
+    if snapshot.used is None:
         return None
-    return max(0.0, look.used - sum(one.memory or 0.0 for one in theirs))
+    return max(0.0, snapshot.used - sum(one.memory or 0.0 for one in theirs))
 
 
 def _not_back(ours: list[GpuMemoryHolder]) -> str:

@@ -34,7 +34,7 @@ class _DeviceCounter:
 class _RunSegment:
     """A trial's time in a host."""
 
-    host: TrialProcess
+    process: TrialProcess
     key: AttemptId
     began: float
     uses: dict[str, _DeviceCounter] = field(default_factory=dict)
@@ -51,29 +51,29 @@ class GpuMeter:
     def __init__(self, gpus: Iterable[Gpu], now: Callable[[], float] = time.monotonic) -> None:
         self._models = {gpu.uuid: gpu.model for gpu in gpus}
         self._now = now
-        self._stays: dict[str, _RunSegment] = {}
+        self._segments: dict[str, _RunSegment] = {}
         #: What was used of each device when it had no host, and what its energy's counter said.
         self._before: dict[str, float] = {}
         self._counters: dict[str, float] = {}
         self._looked = 0.0
 
-    def began(self, host: TrialProcess) -> None:
+    def began(self, process: TrialProcess) -> None:
         """A host was given a trial, and the devices of its start."""
-        stay = _RunSegment(host, host.key, self._now())
-        for uuid, share in host.start.devices.items():
+        segment = _RunSegment(process, process.key, self._now())
+        for uuid, share in process.start.devices.items():
             if uuid in self._models:
-                stay.uses[uuid] = _DeviceCounter(share, self._counters.get(uuid))
-        if stay.uses:
-            self._stays[host.name] = stay
+                segment.uses[uuid] = _DeviceCounter(share, self._counters.get(uuid))
+        if segment.uses:
+            self._segments[process.name] = segment
 
-    def left(self, host: TrialProcess) -> DevicesUsed | None:
+    def left(self, process: TrialProcess) -> DevicesUsed | None:
         """The trial has left its host; what it used, where it had devices and ever began."""
-        stay = self._stays.pop(host.name, None)
-        if stay is None or not host.pid:
+        segment = self._segments.pop(process.name, None)
+        if segment is None or not process.pid:
             return None
-        seconds = self._now() - stay.began
+        seconds = self._now() - segment.began
         return DevicesUsed(
-            *stay.key,
+            *segment.key,
             tuple(
                 DeviceUse(
                     uuid,
@@ -84,44 +84,48 @@ class GpuMeter:
                     use.memory_peak,
                     use.energy_j,
                 )
-                for uuid, use in stay.uses.items()
+                for uuid, use in segment.uses.items()
             ),
         )
 
-    def seen(self, look: GpuSnapshot, vitals: Iterable[GpuMetrics]) -> None:
-        """Somebody has looked at all devices; ``vitals`` are what they did, where that is known."""
-        busy = {one.uuid: one.busy for one in vitals if one.busy is not None}
-        for uuid, device in look.devices.items():
-            stays = [stay for stay in self._stays.values() if uuid in stay.uses]
-            if not stays and device.used is not None:
+    def seen(self, snapshot: GpuSnapshot, gpu_metrics: Iterable[GpuMetrics]) -> None:
+        """Take a snapshot of all devices; ``gpu_metrics`` say how busy they were, where known."""
+        busy = {one.uuid: one.busy for one in gpu_metrics if one.busy is not None}
+        for uuid, device in snapshot.devices.items():
+            segments = [segment for segment in self._segments.values() if uuid in segment.uses]
+            if not segments and device.used is not None:
                 self._before[uuid] = device.used
-            for stay in stays:
-                use = stay.uses[uuid]
-                self._take_memory(uuid, device, stay, stays)
-                self._take_time(use, stay, look.asked_at, busy.get(uuid))
+            for segment in segments:
+                use = segment.uses[uuid]
+                self._take_memory(uuid, device, segment, segments)
+                self._take_time(use, segment, snapshot.asked_at, busy.get(uuid))
                 _take_energy(use, device.energy)
             if device.energy is not None:
                 self._counters[uuid] = device.energy
-        self._looked = look.asked_at
+        self._looked = snapshot.asked_at
 
     def _take_time(
-        self, use: _DeviceCounter, stay: _RunSegment, at: float, busy: float | None
+        self, use: _DeviceCounter, segment: _RunSegment, at: float, busy: float | None
     ) -> None:
-        since = at - max(self._looked, stay.began)
+        since = at - max(self._looked, segment.began)
         if busy is not None and since > 0:
             use.watched_s += since
             use.busy_s += since * busy
 
     def _take_memory(
-        self, uuid: str, device: DeviceSnapshot, stay: _RunSegment, stays: Iterable[_RunSegment]
+        self,
+        uuid: str,
+        device: DeviceSnapshot,
+        segment: _RunSegment,
+        segments: Iterable[_RunSegment],
     ) -> None:
-        use = stay.uses[uuid]
-        memory = _held_by(stay.host.pid, device)
+        use = segment.uses[uuid]
+        memory = _held_by(segment.process.pid, device)
         if memory is None:
             before = self._before.get(uuid)
             if device.used is None or before is None:
                 return
-            shares = sum(one.uses[uuid].share for one in stays)
+            shares = sum(one.uses[uuid].share for one in segments)
             above = max(0.0, device.used - before)
             memory = above * use.share / shares if shares else above
         use.memory_peak = max(use.memory_peak or 0.0, memory)

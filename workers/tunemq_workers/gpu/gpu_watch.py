@@ -32,9 +32,9 @@ class GpuWatch:
         self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
     ) -> None:
         #: Takes what was seen; called by the loop.
-        self.on_look: Callable[[GpuSnapshot], object] = _nobody_looks
+        self.on_snapshot: Callable[[GpuSnapshot], object] = _nobody_looks
         #: What the devices do, as the driver said last.
-        self.vitals: tuple[GpuMetrics, ...] = ()
+        self.gpu_metrics: tuple[GpuMetrics, ...] = ()
         self._driver, self._post = driver, post
         self._uuids = frozenset(gpu.uuid for gpu in gpus)
         self._changed = threading.Condition()
@@ -53,14 +53,14 @@ class GpuWatch:
             self._has_ended = True
             self._changed.notify()
 
-    def look_in(self, delay_s: float) -> None:
+    def poll_within(self, delay_s: float) -> None:
         """Look in so many seconds, if that is not too late already."""
         with self._changed:
             self._due = min(self._due, time.monotonic() + delay_s)
             self._changed.notify()
 
     def _run(self) -> None:
-        vitals_due = 0.0
+        metrics_due = 0.0
         while not self._has_ended:
             with self._changed:
                 now = time.monotonic()
@@ -68,36 +68,36 @@ class GpuWatch:
                     self._changed.wait(self._due - now)
                     continue
                 self._due = now + self._driver.period_s
-            self._take_look(now)
-            if now >= vitals_due:
-                vitals_due = now + self._driver.period_s
-                self._take_vitals()
+            self._take_snapshot(now)
+            if now >= metrics_due:
+                metrics_due = now + self._driver.period_s
+                self._take_gpu_metrics()
 
-    def _take_look(self, now: float) -> None:
+    def _take_snapshot(self, now: float) -> None:
         try:
-            look = look_at(self._driver, self._uuids, now)
+            snapshot = look_at(self._driver, self._uuids, now)
         except Exception as problem:  # noqa: BLE001 - this log has it; a look that failed is no look
             if self._was_seen:
                 _log.warning("gpus.not_seen problem=%r", repr(problem), exc_info=True)
             self._was_seen = False
         else:
             self._was_seen = True
-            self._post(partial(self._say, look))
+            self._post(partial(self._say, snapshot))
 
-    def _say(self, look: GpuSnapshot) -> None:
-        self.on_look(look)
+    def _say(self, snapshot: GpuSnapshot) -> None:
+        self.on_snapshot(snapshot)
 
-    def _take_vitals(self) -> None:
+    def _take_gpu_metrics(self) -> None:
         try:
-            found = self._driver.vitals()
+            found = self._driver.gpu_metrics()
         except Exception as problem:  # noqa: BLE001 - this log has it; nothing is known then
             if self._was_known:
                 _log.warning("gpus.not_heard problem=%r", str(problem) or repr(problem))
-            self._was_known, self.vitals = False, ()
+            self._was_known, self.gpu_metrics = False, ()
         else:
             self._was_known = True
-            self.vitals = tuple(one for one in found if one.uuid in self._uuids)
+            self.gpu_metrics = tuple(one for one in found if one.uuid in self._uuids)
 
 
-def _nobody_looks(_look: GpuSnapshot) -> None:
+def _nobody_looks(_poll: GpuSnapshot) -> None:
     """Until the keeper does."""

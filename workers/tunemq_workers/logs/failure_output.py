@@ -31,7 +31,7 @@ from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 #: How long the loop waits for a disk: no longer than for a page that was written a moment ago. It
 #: waits no longer for many together, as when a forkserver dies, in so much time.
-PATIENCE_S: Final = 0.25
+TIMEOUT_S: Final = 0.25
 PERIOD_S: Final = 5.0
 _MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
 
@@ -49,7 +49,7 @@ class FailureOutput:
 
     def __init__(self, emit: Emit, read: _Read = read_last) -> None:
         #: Says which trials have hosts.
-        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._emit, self._read = emit, read
         self._printed: dict[tuple[str, AttemptId], _Printed] = {}
         self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
@@ -73,13 +73,13 @@ class FailureOutput:
 
     def _heard(self, events_key: str, event: bytes) -> bytes:
         match said := decode_node_event(event):
-            case TrialStarted(trial, epoch):
-                self._printed[events_key, (trial, epoch)] = said.printed
-            case SlotFreed(trial, epoch):
-                self._printed.pop((events_key, (trial, epoch)), None)
-            case TrialFailed(trial, epoch) | TrialProcessDied(trial, epoch):
-                key = trial, epoch
-                starts = [start for one, start in self.hosted() if one == key]
+            case TrialStarted(trial, attempt):
+                self._printed[events_key, (trial, attempt)] = said.printed
+            case SlotFreed(trial, attempt):
+                self._printed.pop((events_key, (trial, attempt)), None)
+            case TrialFailed(trial, attempt) | TrialProcessDied(trial, attempt):
+                key = trial, attempt
+                starts = [start for one, start in self.running_trials() if one == key]
                 folder = next((one.folder for one in starts if one.events_key == events_key), None)
                 if folder is not None:
                     printed = self._printed.get((events_key, key), (0, 0))
@@ -96,14 +96,14 @@ class FailureOutput:
         began = time.monotonic()
         if began >= self._since + PERIOD_S:
             self._waited_s, self._since = 0.0, began
-        if self._owed or self._waited_s >= PATIENCE_S:
+        if self._owed or self._waited_s >= TIMEOUT_S:
             return ""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="last words", daemon=True)
             self._thread.start()
         self._orders.put((folder, printed))
         try:
-            return self._answers.get(timeout=PATIENCE_S - self._waited_s)
+            return self._answers.get(timeout=TIMEOUT_S - self._waited_s)
         except queue.Empty:
             self._owed += 1
             return ""

@@ -52,7 +52,7 @@ class _FollowedOutput:
         self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
         self.patterns = list(output.patterns)
 
-    def news(self, *, is_last: bool) -> list[str]:
+    def notices(self, *, is_last: bool) -> list[str]:
         return [line for file in self._files for line in file.lines(is_last=is_last)]
 
 
@@ -90,7 +90,7 @@ class LogScanner:
     def _look_at(self, id_: int, followed: _FollowedOutput, *, is_last: bool = False) -> None:
         if not followed.patterns:
             return
-        lines = followed.news(is_last=is_last)
+        lines = followed.notices(is_last=is_last)
         for pattern in list(followed.patterns):
             try:
                 line = self._patterns.search(pattern, lines)

@@ -54,7 +54,7 @@ from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
 #: How long a failure waits for what its trial printed to be read. It takes milliseconds; this is
 #: for a file system that hangs, and for a machine that does next to nothing.
-PATIENCE_S: Final = 20.0
+TIMEOUT_S: Final = 20.0
 #: A process that has had nothing to read for so long is let go.
 _IDLE_S: Final = 60.0
 
@@ -106,7 +106,7 @@ class LogWatch:
         warn: Callable[[str, str], object],
     ) -> None:
         #: Says which trials have hosts.
-        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._reactor, self._emit, self._warn = reactor, emit, warn
         self._ids = itertools.count(1)
         self._followed: dict[int, _WatchedAttempt] = {}
@@ -157,8 +157,8 @@ class LogWatch:
 
     def _begin(self, events_key: str, event: bytes) -> None:
         started: TrialStarted = decode_node_event(event)
-        key = (started.trial, started.epoch)
-        starts = (start for one, start in self.hosted() if one == key)
+        key = (started.trial, started.attempt)
+        starts = (start for one, start in self.running_trials() if one == key)
         start = next((one for one in starts if one.events_key == events_key), None)
         if start is None or (events_key, key) in self._by_key:
             return
@@ -175,7 +175,7 @@ class LogWatch:
         ended = decode_node_event(event)
         followed = None
         if isinstance(ended, _Ended):
-            followed = self._by_key.get((events_key, (ended.trial, ended.epoch)))
+            followed = self._by_key.get((events_key, (ended.trial, ended.attempt)))
         if followed is None:
             self._emit(events_key, event)
             return
@@ -195,7 +195,7 @@ class LogWatch:
 
     def _hold(self, followed: _WatchedAttempt, event: bytes) -> None:
         followed.held.append(event)
-        followed.timer = self._reactor.after(PATIENCE_S, partial(self._is_late, followed))
+        followed.timer = self._reactor.after(TIMEOUT_S, partial(self._is_late, followed))
         self._order(followed)
 
     def _release(self, followed: _WatchedAttempt, *, is_cuda_memory: bool) -> None:
@@ -211,10 +211,10 @@ class LogWatch:
 
     def _is_late(self, followed: _WatchedAttempt) -> None:
         folder = followed.output.folder
-        _log.error("log_scanner.late folder=%s patience=%s", folder, PATIENCE_S)
+        _log.error("log_scanner.late folder=%s patience=%s", folder, TIMEOUT_S)
         self._warn(
             followed.events_key,
-            f"What was printed in {folder} could not be read within {PATIENCE_S:g} s; no log policy"
+            f"What was printed in {folder} could not be read within {TIMEOUT_S:g} s; no log policy"
             " was applied to it.",
         )
         self._release(followed, is_cuda_memory=False)

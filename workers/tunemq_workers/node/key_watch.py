@@ -14,7 +14,7 @@ from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.system.trial_user import own_files
 
 #: A scheduler that has just begun says a little later which key it signs with.
-_PATIENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 #: Of what stands in Redis no more is shown.
 _SHOWN: Final = 16
 
@@ -29,9 +29,9 @@ class KeyWatch:
         now: a monotonic clock.
     """
 
-    def __init__(self, seals: NodeSigning, now: Callable[[], float] = time.monotonic) -> None:
-        self._seals, self._now = seals, now
-        self._version = seals.keys.version
+    def __init__(self, signing: NodeSigning, now: Callable[[], float] = time.monotonic) -> None:
+        self._signing, self._now = signing, now
+        self._version = signing.keys.version
         self._signs: bytes | None = None
         self._since, self._is_told = 0.0, False
         #: Whether this node and the scheduler that runs now, if one does, believe each other.
@@ -44,12 +44,12 @@ class KeyWatch:
             has_scheduler: whether a farm's scheduler runs.
             signs: the id of the key that it signs with, as it may have said it; in hex.
         """
-        keys = self._seals.keys
+        keys = self._signing.keys
         with own_files():
             line = keys.look()
         if line:
             _log.warning("keys.read line=%s", line)
-        for line in self._seals.refused.news():
+        for line in self._signing.rejected.notices():
             _log.warning("message.refused what=%s", line)
         self.agrees = not has_scheduler or self._compare(signs)
         is_changed, self._version = keys.version != self._version, keys.version
@@ -59,7 +59,7 @@ class KeyWatch:
 
     def _compare(self, signs: bytes) -> bool:
         """Return whether both sides believe each other; log once why they do not."""
-        keys = self._seals.keys
+        keys = self._signing.keys
         if signs:
             agrees = keys.is_signed and keys.orders.believes(_key(signs))
         else:
@@ -67,7 +67,7 @@ class KeyWatch:
         now = self._now()
         if signs != self._signs:
             self._signs, self._since, self._is_told = signs, now, False
-        if agrees or self._is_told or now < self._since + _PATIENCE_S:
+        if agrees or self._is_told or now < self._since + _TIMEOUT_S:
             return agrees
         self._is_told = True
         if not keys.is_signed:

@@ -71,7 +71,7 @@ _OVERDUE_S: Final = (2.0, 60.0)
 #: At the end: for the families to go and the last events to be sent, then for the goodbye, which
 #: takes a Redis that answers milliseconds.
 _ENDING_S: Final = 3.0
-_GOODBYE_S: Final = 5.0
+_DEREGISTER_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class _RegistrationState(NamedTuple):
     """In which generation of Redis a node said what of itself."""
 
     generation: bytes
-    hello: NodeRegistration
+    registration: NodeRegistration
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class _RedisState:
     #: Since when the generation is what it is, by the monotonic clock.
     since: float = field(default_factory=time.monotonic)
     #: How this node was introduced last, and is being.
-    introduced: _RegistrationState | None = None
+    registered: _RegistrationState | None = None
     introducing: _RegistrationState | None = None
 
 
@@ -126,73 +126,78 @@ class NodeLoop:
     def __init__(
         self,
         *,
-        incarnation: str,
-        hello: NodeRegistration,
+        instance_id: str,
+        registration: NodeRegistration,
         redis: RedisAddress,
         reactor: Reactor,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         forkservers: TrialProcessLauncher,
         make_checkpoints: Callable[[Emit], CheckpointRequests],
-        luggage: DependencyFetcher,
+        dependencies: DependencyFetcher,
         make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
         make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
         children: set[int],
-        start_ears: Callable[[], ChildProcess],
-        ears: ChildProcess,
-        seals: NodeSigning,
+        start_consumers: Callable[[], ChildProcess],
+        consumers: ChildProcess,
+        signing: NodeSigning,
         lost_after_s: float,
         grace_s: float,
         watch: MachineWatch | None = None,
-        keeper: GpuAvailability | None = None,
+        availability: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
         health: WorkerHealth | None = None,
     ) -> None:
-        self._incarnation, self._hello = incarnation, hello
+        self._instance_id, self._registration = instance_id, registration
         self._reactor, self._forkservers = reactor, forkservers
         self._watch = watch
         self._health = WorkerHealth(ServiceHealth("worker"), reactor) if health is None else health
-        self._pump = EventPublisher(
+        self._publisher = EventPublisher(
             redis,
-            incarnation,
-            lambda fact: reactor.post(partial(self._heard, fact)),
+            instance_id,
+            lambda report: reactor.post(partial(self._heard, report)),
             None if watch is None else watch.said,
-            seals,
+            signing,
         )
-        self._keys = KeyWatch(seals)
-        self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
+        self._keys = KeyWatch(signing)
+        self._outboxes = Outboxes(budget, reactor, order=self._publisher.order, header=self._header)
         self._checkpoints = make_checkpoints(self._outboxes.add)
-        self._luggage = luggage
-        self._files = make_files(self._outboxes.add, self._pump.order, self._has_time)
+        self._dependencies = dependencies
+        self._files = make_files(self._outboxes.add, self._publisher.order, self._has_time)
         self._logs = make_logs(self._outboxes.add, self._warn)
-        self._words = FailureOutput(self._logs.emit)
-        emit = self._words.emit
-        self._hosts = TrialSupervisor(
+        self._failure_output = FailureOutput(self._logs.emit)
+        emit = self._failure_output.emit
+        self._supervisor = TrialSupervisor(
             reactor,
             forkservers,
             self._checkpoints,
-            luggage,
+            dependencies,
             emit,
             self._outboxes.add,
-            keeper=keeper,
+            availability=availability,
             meter=meter,
         )
-        self._logs.hosted = self._words.hosted = self._hosts.hosted
-        if keeper is not None:
-            keeper.on_withheld, keeper.on_warning = self._withhold, self._warn
-        self._files.hosted, self._files.expected = self._hosts.hosted, self._hosts.expected
-        self._hosts.on_left = self._files.left
+        self._logs.running_trials = self._failure_output.running_trials = (
+            self._supervisor.running_trials
+        )
+        if availability is not None:
+            availability.on_withheld, availability.on_warning = self._withhold, self._warn
+        self._files.running_trials, self._files.expected = (
+            self._supervisor.running_trials,
+            self._supervisor.expected,
+        )
+        self._supervisor.on_left = self._files.left
         forkservers.on_warning = self._warn
-        self._caps = OutputCaps(reactor, self._hosts.folders)
-        self._hosts.on_cut_off = self._caps.look_at
-        self._mail = CommandQueue(incarnation, seals, self._hosts.refuse)
+        self._caps = OutputCaps(reactor, self._supervisor.folders)
+        self._supervisor.on_cut_off = self._caps.look_at
+        self._commands = CommandQueue(instance_id, signing, self._supervisor.reject)
         self._tried_store = ""
-        self._wire = _RedisState()
+        self._redis_state = _RedisState()
         self._is_held = False
         self._announced = (0, 0)
         self._overdue: Timer | None = None
         self._overdue_in_a_row = 0
         self._ending: Timer | None = None
-        self._has_said_goodbye = False
+        self._has_deregistered = False
         self._exit_code = 0
         self._has_heard = False
         self._lost_after_s, self._grace_s = lost_after_s, grace_s
@@ -201,29 +206,29 @@ class NodeLoop:
         self._ready_in: bytes | None = None
         #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
         self._had_scheduler = self._has_given_up = False
-        self._ear = ConsumerProcess(
+        self._consumer = ConsumerProcess(
             reactor,
-            start_ears,
-            ears,
+            start_consumers,
+            consumers,
             children,
-            on_ready=self._ear_is_ready,
-            on_mail=self._obey,
-            on_refused=partial(seals.refuse_mail, why="is no task of ours"),
-            on_death=self._ear_died,
+            on_ready=self._consumer_is_ready,
+            on_command=self._obey,
+            on_rejected=partial(signing.reject_command, why="is no task of ours"),
+            on_death=self._consumer_died,
         )
 
     def run(self) -> int:
         """Serve until `stop` or `abandon`."""
-        self._pump.start()
+        self._publisher.start()
         self._caps.start()
         self._checkpoints.start()
-        self._luggage.start()
+        self._dependencies.start()
         self._files.start()
-        self._health.start(lambda: len(self._hosts))
+        self._health.start(lambda: len(self._supervisor))
         self._reactor.run(self._after_round)
-        self._ear.close()
+        self._consumer.close()
         self._logs.close()
-        self._words.close()
+        self._failure_output.close()
         self._checkpoints.close()
         if self._ending is not None:
             self._forkservers.close()
@@ -240,166 +245,168 @@ class NodeLoop:
             grace_s: how long hosts get to save and end by themselves, and uploads to be done.
         """
         if self._ending is None:
-            hosts = len(self._hosts)
+            trial_processes = len(self._supervisor)
             if exit_code != EXIT_FENCED:  # then the service goes on, as another incarnation
                 self._health.stopping()
-            _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, hosts, grace_s)
+            _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, trial_processes, grace_s)
             self._exit_code = exit_code
             # What saves in the first half repeats nothing; the rest ends at its next result.
-            self._hosts.leave(at_checkpoint=grace_s > 0)
-            self._reactor.after(grace_s / 2, self._hosts.leave)
-            self._ending = self._reactor.after(grace_s, self._end_hosts)
+            self._supervisor.leave(at_checkpoint=grace_s > 0)
+            self._reactor.after(grace_s / 2, self._supervisor.leave)
+            self._ending = self._reactor.after(grace_s, self._end_trial_processes)
             if not grace_s:
-                self._end_hosts()
+                self._end_trial_processes()
 
-    def _end_hosts(self) -> None:
+    def _end_trial_processes(self) -> None:
         """No more grace: kill what is left, send what it said."""
         if self._ending is not None:
             self._ending.cancel()
-        if self._hosts:
-            _log.info("node.ending hosts=%d", len(self._hosts))
-        self._hosts.kill_all()
+        if self._supervisor:
+            _log.info("node.ending hosts=%d", len(self._supervisor))
+        self._supervisor.kill_all()
         self._checkpoints.close()
         self._files.close()
         # A failure whose trial's output is still being read goes out before the goodbye.
         self._reactor.after(_ENDING_S / 2, self._logs.hold_no_more)
-        self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
+        self._ending = self._reactor.after(_ENDING_S, self._deregister)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
         """End at once, without a goodbye; the forkservers notice, and kill what is left."""
-        _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._hosts))
+        _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._supervisor))
         self._exit_code = exit_code
         self._reactor.stop()
 
-    def _say_goodbye(self) -> None:
-        if not self._has_said_goodbye:
-            self._has_said_goodbye = True
-            self._pump.order(Deregister())
-            self._pump.join(_GOODBYE_S)
+    def _deregister(self) -> None:
+        if not self._has_deregistered:
+            self._has_deregistered = True
+            self._publisher.order(Deregister())
+            self._publisher.join(_DEREGISTER_S)
             _log.info("node.ended")
             self._reactor.stop()
 
     def _withhold(self, devices: dict[str, str]) -> None:
         """These are not to be used now."""
-        number = self._hello.number + 1
+        number = self._registration.number + 1
         devices = {uuid: why[:LINE_CHARACTERS] for uuid, why in devices.items()}
-        self._hello = msgspec.structs.replace(self._hello, withheld=devices, number=number)
-        self._introduce()
+        self._registration = msgspec.structs.replace(
+            self._registration, withheld=devices, number=number
+        )
+        self._register()
 
     def _warn(self, events_key: str, text: str) -> None:
         self._outboxes.add(events_key, encode(NodeWarned(text)))
 
     # --- mail -----------------------------------------------------------------------------------
 
-    def _ear_is_ready(self) -> None:
+    def _consumer_is_ready(self) -> None:
         self._has_heard = True
-        self._introduce()
+        self._register()
 
-    def _ear_died(self) -> None:
+    def _consumer_died(self) -> None:
         # Another one waits for Redis, should that be away. The lease shows what was not heard.
         if self._ending is None:
-            self._ear.start_if_none()
-        self._pump.order(RenewLeaseNow())
+            self._consumer.start_if_none()
+        self._publisher.order(RenewLeaseNow())
 
-    def _obey(self, mail: bytes) -> None:
-        term_before, _ = self._mail.taken
-        assignment = self._mail.open(mail)
+    def _obey(self, message: bytes) -> None:
+        term_before, _ = self._commands.confirmed
+        assignment = self._commands.open(message)
         if assignment is None or self._ending is not None:
             return
-        self._pump.taken = self._mail.taken
-        if assignment.term > term_before or self._wire.generation is None:
+        self._publisher.confirmed = self._commands.confirmed
+        if assignment.term > term_before or self._redis_state.generation is None:
             # A scheduler has begun, perhaps on a wire that was reset while there was none.
-            self._pump.order(RenewLeaseNow())
+            self._publisher.order(RenewLeaseNow())
         self._overdue_in_a_row = 0
         if assignment.store and assignment.store != self._tried_store:
             self._tried_store = assignment.store
             self._checkpoints.try_store(assignment.store)
         failpoint("orders.before_obey")
-        self._hosts.obey(assignment.orders, assignment.untouched)
+        self._supervisor.obey(assignment.orders, assignment.untouched)
         failpoint("orders.after_obey")
-        self._expect_mail()
+        self._expect_command()
 
-    def _expect_mail(self) -> None:
+    def _expect_command(self) -> None:
         """Have the ear replaced if what the scheduler announced does not come."""
-        if self._announced <= self._mail.taken:
+        if self._announced <= self._commands.confirmed:
             if self._overdue is not None:
                 self._overdue.cancel()
             self._overdue = None
         elif self._overdue is None:
             delay_s = backoff_s(self._overdue_in_a_row, *_OVERDUE_S)
-            self._overdue = self._reactor.after(delay_s, self._mail_is_overdue)
+            self._overdue = self._reactor.after(delay_s, self._command_is_overdue)
 
-    def _mail_is_overdue(self) -> None:
+    def _command_is_overdue(self) -> None:
         self._overdue = None
-        if not self._ear.is_ready:  # it is on its way, and watched
-            self._expect_mail()
+        if not self._consumer.is_ready:  # it is on its way, and watched
+            self._expect_command()
             return
         self._overdue_in_a_row += 1
-        self._ear.restart(f"assignment {self._announced} was announced and did not come")
+        self._consumer.restart(f"assignment {self._announced} was announced and did not come")
 
     # --- the wire -------------------------------------------------------------------------------
 
-    def _heard(self, fact: PublisherReport) -> None:
-        self._pump.facts_taken()
-        wire = self._wire
-        match fact:
+    def _heard(self, report: PublisherReport) -> None:
+        self._publisher.reports_handled()
+        redis_state = self._redis_state
+        match report:
             case LeaseReply():
-                self._seen(fact)
+                self._seen(report)
             case Registered():
-                wire.introduced, wire.introducing = wire.introducing, None
+                redis_state.registered, redis_state.introducing = redis_state.introducing, None
                 self._say_ready()
-                self._introduce()
+                self._register()
             case RegistrationFailed():
-                wire.introducing = None  # the next look tries again
+                redis_state.introducing = None  # the next look tries again
             case BatchesAppended(key):
                 self._outboxes.appended(key)
             case OutputSent():
                 self._files.output_sent()
             case AppendFailed(key, reason):
                 self._outboxes.not_appended(key, reason)
-                if wire.is_up:  # it may be another generation
-                    self._pump.order(RenewLeaseNow())
+                if redis_state.is_up:  # it may be another generation
+                    self._publisher.order(RenewLeaseNow())
             case RedisLost(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
-                wire.is_up, wire.introducing = False, None
-                self._ear.redis_is_away()
+                redis_state.is_up, redis_state.introducing = False, None
+                self._consumer.redis_is_away()
                 self._heed(is_heard=False)
 
     def _seen(self, seen: LeaseReply) -> None:
         self._health.confirmed(has_scheduler=seen.has_scheduler)
-        wire = self._wire
-        if seen.generation != wire.generation:
-            _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
-            wire.generation, wire.since = seen.generation, time.monotonic()
+        redis_state = self._redis_state
+        if seen.generation != redis_state.generation:
+            _log.info("wire.generation old=%s new=%s", redis_state.generation, seen.generation)
+            redis_state.generation, redis_state.since = seen.generation, time.monotonic()
             # Whatever was sent in the generation before may have gone with it.
             self._outboxes.rewind()
         if self._keys.look(has_scheduler=seen.has_scheduler, signs=seen.signs):
             # What lies in Redis may be sealed with a key that goes soon.
             self._outboxes.rewind()
-            wire.introduced = None
+            redis_state.registered = None
         self._say_ready()
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
-        self._outboxes.release(seen.journalled, missing)
+        self._outboxes.acknowledge(seen.acknowledged_up_to, missing)
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
-        used = self._hosts.events_keys() | unsettled
-        for key in self._checkpoints.forget_all_but(used, seen.journalled, missing):
-            self._pump.order(ForgetStream(key))
+        used = self._supervisor.events_keys() | unsettled
+        for key in self._checkpoints.forget_all_but(used, seen.acknowledged_up_to, missing):
+            self._publisher.order(ForgetStream(key))
         self._outboxes.forget_all_but(used)
-        was_up, wire.is_up = wire.is_up, True
+        was_up, redis_state.is_up = redis_state.is_up, True
         if self._ending is not None:
             return
         self._had_scheduler |= seen.has_scheduler
         is_served = seen.has_scheduler or not self._had_scheduler
         self._heed(is_heard=is_served and seen.generation is not None)
         if was_up:
-            self._ear.start_if_none()
+            self._consumer.start_if_none()
         else:
             _log.info("wire.back")
-            self._ear.redis_is_back()
-        self._introduce()
+            self._consumer.redis_is_back()
+        self._register()
         self._announced = seen.announced
-        self._expect_mail()
+        self._expect_command()
         if seen.fenced:
             _log.warning("node.fenced reason=%s", seen.fenced)
             is_replaced = seen.fenced == STARTED_AGAIN
@@ -417,36 +424,39 @@ class NodeLoop:
             if self._has_given_up:
                 _log.info("node.heard_again")
                 self._has_given_up = False
-                self._hosts.go_on()
+                self._supervisor.go_on()
         elif self._silence is None:
             self._silence = self._reactor.after(self._lost_after_s, self._give_up)
 
     def _give_up(self) -> None:
         if self._ending is None:
-            hosts, silence_s = len(self._hosts), self._lost_after_s
-            _log.warning("node.given_up hosts=%d silence=%s", hosts, silence_s)
+            trial_processes, silence_s = len(self._supervisor), self._lost_after_s
+            _log.warning("node.given_up hosts=%d silence=%s", trial_processes, silence_s)
             self._has_given_up = True
-            self._hosts.give_up()
+            self._supervisor.give_up()
 
     def _say_ready(self) -> None:
         """Log, once a generation, that schedulers know of this node and believe it."""
-        introduced = self._wire.introduced
-        if introduced is None or not self._keys.agrees:
+        registered = self._redis_state.registered
+        if registered is None or not self._keys.agrees:
             return
-        if introduced.generation != self._ready_in:
-            self._ready_in = introduced.generation
-            _log.info("node.introduced generation=%s", introduced.generation)
+        if registered.generation != self._ready_in:
+            self._ready_in = registered.generation
+            _log.info("node.introduced generation=%s", registered.generation)
 
-    def _introduce(self) -> None:
+    def _register(self) -> None:
         """Say hello, when the answer can be heard: once a generation, and when it has changed."""
-        wire = self._wire
-        if not (self._has_heard and wire.is_up and wire.generation is not None):
+        redis_state = self._redis_state
+        if not (self._has_heard and redis_state.is_up and redis_state.generation is not None):
             return
-        under_way, due = wire.introducing, _RegistrationState(wire.generation, self._hello)
+        under_way, due = (
+            redis_state.introducing,
+            _RegistrationState(redis_state.generation, self._registration),
+        )
         is_under_way = under_way is not None and under_way.generation == due.generation
-        if wire.introduced != due and not is_under_way:  # one after the other
-            wire.introducing = due
-            self._pump.order(Register(encode(self._hello)))
+        if redis_state.registered != due and not is_under_way:  # one after the other
+            redis_state.introducing = due
+            self._publisher.order(Register(encode(self._registration)))
 
     # --- after each round -----------------------------------------------------------------------
 
@@ -454,40 +464,49 @@ class NodeLoop:
         self._send()
         if self._watch is not None:
             self._show(self._watch)
-        outboxes, wire = self._outboxes, self._wire
+        outboxes, redis_state = self._outboxes, self._redis_state
         if outboxes.is_full is not self._is_held:
             self._is_held = outboxes.is_full
-            self._hosts.hold(self._is_held)
+            self._supervisor.hold(self._is_held)
         kept = self._checkpoints.kept
-        self._pump.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
-        is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
-        was_hurried, is_hurried = self._pump.is_hurried, outboxes.size > BLOCK_BYTES or is_expecting
-        self._pump.is_hurried = is_hurried
+        self._publisher.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
+        is_expecting = (
+            redis_state.generation is None and time.monotonic() < redis_state.since + _EXPECTING_S
+        )
+        was_hurried, is_hurried = (
+            self._publisher.is_hurried,
+            outboxes.size > BLOCK_BYTES or is_expecting,
+        )
+        self._publisher.is_hurried = is_hurried
         if is_hurried and not was_hurried:  # it may just have begun to wait
-            self._pump.order(RenewLeaseNow())
-        is_settled = outboxes.is_settled or not wire.is_up
+            self._publisher.order(RenewLeaseNow())
+        is_settled = outboxes.is_settled or not redis_state.is_up
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
-        is_alone = not self._hosts and not unsettled and not self._logs.is_holding
+        is_alone = not self._supervisor and not unsettled and not self._logs.is_holding
         if self._ending is not None and is_alone and is_settled:
             self._ending.cancel()
-            self._say_goodbye()
+            self._deregister()
 
     def _send(self) -> None:
         """Hand the outboxes' news to the pump if Redis would take them."""
-        wire = self._wire
-        introduced = wire.introduced
-        if wire.is_up and introduced is not None and introduced.generation == wire.generation:
-            self._outboxes.send(introduced.generation)
+        redis_state = self._redis_state
+        registered = redis_state.registered
+        if (
+            redis_state.is_up
+            and registered is not None
+            and registered.generation == redis_state.generation
+        ):
+            self._outboxes.send(registered.generation)
 
     def _show(self, watch: MachineWatch) -> None:
-        watch.hosts, watch.outbox = len(self._hosts), self._outboxes.size
+        watch.trial_processes, watch.outbox = len(self._supervisor), self._outboxes.size
         watch.cache = self._checkpoints.size
         watch.store = self._checkpoints.traffic
 
     def _has_time(self) -> bool:
         """Whether there is time for what nobody waits for."""
-        return self._wire.is_up and self._outboxes.size <= BLOCK_BYTES
+        return self._redis_state.is_up and self._outboxes.size <= BLOCK_BYTES
 
     def _header(self, first: int) -> bytes:
-        taken = self._mail.taken
-        return encode(BatchHeader(PROTOCOL_VERSION, self._incarnation, first, taken))
+        confirmed = self._commands.confirmed
+        return encode(BatchHeader(PROTOCOL_VERSION, self._instance_id, first, confirmed))

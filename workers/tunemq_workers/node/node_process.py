@@ -4,8 +4,8 @@
 
 It reads the command line, starts the process that ears are forked from before it imports anything
 else (Celery takes longest to load), and leaves the rest to `tunemq_workers.node.node_setup`. All
-logs are in the working folder: ``node.log``, ``ear.log`` and one for each forkserver. To its own
-output the node writes only why it cannot start; as a node of a farm (``--farm``, see
+logs are in the working folder: ``node.log``, ``consumer.log`` and one for each forkserver. To its
+own output the node writes only why it cannot start; as a node of a farm (``--farm``, see
 `tunemq_workers.node.worker_command`) also what a person at its terminal wants to see.
 """
 
@@ -78,15 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
     never_unpickle()
-    incarnation = os.urandom(8).hex()
+    instance_id = os.urandom(8).hex()
     log = os.path.join(options.workdir, "ear.log")
-    start_ears = partial(start_forkserver, options.redis, incarnation, log)
-    ears = start_ears()
+    start_consumers = partial(start_forkserver, options.redis, instance_id, log)
+    consumers = start_consumers()
     # Imported while that loads Celery.
     from tunemq_workers.node.node_setup import run_node
 
     try:
-        code = run_node(options, incarnation, start_ears, ears, watched, account, keys, health)
+        code = run_node(
+            options, instance_id, start_consumers, consumers, watched, account, keys, health
+        )
     except ConfigError as problem:
         tell(str(problem))
         return EXIT_USAGE

@@ -27,7 +27,7 @@ from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment, Gpu
 from tunemq_shared.protocol.registration import NodeRegistration
 from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.system.process_control import adopt_orphans, set_name
+from tunemq_shared.system.process_control import become_subreaper, set_name
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers import work_folder
 from tunemq_workers.broker.memory_budget import MemoryBudget
@@ -71,9 +71,9 @@ _log = logging.getLogger(__name__)
 
 def run_node(
     options: argparse.Namespace,
-    incarnation: str,
-    start_ears: Callable[[], ChildProcess],
-    ears: ChildProcess,
+    instance_id: str,
+    start_consumers: Callable[[], ChildProcess],
+    consumers: ChildProcess,
     watched: int | None,
     account: UserAccount | None = None,
     keys: LiveKeys | None = None,
@@ -107,17 +107,17 @@ def run_node(
     )
     locks = _lock(options, gpus)
     set_name("tunemq-node")
-    adopt_orphans()
+    become_subreaper()
     work_folder.remove_leftovers(options.workdir)
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
     redis = parse_address(options.redis)  # its certificates may be for our own user alone
     _take_rights(options, account)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
-    hello = NodeRegistration(
+    registration = NodeRegistration(
         PROTOCOL_VERSION,
         options.name,
-        incarnation,
+        instance_id,
         hostname,
         node_ip,
         os.getpid(),
@@ -127,7 +127,7 @@ def run_node(
         gpus.gpus,
         began=time.time(),
     )
-    seals = NodeSigning(incarnation, keys)
+    signing = NodeSigning(instance_id, keys)
     reactor, children = Reactor(), set[int]()
     disk = CacheDisk(reactor)
     pool = ForkserverPool(
@@ -138,7 +138,7 @@ def run_node(
         node_ip=node_ip,
         has_gpus=bool(gpus.gpus),
         account=account,
-        groups=MemoryCgroups(incarnation),
+        groups=MemoryCgroups(instance_id),
     )
 
     module = "tunemq_workers.transfers.transfer_process"
@@ -157,31 +157,35 @@ def run_node(
         )
 
     meter = GpuMeter(gpus.gpus)
-    keeper, gpu_vitals = _keep(gpus, reactor, meter, locks)
-    watch = _watch_machine(hello, folder, gpu_vitals, seals.refused) if options.farm else None
+    availability, gpu_metrics = _keep(gpus, reactor, meter, locks)
+    watch = (
+        _watch_machine(registration, folder, gpu_metrics, signing.rejected)
+        if options.farm
+        else None
+    )
     loop = NodeLoop(
-        incarnation=incarnation,
-        hello=hello,
+        instance_id=instance_id,
+        registration=registration,
         redis=redis,
         reactor=reactor,
-        room=MemoryBudget(Spool(options.workdir)),
+        budget=MemoryBudget(Spool(options.workdir)),
         forkservers=pool,
         make_checkpoints=make_checkpoints,
-        luggage=DependencyFetcher(disk, transfers, folder, trial_variables(account, allowed)),
+        dependencies=DependencyFetcher(disk, transfers, folder, trial_variables(account, allowed)),
         make_files=make_files,
         make_logs=partial(_watch_logs, options, reactor, children),
         children=children,
-        start_ears=start_ears,
-        ears=ears,
-        seals=seals,
+        start_consumers=start_consumers,
+        consumers=consumers,
+        signing=signing,
         lost_after_s=lost_after_s,
         grace_s=grace_s,
         watch=watch,
-        keeper=keeper,
+        availability=availability,
         meter=meter,
         health=None if health is None else WorkerHealth(health, reactor),
     )
-    _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
+    _log.info("node.started name=%s incarnation=%s redis=%s", options.name, instance_id, redis)
     _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
     on_signal = _StopSignals(reactor, loop, grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -228,19 +232,19 @@ def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHo
 
 
 def _watch_machine(
-    hello: NodeRegistration,
+    registration: NodeRegistration,
     folder: str,
-    gpu_vitals: Callable[[], tuple[GpuMetrics, ...]],
-    refused: RejectionCounter,
+    gpu_metrics: Callable[[], tuple[GpuMetrics, ...]],
+    rejected: RejectionCounter,
 ) -> MachineWatch:
     about = NodeDescription(
-        hello.node,
-        hello.hostname,
-        hello.python,
-        {"cloudpickle": hello.cloudpickle},
-        tuple(gpu.uuid for gpu in hello.gpus),
+        registration.node,
+        registration.hostname,
+        registration.python,
+        {"cloudpickle": registration.cloudpickle},
+        tuple(gpu.uuid for gpu in registration.gpus),
     )
-    watch = MachineWatch(interpreters.our_version(), folder, gpu_vitals, about, refused)
+    watch = MachineWatch(interpreters.our_version(), folder, gpu_metrics, about, rejected)
     watch.start()
     return watch
 
@@ -337,23 +341,23 @@ def _keep(
     if gpus.driver is None or not gpus.gpus:
         return None, tuple
     watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
-    keeper = GpuAvailability(gpus.gpus, reactor, watch.look_in, locks=locks)
+    availability = GpuAvailability(gpus.gpus, reactor, watch.poll_within, locks=locks)
 
-    def on_look(look: GpuSnapshot) -> None:
-        meter.seen(look, watch.vitals)
-        keeper.seen(look)
+    def on_snapshot(snapshot: GpuSnapshot) -> None:
+        meter.seen(snapshot, watch.gpu_metrics)
+        availability.seen(snapshot)
 
-    watch.on_look = on_look
+    watch.on_snapshot = on_snapshot
     watch.start()
-    return keeper, partial(_gpu_vitals, watch, keeper)
+    return availability, partial(_gpu_metrics, watch, availability)
 
 
-def _gpu_vitals(watch: GpuWatch, keeper: GpuAvailability) -> tuple[GpuMetrics, ...]:
+def _gpu_metrics(watch: GpuWatch, availability: GpuAvailability) -> tuple[GpuMetrics, ...]:
     """What GPUs do, and who else uses them."""
-    foreign = keeper.foreign
+    foreign = availability.foreign
     return tuple(
         msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")[:LINE_CHARACTERS])
-        for one in watch.vitals
+        for one in watch.gpu_metrics
     )
 
 

@@ -12,9 +12,9 @@ from tunemq_shared.objects.s3_address import are_default_keys
 from tunemq_workers.broker.redis_client import RedisReply
 
 
-def check_surroundings(
+def check_environment(
     address: RedisAddress,
-    hello: RedisReply,
+    registration: RedisReply,
     environ: Mapping[str, str],
     *,
     is_insecure: bool,
@@ -24,7 +24,7 @@ def check_surroundings(
 
     Args:
         address: of Redis.
-        hello: what that answered to ``HELLO``.
+        hello: what that answered to ``REGISTRATION``.
         environ: where the keys of the store are.
         is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
         tell: shows a line to people.
@@ -32,7 +32,7 @@ def check_surroundings(
     Raises:
         ConfigError: it may not; says why, and how to mend it.
     """
-    found = [*dangers(address, release_in_hello(hello)), *_known_keys(environ)]
+    found = [*dangers(address, release_in_hello(registration)), *_known_keys(environ)]
     said = [f"{danger.what} To mend it: {danger.fix}" for danger in found]
     if said and not is_insecure:
         raise ConfigError(f"{' '.join(said)} With --insecure it is used all the same.")

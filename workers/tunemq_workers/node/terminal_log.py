@@ -84,7 +84,7 @@ class TerminalHandler(QueueHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell an event, if it is one for people."""
-        told = told_of(record)
+        told = format_log_event(record)
         if told is not None:
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
             with contextlib.suppress(queue.Full):
@@ -118,7 +118,7 @@ def one_line(text: str) -> str:
     return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def told_of(record: logging.LogRecord) -> str | None:
+def format_log_event(record: logging.LogRecord) -> str | None:
     """A log record in words; None where it is nothing for people."""
     event = str(record.msg).partition(" ")[0]
     sentence = _TOLD.get(event)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tunemq_workers.broker.redis_client import RedisReply
 
 #: So long a Redis that does not answer may take to come: machines of a farm start side by side.
-_PATIENCE_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
 #: Where machines keep what can be made again.
 _SHARED: Final = "/var/cache"
@@ -110,13 +110,13 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
     keep_memory_private()
     try:
-        hello = _find_redis(address)
+        registration = _find_redis(address)
     except RedisUnavailable as problem:
         _tell(str(problem))
         return EXIT_UNAVAILABLE
-    from tunemq_workers.node.start_up_check import check_surroundings  # for this command alone
+    from tunemq_workers.node.start_up_check import check_environment  # for this command alone
 
-    check_surroundings(address, hello, os.environ, is_insecure=options.insecure, tell=_tell)
+    check_environment(address, registration, os.environ, is_insecure=options.insecure, tell=_tell)
     os.environ[REDIS_VARIABLE] = url
     line = ["--name", name, "--workdir", workdir, "--farm"]
     return _become([*node_process.PROGRAM, *line, *node_process.given_options(options)])
@@ -132,7 +132,7 @@ def _find_redis(address: RedisAddress) -> RedisReply:
     """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
 
     Returns:
-        What it answers to ``HELLO``.
+        What it answers to ``REGISTRATION``.
 
     Raises:
         WireUnavailable: it cannot be reached, or does not let us in.
@@ -145,23 +145,23 @@ def _find_redis(address: RedisAddress) -> RedisReply:
         try:
             client = RedisClient(address)
             try:
-                reply, hello = client.pipeline([["PING"], ["HELLO", 2]])
+                reply, registration = client.pipeline([["PING"], ["HELLO", 2]])
             finally:
                 client.close()
         except RedisUnavailable as problem:
             tried = time.monotonic() - started
             if isinstance(problem.__cause__, RedisCommandError):
                 raise
-            if tried >= _PATIENCE_S:
+            if tried >= _TIMEOUT_S:
                 raise RedisUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
             if not is_told:
                 is_told = True
-                _tell(f"{problem} Trying for {_PATIENCE_S:g} s.")
+                _tell(f"{problem} Trying for {_TIMEOUT_S:g} s.")
             time.sleep(_RETRY_S)
         else:
             if isinstance(reply, RedisCommandError):
                 raise RedisUnavailable(f"Redis at {address} refused us: {reply}.") from reply
-            return hello
+            return registration
 
 
 def _check_trial_env(text: str) -> None:

@@ -29,11 +29,11 @@ class WorkerHealth:
         self._health, self._reactor = health, reactor
         self._confirmed_at = _NEVER
         self._has_scheduler = self._is_stopping = False
-        self._hosts: Callable[[], int] = lambda: 0
+        self._trial_processes: Callable[[], int] = lambda: 0
 
-    def start(self, hosts: Callable[[], int]) -> None:
-        """Speak from now on; ``hosts`` says how many trials are here."""
-        self._hosts = hosts
+    def start(self, trial_processes: Callable[[], int]) -> None:
+        """Speak from now on; ``trial_processes`` says how many trials are here."""
+        self._trial_processes = trial_processes
         if self._health.is_wanted:
             self._beat()
 
@@ -61,7 +61,7 @@ class WorkerHealth:
             self._health.beat(is_ready=is_heard, status=self._status(is_heard=is_heard))
 
     def _status(self, *, is_heard: bool) -> str:
-        trials = f"trials: {self._hosts()}"
+        trials = f"trials: {self._trial_processes()}"
         if self._is_stopping:
             return trials
         if not is_heard:

@@ -12,7 +12,7 @@ from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable, signal_name
-from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
+from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import ORDER
@@ -127,7 +127,7 @@ class ChildSupervisor:
             on_end=self._drop,
         )
         self._look = self._reactor.after(
-            LOOK_S, partial(self._look_at_it, StoppedProcessDetector())
+            POLL_INTERVAL_S, partial(self._look_at_it, StoppedProcessDetector())
         )
         _log.info("%s.started pid=%d", self._name, self._pid)
         self._on_up()
@@ -138,7 +138,7 @@ class ChildSupervisor:
             self._deaths_in_a_row += 1
             self.end(f"the {self._name} process {self._pid} was stopped (SIGSTOP or a debugger)")
         else:
-            self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, stops))
+            self._look = self._reactor.after(POLL_INTERVAL_S, partial(self._look_at_it, stops))
 
     def _drop(self) -> None:
         """Close the socket, and see to the process's end."""

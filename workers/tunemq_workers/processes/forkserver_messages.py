@@ -51,21 +51,21 @@ class TrialProcessSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StartProcess(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Fork a host; ``host`` is a name of the node's choice, used once."""
+    """Fork a host; ``process`` is a name of the node's choice, used once."""
 
-    host: str
+    process: str
 
 
 class TerminateProcess(msgspec.Struct, frozen=True, array_like=True, tag="term"):
     """Send SIGTERM to the host's process group."""
 
-    host: str
+    process: str
 
 
 class KillProcessTree(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
     """Kill the host's whole family."""
 
-    host: str
+    process: str
 
 
 class ForkserverPing(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
@@ -105,7 +105,7 @@ class ForkserverWarned(msgspec.Struct, frozen=True, array_like=True, tag="warnin
 class ProcessForked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
     """The host exists."""
 
-    host: BoundedText
+    process: BoundedText
     pid: int
 
 
@@ -115,7 +115,7 @@ class ProcessExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
     Without a pid it never existed: it could not be forked.
     """
 
-    host: BoundedText
+    process: BoundedText
     pid: int | None
     signal: int | None
     exit_code: int | None
@@ -124,7 +124,7 @@ class ProcessExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
 class ProcessTreeGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """Nothing of the host is left; the last that is said about it."""
 
-    host: BoundedText
+    process: BoundedText
 
 
 class ForkserverPong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
@@ -144,7 +144,7 @@ ForkserverReport = (
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(ForkserverCommand).decode
 decode_report = msgspec.msgpack.Decoder(ForkserverReport).decode
-decode_host_spec = msgspec.msgpack.Decoder(TrialProcessSpec).decode
+decode_process_spec = msgspec.msgpack.Decoder(TrialProcessSpec).decode
 encode_boot = msgspec.json.Encoder().encode
 decode_boot = msgspec.json.Decoder(ForkserverOptions).decode
 

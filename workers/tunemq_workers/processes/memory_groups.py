@@ -24,7 +24,7 @@ from typing import Final
 
 from tunemq_shared.system.claimed_process import exists
 from tunemq_shared.system.processes import is_readable
-from tunemq_workers.processes.tree_memory import family_of
+from tunemq_workers.processes.tree_memory import process_tree_of
 from tunemq_workers.system.trial_user import own_files
 
 _ROOT: Final = "/sys/fs/cgroup"
@@ -62,7 +62,7 @@ class MemoryCgroups:
         self._folders: dict[str, str] = {}
         self._gates: dict[str, int] = {}
 
-    def begin(self, host: str, limit: int) -> int | None:
+    def begin(self, process: str, limit: int) -> int | None:
         """Make a host's group; the host is to read from the returned descriptor before it begins.
 
         That returns when the host is in its group. None: there can be no group.
@@ -72,20 +72,20 @@ class MemoryCgroups:
             self._try_to_divide()
         if not self._top:
             return None
-        folder = f"{self._top}/{host}"
+        folder = f"{self._top}/{process}"
         try:
             with own_files():
                 os.mkdir(folder)
                 _set_limit(folder, limit, is_v2=self._is_v2)
-            waiting, self._gates[host] = os.pipe()
+            waiting, self._gates[process] = os.pipe()
         except OSError as problem:
-            _log.warning("memory.no_group host=%s problem=%r", host, str(problem))
-            self.leave(host)
+            _log.warning("memory.no_group host=%s problem=%r", process, str(problem))
+            self.leave(process)
             return None
-        self._folders[host] = folder
+        self._folders[process] = folder
         return waiting
 
-    def enter(self, host: str, proven: tuple[int, int] | None) -> None:
+    def enter(self, process: str, proven: tuple[int, int] | None) -> None:
         """Move a trial's process into its group, if it has one, and let it begin.
 
         Args:
@@ -94,12 +94,12 @@ class MemoryCgroups:
                 A pid is what the forkserver says, which runs modules of users: it never makes the
                 node move another process.
         """
-        if (folder := self._folders.get(host)) is not None:
+        if (folder := self._folders.get(process)) is not None:
             try:
                 self._move(folder, proven)
             except OSError as problem:  # it may have ended
-                _log.warning("memory.not_entered host=%s problem=%r", host, str(problem))
-        self._open_gate(host)
+                _log.warning("memory.not_entered host=%s problem=%r", process, str(problem))
+        self._open_gate(process)
 
     def _move(self, folder: str, proven: tuple[int, int] | None) -> None:
         if proven is None:
@@ -111,25 +111,25 @@ class MemoryCgroups:
                 others = f"{self._top}/{_NODE}" if self._is_v2 else self._base
                 _write(f"{others}/cgroup.procs", pid)
 
-    def held_at_kill(self, host: str) -> int:
+    def held_at_kill(self, process: str) -> int:
         """The most bytes that a host's group held, if the kernel killed one of it for more; else 0.
 
         Any thread may ask.
         """
-        folder = self._folders.get(host)
+        folder = self._folders.get(process)
         return 0 if folder is None else _held_at_kill(folder, is_v2=self._is_v2)
 
-    def leave(self, host: str) -> None:
+    def leave(self, process: str) -> None:
         """Remove a host's group, if it has one; no process is in it any more."""
-        self._open_gate(host)
-        self._folders.pop(host, None)
+        self._open_gate(process)
+        self._folders.pop(process, None)
         if self._top:
             self._remove_empty(self._top, {_NODE, *self._folders})
 
     def close(self) -> None:
         """Remove all; no host is left."""
-        for host in {*self._folders, *self._gates}:
-            self.leave(host)
+        for process in {*self._folders, *self._gates}:
+            self.leave(process)
         if not self._top:
             return
         with suppress(OSError), own_files():
@@ -141,8 +141,8 @@ class MemoryCgroups:
             os.rmdir(self._top)
         self._top = ""
 
-    def _open_gate(self, host: str) -> None:
-        if (gate := self._gates.pop(host, None)) is not None:
+    def _open_gate(self, process: str) -> None:
+        if (gate := self._gates.pop(process, None)) is not None:
             os.close(gate)
 
     def _try_to_divide(self) -> None:
@@ -242,7 +242,7 @@ def _move_all(source: str, target: str) -> None:
         found = _processes(source)
         if not found:
             return
-        others = found.difference(family_of(os.getpid()))
+        others = found.difference(process_tree_of(os.getpid()))
         if any(os.path.exists(f"/proc/{pid}") for pid in others):
             raise CgroupsUnavailable("other programs than the worker are in its control group")
         for pid in found:

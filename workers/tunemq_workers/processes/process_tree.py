@@ -101,7 +101,7 @@ class ProcessTrees:
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._own = set(own)
         self._pids: dict[str, int] = {}
-        self._hosts: dict[int, str] = {}
+        self._processes: dict[int, str] = {}
         self._dying: dict[str, int] = {}
         #: Who was told to end, or has ended, and was not waited for yet.
         self._told: set[int] = set()
@@ -117,26 +117,26 @@ class ProcessTrees:
         """Whether anything of any host is left."""
         return bool(self._pids or self._dying)
 
-    def add(self, host: str, pid: int) -> None:
+    def add(self, process: str, pid: int) -> None:
         """A host was forked."""
-        self._pids[host] = pid
-        self._hosts[pid] = host
+        self._pids[process] = pid
+        self._processes[pid] = process
 
-    def term(self, host: str) -> None:
+    def term(self, process: str) -> None:
         """Send SIGTERM to the host's process group, if it lives."""
-        if (pid := self._pids.get(host)) is not None:
+        if (pid := self._pids.get(process)) is not None:
             signal_group(pid, signal.SIGTERM)
 
-    def kill(self, host: str) -> None:
+    def kill(self, process: str) -> None:
         """Kill the host, if it lives; `reap` does the rest of the family."""
-        if (pid := self._pids.get(host)) is not None:
+        if (pid := self._pids.get(process)) is not None:
             self._hurry()
             os.kill(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill every host."""
-        for host in self._pids:
-            self.kill(host)
+        for process in self._pids:
+            self.kill(process)
 
     def reap(self) -> list[ForkserverReport]:
         """Take note of children that ended, kill what dead hosts left, and say what changed.
@@ -149,7 +149,7 @@ class ProcessTrees:
                 self._hurry()
             children = children_of(os.getpid())
             # Whoever left one of these has ended by now.
-            dead = [pid for pid in self._hosts if _has_ended(pid)]
+            dead = [pid for pid in self._processes if _has_ended(pid)]
             is_hunting = self._sweep(children, has_new_dead=bool(dead))
             for pid in dead:
                 self._bury(pid, reports)
@@ -160,9 +160,9 @@ class ProcessTrees:
                 break
         self._find_owners(reports)
         remaining = frozenset[str]().union(*self._orphans.values())
-        for host in [host for host in self._dying if host not in remaining]:
-            del self._dying[host]
-            reports.append(ProcessTreeGone(host))
+        for process in [process for process in self._dying if process not in remaining]:
+            del self._dying[process]
+            reports.append(ProcessTreeGone(process))
         if not self._trackers:
             self._trackers_deadline = None
         if not self._dying:
@@ -196,15 +196,15 @@ class ProcessTrees:
         """
         for buried in range(at_most):
             ended = _ended_child()
-            if ended is None or ended.si_pid in self._hosts:
+            if ended is None or ended.si_pid in self._processes:
                 return buried
             self._bury(ended.si_pid, reports)
         return at_most
 
     def _bury(self, pid: int, reports: list[ForkserverReport]) -> None:
         """Wait for a child that has ended."""
-        host = self._hosts.pop(pid, None)
-        if host is not None:
+        process = self._processes.pop(pid, None)
+        if process is not None:
             # Until it is waited for, its pid, and so its group's, is nobody else's.
             self._kill_group(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED)
@@ -214,15 +214,15 @@ class ProcessTrees:
         self._orphans.pop(pid, None)
         self._immune.discard(pid)
         self._trackers.discard(pid)
-        if host is None:
+        if process is None:
             return
-        del self._pids[host]
-        self._dying[host] = pid
+        del self._pids[process]
+        self._dying[process] = pid
         status = ended.si_status
         if ended.si_code == os.CLD_EXITED:
-            reports.append(ProcessExited(host, pid, None, status))
+            reports.append(ProcessExited(process, pid, None, status))
         else:
-            reports.append(ProcessExited(host, pid, status, None))
+            reports.append(ProcessExited(process, pid, status, None))
 
     def _sweep(self, children: list[int], *, has_new_dead: bool) -> bool:
         """Kill each of the children that is no host, nor was told before, nor may clean up.
@@ -230,8 +230,8 @@ class ProcessTrees:
         Returns whether there was one. With ``has_new_dead`` there may be trackers among them that
         were not there before.
         """
-        spared = {os.getpgrp(), *self._hosts, *self._guarded}
-        known = self._hosts.keys() | self._own | self._trackers | (self._told - self._immune)
+        spared = {os.getpgrp(), *self._processes, *self._guarded}
+        known = self._processes.keys() | self._own | self._trackers | (self._told - self._immune)
         has_found_any = False
         for pid in reversed(children):
             if pid in known:
@@ -261,16 +261,16 @@ class ProcessTrees:
     def _find_owners(self, reports: list[ForkserverReport]) -> None:
         """Ask of whom those are that were seen and have not ended."""
         for pid in (self._told | self._trackers) - self._orphans.keys():
-            self._orphans[pid] = self._hosts_of(pid)
+            self._orphans[pid] = self._processes_of(pid)
             if pid in self._immune:
                 self._say_immune(pid, reports)
 
-    def _kill_group(self, host: int) -> None:
+    def _kill_group(self, process: int) -> None:
         """Kill a host's group; where somebody has to clean up it is killed one by one instead."""
-        if host in map(os.getpgid, self._trackers):
-            self._guarded.add(host)
+        if process in map(os.getpgid, self._trackers):
+            self._guarded.add(process)
         else:
-            signal_group(host, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
 
     def _kill_late_trackers(self, spared: Container[int]) -> None:
         """Kill the trackers that had their time."""
@@ -287,24 +287,26 @@ class ProcessTrees:
                 self._kill(pid, spared)
             self._trackers.clear()
 
-    def _hosts_of(self, orphan: int) -> frozenset[str]:
+    def _processes_of(self, orphan: int) -> frozenset[str]:
         """The dead hosts that this orphan may have come from."""
         # The orphans of a host with threads come a moment before it can be waited for.
-        dead = self._dying | {host: pid for host, pid in self._pids.items() if _is_exiting(pid)}
+        dead = self._dying | {
+            process: pid for process, pid in self._pids.items() if _is_exiting(pid)
+        }
         if len(dead) == 1:
             return frozenset(dead)
         leaders = {os.getpgid(orphan), os.getsid(orphan)}
-        for host, pid in dead.items():
+        for process, pid in dead.items():
             if pid in leaders:
-                return frozenset({host})
+                return frozenset({process})
         mark = _mark_of(orphan)
         return frozenset({mark} if mark in dead else dead)
 
     def _say_immune(self, pid: int, reports: list[ForkserverReport]) -> None:
-        hosts = ", ".join(sorted(self._orphans[pid]))
+        processes = ", ".join(sorted(self._orphans[pid]))
         reports.append(
             ForkserverWarned(
-                f"process {pid}, left by {hosts}, runs as another user and cannot be killed; "
+                f"process {pid}, left by {processes}, runs as another user and cannot be killed; "
                 "its slot stays taken until it ends."
             )
         )

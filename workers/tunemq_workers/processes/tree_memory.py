@@ -13,23 +13,23 @@ _HELD: Final = frozenset({b"RssAnon:", b"RssShmem:", b"VmSwap:"})
 _SHARE: Final = frozenset({b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:"})
 
 
-def family_bytes(family: Iterable[int], limit: int) -> int:
+def tree_bytes(tree: Iterable[int], limit: int) -> int:
     """What these processes hold together, in bytes; those that have ended hold nothing.
 
     A sum in which pages count for each process that has them is quickly found, and enough while it
     is not above ``limit``. Else each process counts its share of those pages, which takes the
     kernel a while.
     """
-    held = sum(_held(one) for one in family)
-    return held if held <= limit else sum(_share(one) for one in family)
+    held = sum(_held(one) for one in tree)
+    return held if held <= limit else sum(_share(one) for one in tree)
 
 
-def family_of(pid: int) -> list[int]:
+def process_tree_of(pid: int) -> list[int]:
     """A host and all below it: it adopts what its descendants leave behind."""
-    family = [pid]
-    for one in family:  # it grows meanwhile
-        family += _or_nothing(children_of, one)
-    return family
+    tree = [pid]
+    for one in tree:  # it grows meanwhile
+        tree += _or_nothing(children_of, one)
+    return tree
 
 
 def _or_nothing(look: Callable[[int], Iterable[int]], pid: int) -> Iterable[int]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
-from tunemq_workers.processes.tree_memory import family_bytes, family_of
+from tunemq_workers.processes.tree_memory import process_tree_of, tree_bytes
 
 #: Between two looks at one family, in seconds: at least and at most.
 _PERIODS_S: Final = (0.02, 0.5)
@@ -26,13 +26,13 @@ _FORKS_PER_S: Final = 2000
 _BUSY: Final = 0.02
 
 
-def _none_was_killed(_host: str) -> int:
+def _none_was_killed(_process: str) -> int:
     return 0
 
 
 @dataclass(slots=True)
 class _WatchedTree:
-    host: str
+    process: str
     pid: int
     limits: TrialLimitSpec
     due: float
@@ -57,73 +57,75 @@ class TreeWatch:
         #: Takes the host's name, and kind and error of the failure; called by the loop.
         self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
         self._post, self._held_at_kill = post, held_at_kill
-        self._families: dict[str, _WatchedTree] = {}
+        self._process_trees: dict[str, _WatchedTree] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def watch(self, host: str, pid: int, limits: TrialLimitSpec) -> None:
+    def watch(self, process: str, pid: int, limits: TrialLimitSpec) -> None:
         """Look at the family of the host ``pid`` from now on."""
         with self._changed:
-            self._families[host] = _WatchedTree(host, pid, limits, time.monotonic() + _PERIODS_S[0])
+            self._process_trees[process] = _WatchedTree(
+                process, pid, limits, time.monotonic() + _PERIODS_S[0]
+            )
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="family watch", daemon=True)
             self._thread.start()
 
-    def leave(self, host: str) -> None:
+    def leave(self, process: str) -> None:
         """Look no more; again, or without having been told to look, is allowed."""
         with self._changed:
-            self._families.pop(host, None)
+            self._process_trees.pop(process, None)
 
-    def why_killed(self, host: str, limits: TrialLimitSpec) -> str:
+    def why_killed(self, process: str, limits: TrialLimitSpec) -> str:
         """The error of a host of which the kernel killed a process for its limit; else "".
 
         Any thread may ask, whether or not the family is watched.
         """
-        held = self._held_at_kill(host) if limits.memory else 0
+        held = self._held_at_kill(process) if limits.memory else 0
         return _needed_more(held, limits.memory) if held else ""
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._families:
+                while not self._process_trees:
                     self._changed.wait()
-                family = min(self._families.values(), key=_due)
-                pause_s = family.due - time.monotonic()
+                tree = min(self._process_trees.values(), key=_due)
+                pause_s = tree.due - time.monotonic()
                 if pause_s > 0:
                     self._changed.wait(pause_s)
                     continue
-            self._look(family)
+            self._look(tree)
 
-    def _look(self, family: _WatchedTree) -> None:
-        began, limits = time.monotonic(), family.limits
+    def _look(self, tree: _WatchedTree) -> None:
+        began, limits = time.monotonic(), tree.limits
         could_last_s = _PERIODS_S[1]
-        members = family_of(family.pid)
+        members = process_tree_of(tree.pid)
         if limits.processes:
             if len(members) > limits.processes:
-                self._exceeded(family, "processes", _too_many(len(members), limits.processes))
+                self._exceeded(tree, "processes", _too_many(len(members), limits.processes))
                 return
             could_last_s = min(could_last_s, (limits.processes - len(members)) / _FORKS_PER_S)
         if limits.memory:
-            if error := self.why_killed(family.host, limits):
-                self._exceeded(family, "memory", error)
+            if error := self.why_killed(tree.process, limits):
+                self._exceeded(tree, "memory", error)
                 return
-            used = family_bytes(members, limits.memory)
+            used = tree_bytes(members, limits.memory)
             if used > limits.memory:
-                self._exceeded(family, "memory", _too_much(used, limits.memory))
+                self._exceeded(tree, "memory", _too_much(used, limits.memory))
                 return
             could_last_s = min(could_last_s, (limits.memory - used) / _BYTES_PER_S)
         now = time.monotonic()
-        family.due = now + max(_PERIODS_S[0], could_last_s, (now - began) / _BUSY)
+        tree.due = now + max(_PERIODS_S[0], could_last_s, (now - began) / _BUSY)
 
-    def _exceeded(self, family: _WatchedTree, kind: str, error: str) -> None:
+    def _exceeded(self, tree: _WatchedTree, kind: str, error: str) -> None:
         with self._changed:
-            if self._families.get(family.host) is family:
-                del self._families[family.host]
-                self._post(partial(self._say, family.host, kind, error))
+            if self._process_trees.get(tree.process) is tree:
+                del self._process_trees[tree.process]
+                self._post(partial(self._say, tree.process, kind, error))
 
-    def _say(self, host: str, kind: str, error: str) -> None:
-        self.on_exceeded(host, kind, error)
+    def _say(self, process: str, kind: str, error: str) -> None:
+        self.on_exceeded(process, kind, error)
 
 
 def _too_much(used: int, limit: int) -> str:
@@ -146,9 +148,9 @@ def _too_many(members: int, limit: int) -> str:
     )
 
 
-def _due(family: _WatchedTree) -> float:
-    return family.due
+def _due(tree: _WatchedTree) -> float:
+    return tree.due
 
 
-def _nobody_is_told(_host: str, _kind: str, _error: str) -> None:
+def _nobody_is_told(_process: str, _kind: str, _error: str) -> None:
     """Until somebody listens; who watches nothing need not."""

@@ -23,14 +23,14 @@ class TrialKey(NamedTuple):
     trial: str
 
 
-def trial_of(host: TrialProcess) -> TrialKey:
+def trial_of(process: TrialProcess) -> TrialKey:
     """The trial that a host is there for."""
-    return TrialKey(host.start.events_key, host.order.trial)
+    return TrialKey(process.start.events_key, process.order.trial)
 
 
-def is_leaving(host: TrialProcess) -> bool:
+def is_leaving(process: TrialProcess) -> bool:
     """Whether a host was told to end, so that nothing holds it up."""
-    return host.order.stop or host.order.pause
+    return process.order.stop or process.order.pause
 
 
 class Timers(Protocol):

@@ -64,7 +64,7 @@ class UploadTrialFiles(msgspec.Struct, frozen=True, tag="files"):
     store: str
     key: str
     folder: str
-    epoch: int
+    attempt: int
     timeout_s: float
 
 

@@ -88,7 +88,7 @@ class TrialProcessLauncher(Protocol):
     on_warning: Callable[[str, str], object]
 
     def start(
-        self, host: str, order: TrialOrder, listener: TrialProcessListener
+        self, process: str, order: TrialOrder, listener: TrialProcessListener
     ) -> TrialConnection:
         """Begin to fork a host for ``order``, whose ``start`` is given.
 
@@ -99,19 +99,19 @@ class TrialProcessLauncher(Protocol):
         """
         ...
 
-    def term(self, host: str) -> None:
+    def term(self, process: str) -> None:
         """Send SIGTERM to the host's process group; one that is gone is ignored."""
         ...
 
-    def kill(self, host: str) -> None:
+    def kill(self, process: str) -> None:
         """Kill the host's family; one that is gone is ignored."""
         ...
 
-    def dump(self, host: str) -> None:
+    def dump(self, process: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         ...
 
-    def held_at_kill(self, host: str) -> int:
+    def held_at_kill(self, process: str) -> int:
         """The most bytes a family held, if the kernel killed one of it for its limit; else 0."""
         ...
 
@@ -127,7 +127,7 @@ class TrialProcess:
     name: str
     order: TrialOrder
     start: TrialSpec
-    link: TrialConnection
+    connection: TrialConnection
     pid: int = 0
     #: It said that its trial has ended.
     has_ended: bool = False
@@ -148,7 +148,7 @@ class TrialProcess:
     @property
     def key(self) -> AttemptId:
         """What it hosts, or hosted last."""
-        return self.order.trial, self.order.epoch
+        return self.order.trial, self.order.attempt
 
     def asks(self, answer: int) -> None:
         """It asked a question whose answer is of this kind.
@@ -163,7 +163,7 @@ class TrialProcess:
     def answer(self, payload: bytes) -> None:
         """Send it the answer that it awaits."""
         kind, self.awaits = self.awaits, 0
-        self.link.send(kind, payload)
+        self.connection.send(kind, payload)
 
     def could_run(self, start: TrialSpec) -> bool:
         """Whether it is, when it is parked, as good as a new one."""

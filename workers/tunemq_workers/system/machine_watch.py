@@ -41,14 +41,14 @@ class MachineWatch:
         folder: str,
         gpus: Callable[[], tuple[GpuMetrics, ...]] = tuple,
         about: NodeDescription | None = None,
-        refused: RejectionCounter | None = None,
+        rejected: RejectionCounter | None = None,
     ) -> None:
         #: Set by the node's loop.
-        self.hosts = self.outbox = self.cache = 0
+        self.trial_processes = self.outbox = self.cache = 0
         self.store = StoreTraffic()
         self._folder, self._gpus = folder, gpus
         self._about = about
-        self._refused = RejectionCounter() if refused is None else refused
+        self._rejected = RejectionCounter() if rejected is None else rejected
         self._number = 0
         self._seen = NodeMetrics(version, about=about)
         self._ended = threading.Event()
@@ -65,17 +65,17 @@ class MachineWatch:
     def said(self) -> bytes:
         """Its encoded `NodeMetrics`; for one thread, and never waits."""
         self._number += 1
-        refused = self._refused.counts()
+        rejected = self._rejected.counts()
         return encode(
             msgspec.structs.replace(
                 self._seen,
-                hosts=self.hosts,
+                trial_processes=self.trial_processes,
                 outbox=self.outbox,
                 cache=self.cache,
                 store=self.store,
                 gpus=self._gpus(),
                 clock=time.time(),
-                refused={f"{kind}:{reason}": count for kind, reason, count in refused},
+                rejected={f"{kind}:{reason}": count for kind, reason, count in rejected},
                 number=self._number,
             )
         )

@@ -238,7 +238,7 @@ class TransferPerformer:
         folder, in_trouble = Path(send.folder), partial(self._in_trouble, running)
 
         def put(objects: ObjectStore) -> None:
-            send_folder(objects, folder, send.key, send.epoch, running.cancel, in_trouble)
+            send_folder(objects, folder, send.key, send.attempt, running.cancel, in_trouble)
 
         self._patiently(running, put)
 
@@ -251,8 +251,8 @@ class TransferPerformer:
                 _ask(running.store.objects)
             except StoreUnavailable:
                 raise
-            except StoreRequestDenied as refusal:  # counted
-                raise StoreUnavailable(str(refusal)) from refusal
+            except StoreRequestDenied as rejection:  # counted
+                raise StoreUnavailable(str(rejection)) from rejection
             except TuneError as error:  # no keys, no certificate
                 TRAFFIC.failed(store, str(error))
                 raise StoreUnavailable(str(error)) from error
@@ -266,8 +266,8 @@ class TransferPerformer:
         def attempt() -> _T:
             try:
                 return work(running.store.objects)
-            except StoreRequestDenied as refusal:  # it looks for the keys anew
-                raise StoreUnavailable(str(refusal)) from refusal
+            except StoreRequestDenied as rejection:  # it looks for the keys anew
+                raise StoreUnavailable(str(rejection)) from rejection
 
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
 
@@ -275,8 +275,8 @@ class TransferPerformer:
         now, reason = time.monotonic(), encodable(reason)
         with self._lock:
             # Files and parts of them that are tried again all say the same, in words of their own.
-            is_news = not reason or now >= running.told_at + _TELL_EVERY_S
-            if reason == running.trouble or not is_news:
+            is_notice = not reason or now >= running.told_at + _TELL_EVERY_S
+            if reason == running.trouble or not is_notice:
                 return
             running.trouble = reason
             running.told_at = now if reason else running.told_at
@@ -310,8 +310,8 @@ def _ask(objects: ObjectStore) -> None:
         objects.get_bytes(f"{BLOBS}/{PROBE}none", limit=1)
     except (NoSuchObject, ObjectSizeMismatch):
         pass
-    except StoreRequestDenied as refusal:
-        if refusal.code != "AccessDenied":
+    except StoreRequestDenied as rejection:
+        if rejection.code != "AccessDenied":
             raise
         TRAFFIC.answered(objects.address)
 

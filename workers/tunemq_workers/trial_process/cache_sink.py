@@ -36,12 +36,12 @@ class CacheSink:
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten:
         """Write the files below ``source`` once there is room; see `CheckpointSink.save`."""
-        key = checkpoint_key(self._folder_name, info.epoch, info.n)
-        cache = _store(self._channel.ask_room())
+        key = checkpoint_key(self._folder_name, info.attempt, info.n)
+        cache = _store(self._channel.ask_to_save())
         written = cache.put_checkpoint(key, source, info, base=self._previous)
         self._previous = key
         return CheckpointWritten(
-            info.trial, info.epoch, info.n, info.step, key, written.sha256, written.size
+            info.trial, info.attempt, info.n, info.step, key, written.sha256, written.size
         )
 
     def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:

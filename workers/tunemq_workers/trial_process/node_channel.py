@@ -55,7 +55,7 @@ class NodeChannel(TrialChannel):
         line.setblocking(True)
         #: Whether a trial's failure was sent.
         self.has_failed = False
-        self._line = line
+        self._sock = line
         self._decoder = frames.FrameDecoder()
         self._buffer = bytearray(_CHUNK)
         #: Called before it is said that the trial has ended.
@@ -119,13 +119,13 @@ class NodeChannel(TrialChannel):
             order = self.poll()
         return order
 
-    def ask_room(self) -> Path:
+    def ask_to_save(self) -> Path:
         """The node's folder of checkpoints, once there may be one more of this trial in it.
 
         Raises:
             StoreError: there was no room in time; says what it was waited for.
         """
-        answer = checkpoint_messages.decode_room(self._asked(frames.ASK_ROOM))
+        answer = checkpoint_messages.decode_save_answer(self._asked(frames.ASK_SAVE))
         if answer.error:
             raise StoreError(answer.error)
         return Path(answer.cache)
@@ -178,7 +178,7 @@ class NodeChannel(TrialChannel):
 
     def _send(self, data: bytes | bytearray) -> None:
         try:
-            self._line.sendall(data)
+            self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             _node_is_gone()
 
@@ -189,7 +189,7 @@ class NodeChannel(TrialChannel):
     def _receive(self, flags: int) -> bool:
         """Take in what is there; False when there is nothing."""
         try:
-            data = self._line.recv(_CHUNK, flags)
+            data = self._sock.recv(_CHUNK, flags)
         except BlockingIOError:
             return False
         except ConnectionResetError:
@@ -214,7 +214,7 @@ class NodeChannel(TrialChannel):
 
 
 _ENDINGS: Final = frozenset({TrialFinished, TrialFailed, TrialPaused})
-_ANSWERS: Final = frozenset({frames.ROOM, frames.FETCHED})
+_ANSWERS: Final = frozenset({frames.SAVE_ANSWER, frames.FETCHED})
 
 
 def _do_nothing() -> None:

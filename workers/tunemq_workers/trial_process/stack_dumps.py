@@ -16,7 +16,7 @@ from typing import Final
 
 from tunemq_shared.system.claimed_process import ProcessMismatch, open_claimed
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
-from tunemq_workers.processes.tree_memory import family_of
+from tunemq_workers.processes.tree_memory import process_tree_of
 
 #: So many children are asked, so long apart, the first a while behind the host: all within
 #: `tunemq_workers.trials.limit_enforcement.DUMP_S`.
@@ -25,7 +25,7 @@ _PAUSE_S: Final = 0.03
 _FIRST_S: Final = 0.1
 
 
-def have_stacks_written(pidfd: int, host: int, user: int | None = None) -> None:
+def have_stacks_written(pidfd: int, process: int, user: int | None = None) -> None:
     """Ask the host that this descriptor stands for, and its family; returns at once.
 
     Who cannot be asked is not: it has ended, or is somebody else's, or nothing is left to ask with.
@@ -35,13 +35,13 @@ def have_stacks_written(pidfd: int, host: int, user: int | None = None) -> None:
     with suppress(OSError, RuntimeError):  # the latter: no further thread is to be had
         signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
         threading.Thread(
-            target=_ask_children, args=(host, user), name="stacks", daemon=True
+            target=_ask_children, args=(process, user), name="stacks", daemon=True
         ).start()
 
 
-def _ask_children(host: int, user: int | None) -> None:
+def _ask_children(process: int, user: int | None) -> None:
     time.sleep(_FIRST_S)  # for the host to have written its own
-    children = [pid for pid in family_of(host)[1:] if _listens(pid)]
+    children = [pid for pid in process_tree_of(process)[1:] if _listens(pid)]
     for pid in children[:_CHILDREN]:
         # A "setuid" program, for example, is not for the node to signal.
         with suppress(OSError, ProcessMismatch):

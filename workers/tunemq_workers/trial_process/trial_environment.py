@@ -18,7 +18,7 @@ from tunemq_shared.checkpoints.checkpoint_folders import remove_leftovers
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_shared.system.process_control import (
-    adopt_orphans,
+    become_subreaper,
     die_with_parent,
     keep_memory_private,
     set_name,
@@ -35,7 +35,7 @@ def leave_the_forkserver(forkserver: int) -> None:
     with contextlib.suppress(OSError):  # the parent was faster
         os.setpgid(0, 0)
     keep_memory_private(False)  # its forkserver's may be; it is as the user's other processes are
-    adopt_orphans()
+    become_subreaper()
     die_with_parent(forkserver)
     # A forkserver that is sweeping forks processes of the usual priority, whatever its own was; one
     # that is better than usual only those who have the right to it get back.
@@ -76,10 +76,10 @@ class TrialEnvironment:
     variables: dict[str, str]
     libraries: thread_limits.LoadedLibraries
 
-    def prepare(self, start: TrialSpec, *, host: str, gpus: tuple[str, ...]) -> None:
+    def prepare(self, start: TrialSpec, *, process: str, gpus: tuple[str, ...]) -> None:
         """Set up everything for the trial ``start``, the first or the next of this process.
 
-        ``host`` marks what the trial executes; ``gpus`` are the devices that it may see.
+        ``process`` marks what the trial executes; ``gpus`` are the devices that it may see.
 
         Raises:
             OSError: its folder or output files cannot be made.
@@ -97,7 +97,9 @@ class TrialEnvironment:
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         given = start.environment.variables
         limit = thread_limits.for_resources(start.resources)
-        _set_variables(self._variables(start, host, gpus) | thread_limits.variables(limit, given))
+        _set_variables(
+            self._variables(start, process, gpus) | thread_limits.variables(limit, given)
+        )
         sys.path[:] = self.sys_path
         sys.argv[:] = [start.trial_name]
         set_name(start.trial_name)
@@ -105,11 +107,11 @@ class TrialEnvironment:
         self.libraries.limit(limit, given)
         seeding.seed_trial(start.seed, start.trial_number)
 
-    def _variables(self, start: TrialSpec, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
+    def _variables(self, start: TrialSpec, process: str, gpus: tuple[str, ...]) -> dict[str, str]:
         given = start.environment.variables
         variables = {name: v for name, v in given.items() if not name.startswith("TUNEMQ_")}
         variables |= self.variables
-        variables[MARK] = host
+        variables[MARK] = process
         if failpoints.VARIABLE in os.environ:
             variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
         if gpus:

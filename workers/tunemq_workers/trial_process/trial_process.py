@@ -30,7 +30,7 @@ from tunemq_shared.trainable.run_trial import TrainableRunner
 from tunemq_shared.trainable.trainable_blobs import load
 from tunemq_shared.trial.session import TrialSession
 from tunemq_workers.logs import output_files
-from tunemq_workers.processes.forkserver_messages import TrialProcessSpec, decode_host_spec
+from tunemq_workers.processes.forkserver_messages import TrialProcessSpec, decode_process_spec
 from tunemq_workers.trial_process.cache_sink import CacheSink
 from tunemq_workers.trial_process.node_channel import NodeChannel
 from tunemq_workers.trial_process.spawned_processes import end_children
@@ -51,7 +51,7 @@ class ForkContext(NamedTuple):
     line: int
     spec: int
     gate: int | None
-    surroundings: TrialEnvironment
+    trial_environment: TrialEnvironment
 
 
 def run(task: ForkContext) -> NoReturn:
@@ -63,7 +63,7 @@ def run(task: ForkContext) -> NoReturn:
             os.read(task.gate, 1)  # what is allocated before counts for the node's control group
             os.close(task.gate)
         with open(task.spec, "rb", buffering=0) as file:
-            spec = decode_host_spec(file.readall())
+            spec = decode_process_spec(file.readall())
         _TrialLoop(task, spec, NodeChannel(socket.socket(fileno=task.line))).run()
         code = 0
     except BaseException:  # noqa: BLE001 - the exit code tells the node, this the log
@@ -110,7 +110,7 @@ class _TrialLoop:
         spec = self._spec
         return TrialStarted(
             order.trial,
-            order.epoch,
+            order.attempt,
             os.getpid(),
             spec.hostname,
             spec.node_ip,
@@ -126,7 +126,9 @@ class _TrialLoop:
         self._channel.says_that_it_waits = start.limits.has_times
         self._channel.before_ending = partial(output_files.settle, start.folder)
         try:
-            self._task.surroundings.prepare(start, host=self._task.name, gpus=self._spec.gpus)
+            self._task.trial_environment.prepare(
+                start, process=self._task.name, gpus=self._spec.gpus
+            )
         except OSError as error:
             self._fail(order, "storage", error)
             return None
@@ -150,5 +152,5 @@ class _TrialLoop:
     def _fail(self, order: TrialOrder, kind: str, error: BaseException) -> None:
         text = traceback_text(error)
         self._channel.send(
-            TrialFailed(order.trial, order.epoch, kind, one_line(error), text, time.time())
+            TrialFailed(order.trial, order.attempt, kind, one_line(error), text, time.time())
         )

@@ -29,7 +29,7 @@ class _OrderPrefix(msgspec.Struct, frozen=True, array_like=True):
     """The first fields of a `TrialOrder`, as far as they say whose it is."""
 
     trial: str
-    epoch: int
+    attempt: int
     run_until: Any
     stop: Any
     start: _SpecPrefix
@@ -39,7 +39,7 @@ class _AssignmentEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """An `Assignment` whose orders are not looked at."""
 
     protocol: int
-    incarnation: str
+    instance_id: str
     term: int
     version: int
     orders: tuple[msgspec.Raw, ...]
@@ -47,7 +47,7 @@ class _AssignmentEnvelope(msgspec.Struct, frozen=True, array_like=True):
     store: str = ""
 
 
-_decode_letter = msgspec.msgpack.Decoder(_AssignmentEnvelope).decode
+_decode_envelope = msgspec.msgpack.Decoder(_AssignmentEnvelope).decode
 _decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
 _decode_beginning = msgspec.msgpack.Decoder(_OrderPrefix).decode
 
@@ -64,21 +64,21 @@ class CommandQueue:
 
     def __init__(
         self,
-        incarnation: str,
-        seals: NodeSigning,
+        instance_id: str,
+        signing: NodeSigning,
         on_unreadable: Callable[[AttemptId, str, str], object] = lambda *_: None,
     ) -> None:
         self._on_unreadable = on_unreadable
-        self._incarnation, self._seals = incarnation, seals
+        self._instance_id, self._signing = instance_id, signing
         #: The newest assignment's (term, version).
-        self.taken = (0, 0)
+        self.confirmed = (0, 0)
 
-    def open(self, mail: bytes) -> Assignment | None:
-        """The assignment in ``mail``, base64 of a sealed one; None if it does not count.
+    def open(self, command: bytes) -> Assignment | None:
+        """The assignment in ``command``, base64 of a sealed one; None if it does not count.
 
         That one does not is counted, and why is told, unless it is only an old one.
         """
-        body = self._seals.mail(mail)
+        body = self._signing.command(command)
         if body is None:
             return None
         unreadable: list[tuple[_OrderPrefix, str]] = []
@@ -88,24 +88,24 @@ class CommandQueue:
             except UNDECODABLE:
                 assignment = _read_each(body, unreadable)
         except UNDECODABLE as problem:
-            self._seals.refuse_mail("unreadable", f"cannot be read ({problem})")
+            self._signing.reject_command("unreadable", f"cannot be read ({problem})")
             return None
         version = (assignment.term, assignment.version)
         if assignment.protocol != PROTOCOL_VERSION:
             theirs = f"has version {assignment.protocol} of the protocol, not {PROTOCOL_VERSION}"
-            self._seals.refuse_mail("version", theirs)
-        elif assignment.incarnation != self._incarnation:
-            self._seals.refuse_mail("incarnation", f"is for the node {assignment.incarnation}")
-        elif version > self.taken:
-            self.taken = version
+            self._signing.reject_command("version", theirs)
+        elif assignment.instance_id != self._instance_id:
+            self._signing.reject_command("instance_id", f"is for the node {assignment.instance_id}")
+        elif version > self.confirmed:
+            self.confirmed = version
             for order, why in unreadable:
                 about = f"has an order for trial {order.trial} that cannot be read ({why})"
-                self._seals.refuse_mail("unreadable", about)
-                self._on_unreadable((order.trial, order.epoch), order.start.events_key, why)
+                self._signing.reject_command("unreadable", about)
+                self._on_unreadable((order.trial, order.attempt), order.start.events_key, why)
             return assignment
         else:
-            is_of_old_term = assignment.term < self.taken[0]
-            self._seals.refused.add("mail", "old_term" if is_of_old_term else "repeated")
+            is_of_old_term = assignment.term < self.confirmed[0]
+            self._signing.rejected.add("command", "old_term" if is_of_old_term else "repeated")
         return None
 
 
@@ -115,18 +115,18 @@ def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> Assig
     Raises:
         the errors of `UNDECODABLE`: it is no assignment, or does not say whose such an order is.
     """
-    letter, orders = _decode_letter(body), []
-    for order in letter.orders:
+    envelope, orders = _decode_envelope(body), []
+    for order in envelope.orders:
         try:
             orders.append(_decode_order(order))
         except UNDECODABLE as problem:
             unreadable.append((_decode_beginning(order), str(problem)))
     return Assignment(
-        letter.protocol,
-        letter.incarnation,
-        letter.term,
-        letter.version,
+        envelope.protocol,
+        envelope.instance_id,
+        envelope.term,
+        envelope.version,
         tuple(orders),
-        letter.untouched,
-        letter.store,
+        envelope.untouched,
+        envelope.store,
     )

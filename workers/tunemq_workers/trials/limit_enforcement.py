@@ -19,7 +19,15 @@ from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.frames import ASK_ROOM, AWAIT_ORDER, FETCH, FETCHED, NEXT, ORDER, ROOM
+from tunemq_workers.runtime.frames import (
+    ASK_SAVE,
+    AWAIT_ORDER,
+    FETCH,
+    FETCHED,
+    NEXT,
+    ORDER,
+    SAVE_ANSWER,
+)
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 #: Clocks are read so often while the shortest limit runs out, and at least and at most so seldom.
@@ -31,7 +39,7 @@ DUMP_S: Final = 0.5
 #: Of the number of orders that a host says it has had.
 _COUNT_BYTES: Final = 4
 #: What a host waits for, and what it is answered with.
-_ANSWERS: Final = {ASK_ROOM: ROOM, FETCH: FETCHED, AWAIT_ORDER: ORDER}
+_ANSWERS: Final = {ASK_SAVE: SAVE_ANSWER, FETCH: FETCHED, AWAIT_ORDER: ORDER}
 
 
 class LimitExceeded(NamedTuple):
@@ -60,7 +68,7 @@ class _Clock:
         found: what it exceeded; its stacks are being written, and then it is to be killed.
     """
 
-    host: TrialProcess
+    process: TrialProcess
     limits: TrialLimitSpec
     spent_s: float
     read_at: float
@@ -87,11 +95,13 @@ class _Clock:
         """What it has exceeded."""
         limits = self.limits
         if limits.trial_s and self.spent_s > limits.trial_s:
-            return _took_too_long(self.host, "trial_limit", "trial_s", limits.trial_s, self.spent_s)
+            return _took_too_long(
+                self.process, "trial_limit", "trial_s", limits.trial_s, self.spent_s
+            )
         if limits.step_s and self.step_s > limits.step_s:
-            return _took_too_long(self.host, "time_limit", "step_s", limits.step_s, self.step_s)
+            return _took_too_long(self.process, "time_limit", "step_s", limits.step_s, self.step_s)
         if limits.stall_s and self.step_s > limits.stall_s:
-            return _took_too_long(self.host, "stalled", "stall_s", limits.stall_s, self.step_s)
+            return _took_too_long(self.process, "stalled", "stall_s", limits.stall_s, self.step_s)
         return None
 
 
@@ -111,47 +121,47 @@ class LimitEnforcer:
     def __init__(
         self,
         timers: Timers,
-        families: TreeWatch,
+        process_trees: TreeWatch,
         *,
         silence: Callable[[TrialProcess], bool],
         dump: Callable[[str], object],
         exceeded: Callable[[TrialProcess, LimitExceeded], object],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._timers, self._families, self._dump, self._now = timers, families, dump, now
+        self._timers, self._process_trees, self._dump, self._now = timers, process_trees, dump, now
         self._exceeded, self._silence = exceeded, silence
-        families.on_exceeded = self._has_too_much
+        process_trees.on_exceeded = self._has_too_much
         self._clocks: dict[str, _Clock] = {}
         self._held: dict[str, TrialProcess] = {}
         self._period_s = _PERIODS_S[1]
         self._is_reading = False
         self._is_held = False
 
-    def enter(self, host: TrialProcess, emit: Callable[[bytes], object]) -> None:
+    def enter(self, process: TrialProcess, emit: Callable[[bytes], object]) -> None:
         """A host is to run a trial; ``emit`` takes its events."""
-        limits, link = host.start.limits, host.link
+        limits, connection = process.start.limits, process.connection
         if not limits.has_times:
-            link.on_event = emit
+            connection.on_event = emit
             return
-        clock = _Clock(host, limits, host.start.time_spent_s, self._now())
-        self._clocks[host.name] = clock
+        clock = _Clock(process, limits, process.start.time_spent_s, self._now())
+        self._clocks[process.name] = clock
 
         def heard(event: bytes) -> None:
             clock.has_spoken = True
             emit(event)
 
-        link.on_event = heard
-        link.on_sent = lambda kind: self._sent(clock, kind)
+        connection.on_event = heard
+        connection.on_sent = lambda kind: self._sent(clock, kind)
 
-    def begin(self, host: TrialProcess) -> None:
+    def begin(self, process: TrialProcess) -> None:
         """A host that has entered runs."""
-        if (clock := self._clocks.get(host.name)) is not None:
+        if (clock := self._clocks.get(process.name)) is not None:
             clock.read_at, clock.is_running = self._now(), True
             self._read_often()
-        limits = host.start.limits
+        limits = process.start.limits
         if limits.memory or limits.processes:
-            self._held[host.name] = host
-            self._families.watch(host.name, host.pid, limits)
+            self._held[process.name] = process
+            self._process_trees.watch(process.name, process.pid, limits)
 
     def heard(self, name: str, kind: int, payload: bytes) -> None:
         """A frame came from a host that is no plain event."""
@@ -165,11 +175,11 @@ class LimitEnforcer:
             self._read(clock)
             clock.awaits = _ANSWERS[kind]
 
-    def is_killed_for_memory(self, host: TrialProcess) -> bool:
+    def is_killed_for_memory(self, process: TrialProcess) -> bool:
         """Whether the kernel killed a process of the host for its limit; then the trial fails."""
-        error = self._families.why_killed(host.name, host.start.limits)
+        error = self._process_trees.why_killed(process.name, process.start.limits)
         if error:
-            self._has_too_much(host.name, "memory", error)
+            self._has_too_much(process.name, "memory", error)
         return bool(error)
 
     def hold(self, is_held: bool) -> None:
@@ -178,15 +188,15 @@ class LimitEnforcer:
             self._read(clock)
         self._is_held = is_held
 
-    def leave(self, host: TrialProcess) -> None:
+    def leave(self, process: TrialProcess) -> None:
         """The host's trial is over, or is being ended; again is allowed."""
-        clock = self._clocks.pop(host.name, None)
+        clock = self._clocks.pop(process.name, None)
         if clock is not None:
-            host.link.on_sent = _nothing
-        if self._held.pop(host.name, None) is not None:
-            self._families.leave(host.name)
+            process.connection.on_sent = _nothing
+        if self._held.pop(process.name, None) is not None:
+            self._process_trees.leave(process.name)
         if clock is not None and clock.found is not None:
-            self._exceeded(host, clock.found)
+            self._exceeded(process, clock.found)
 
     def _sent(self, clock: _Clock, kind: int) -> None:
         if kind == ORDER:
@@ -225,33 +235,33 @@ class LimitEnforcer:
             return
         # The signal interrupts the C call in which it hangs, which may then return. So the verdict
         # is final before the signal is sent, and what the trial makes of that does not count.
-        if not self._silence(clock.host):
-            self.leave(clock.host)
+        if not self._silence(clock.process):
+            self.leave(clock.process)
             return
         clock.found = excess
-        self._dump(clock.host.name)
+        self._dump(clock.process.name)
         self._timers.after(DUMP_S, partial(self._stacks_are_written, clock))
 
     def _stacks_are_written(self, clock: _Clock) -> None:
-        if self._clocks.get(clock.host.name) is clock:
-            self.leave(clock.host)
+        if self._clocks.get(clock.process.name) is clock:
+            self.leave(clock.process)
 
     def _has_too_much(self, name: str, kind: str, error: str) -> None:
-        host = self._held.get(name)
-        if host is not None:
-            self.leave(host)
-            self._exceeded(host, LimitExceeded(kind, error, is_urgent=True))
+        process = self._held.get(name)
+        if process is not None:
+            self.leave(process)
+            self._exceeded(process, LimitExceeded(kind, error, is_urgent=True))
 
 
 def _took_too_long(
-    host: TrialProcess, kind: str, field: str, limit: float, measured: float
+    process: TrialProcess, kind: str, field: str, limit: float, measured: float
 ) -> LimitExceeded:
     what = {
         "trial_limit": f"the trial took {measured:.1f} s",
         "time_limit": f"a step took more than {measured:.1f} s",
         "stalled": f"the trial has not reported for {measured:.1f} s",
     }[kind]
-    log = os.path.join(host.start.folder, output_files.STDERR)
+    log = os.path.join(process.start.folder, output_files.STDERR)
     return LimitExceeded(
         kind,
         f"{what}, and its limit is {limit:g} s (TrialLimits({field}=...)); what it was doing is at "

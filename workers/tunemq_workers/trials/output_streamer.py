@@ -28,7 +28,7 @@ class OutputSource(NamedTuple):
 
     events_key: str
     trial: str
-    epoch: int
+    attempt: int
     folder: str
 
 
@@ -110,18 +110,18 @@ def _read(
 ) -> list[tuple[str, str, OutputChunk]]:
     """What is new in each file: its folder, its experiment's stream, the piece."""
     found = []
-    for key, trial, epoch, folder in due:
+    for key, trial, attempt, folder in due:
         for name in (STDOUT, STDERR):
             read = offsets.get((folder, name), _ReadPosition(0, 0))
-            (turn, offset), data = _news_of(os.path.join(folder, name), read)
+            (turn, offset), data = _notices_of(os.path.join(folder, name), read)
             if data:
                 short = os.path.basename(folder)
-                piece = OutputChunk(trial, epoch, short, name, offset, data, turn)
+                piece = OutputChunk(trial, attempt, short, name, offset, data, turn)
                 found.append((folder, key, piece))
     return found
 
 
-def _news_of(path: str, read: _ReadPosition) -> tuple[_ReadPosition, bytes]:
+def _notices_of(path: str, read: _ReadPosition) -> tuple[_ReadPosition, bytes]:
     turn, offset = read
     try:
         with open_to_read(path) as file:

@@ -26,7 +26,7 @@ from tunemq_workers.trials.local_start_order import TRIALS
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
 #: How long the end of a node waits for one folder, and longer only where bytes go through.
-_PATIENCE_S: Final = 600.0
+_TIMEOUT_S: Final = 600.0
 
 #: What the names of folders begin with that are being removed.
 _TRASH: Final = ".trash-"
@@ -57,10 +57,10 @@ class TrialFiles:
         folder: str,
     ) -> None:
         #: Say which trials have hosts, and which are to have one.
-        self.hosted: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self.expected: Callable[[], Iterable[TrialSpec]] = tuple
         self._transfers, self._disk, self._emit = transfers, disk, emit
-        self._news = OutputStreamer(timers, disk, send, may_send, self._printing)
+        self._streamer = OutputStreamer(timers, disk, send, may_send, self._printing)
         self._root = os.path.join(folder, TRIALS)
         self._sending: dict[tuple[str, int], str] = {}
 
@@ -69,7 +69,7 @@ class TrialFiles:
         with suppress(FileNotFoundError):
             for name in os.listdir(self._root):
                 self._discard(os.path.join(self._root, name))
-        self._news.start()
+        self._streamer.start()
 
     def close(self) -> None:
         """Nothing more will be sent."""
@@ -77,7 +77,7 @@ class TrialFiles:
 
     def output_sent(self) -> None:
         """The pump has told what was printed."""
-        self._news.sent()
+        self._streamer.sent()
 
     def unsettled(self) -> set[str]:
         """The streams of experiments of which files are on their way."""
@@ -85,15 +85,15 @@ class TrialFiles:
 
     def left(self, trial: AttemptId, start: TrialSpec) -> None:
         """A host has left its trial; nothing happens to folders that are not below ``trials``."""
-        folder, epoch = start.folder, trial[1]
+        folder, attempt = start.folder, trial[1]
         if not self._is_ours(folder):
             return
-        self._news.complete(OutputSource(start.events_key, *trial, folder))
-        key = (folder, epoch)
+        self._streamer.complete(OutputSource(start.events_key, *trial, folder))
+        key = (folder, attempt)
         if not is_remote(start.store) or key in self._sending:
             return
         self._sending[key] = start.events_key
-        send = UploadTrialFiles(start.store, os.path.basename(folder), folder, epoch, _PATIENCE_S)
+        send = UploadTrialFiles(start.store, os.path.basename(folder), folder, attempt, _TIMEOUT_S)
         self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
@@ -106,10 +106,10 @@ class TrialFiles:
     def _settle(self, key: tuple[str, int]) -> None:
         del self._sending[key]
         folder, _ = key
-        hosted = {start.folder for _, start in self.hosted()}
+        running_trials = {start.folder for _, start in self.running_trials()}
         expected = {os.path.join(self._root, start.folder) for start in self.expected()}
-        if folder not in {*hosted, *expected, *(other for other, _ in self._sending)}:
-            self._news.forget(folder)
+        if folder not in {*running_trials, *expected, *(other for other, _ in self._sending)}:
+            self._streamer.forget(folder)
             self._discard(folder)
             with suppress(OSError):  # others of its experiment are there
                 os.rmdir(os.path.dirname(folder))
@@ -127,7 +127,7 @@ class TrialFiles:
         self._disk.run(partial(_remove, trash), _ignore)
 
     def _printing(self) -> Iterator[OutputSource]:
-        for trial, start in self.hosted():
+        for trial, start in self.running_trials():
             if self._is_ours(start.folder):
                 yield OutputSource(start.events_key, *trial, start.folder)
 

@@ -31,7 +31,7 @@ from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime.checkpoint_interfaces import TrialKey, trial_of
 from tunemq_workers.runtime.frames import (
-    ASK_ROOM,
+    ASK_SAVE,
     AWAIT_ORDER,
     ENDING,
     FETCH,
@@ -63,14 +63,14 @@ _CLOSED_GRACE_S: Final = 1.0
 _SHOWN: Final = 300
 #: The most bytes that honest frames of these kinds have, with room to spare.
 _LONGEST: Final = {
-    ASK_ROOM: 0,
+    ASK_SAVE: 0,
     AWAIT_ORDER: 16,
     ENDING: 8 * 2**20,
     FETCH: 16 * 2**10,
     IDLE: 0,
     WRITTEN: 16 * 2**10,
 }
-_OF_CHECKPOINTS: Final = frozenset({ASK_ROOM, FETCH, WRITTEN})
+_OF_CHECKPOINTS: Final = frozenset({ASK_SAVE, FETCH, WRITTEN})
 
 _log = logging.getLogger(__name__)
 
@@ -95,11 +95,11 @@ class TrialSupervisor:
         reactor: Reactor,
         forkservers: TrialProcessLauncher,
         checkpoints: CheckpointRequests,
-        luggage: DependencyFetcher,
+        dependencies: DependencyFetcher,
         emit: Callable[[str, bytes], object],
         emit_result: Callable[[str, bytes], object],
         now: Callable[[], float] = time.monotonic,
-        keeper: GpuAvailability | None = None,
+        availability: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
     ) -> None:
         #: Takes the folder of a trial whose host ended otherwise than by its own word.
@@ -108,10 +108,10 @@ class TrialSupervisor:
         self.on_left: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
         self._emit_result = emit_result
-        self._news = TrialEvents(emit)
-        self._checkpoints, self._luggage = checkpoints, luggage
+        self._trial_events = TrialEvents(emit)
+        self._checkpoints, self._dependencies = checkpoints, dependencies
         checkpoints.on_given_up = self._fail
-        luggage.in_use = self._starts_in_use
+        dependencies.in_use = self._starts_in_use
         self._limits = LimitEnforcer(
             reactor,
             TreeWatch(reactor.post, forkservers.held_at_kill),
@@ -122,23 +122,23 @@ class TrialSupervisor:
         )
         self._oom_kills = OomKills(reactor)
         self._oom_kills.start()
-        self._hosts: dict[str, TrialProcess] = {}
-        self._trial_events: dict[str, EventValidator] = {}
-        self._hosting: dict[AttemptId, TrialProcess] = {}
+        self._processes: dict[str, TrialProcess] = {}
+        self._validators: dict[str, EventValidator] = {}
+        self._running: dict[AttemptId, TrialProcess] = {}
         self._wanted: dict[AttemptId, TrialOrder] = {}
         self._starts: dict[AttemptId, TrialSpec] = {}
         self._over: set[AttemptId] = set()
-        self._gate = GpuAdmission(keeper, reactor, self._news, self._will_not_start)
+        self._gate = GpuAdmission(availability, reactor, self._trial_events, self._will_not_start)
         self._meter = meter or GpuMeter(())
-        if keeper is not None:
-            keeper.on_change = self._start_missing
+        if availability is not None:
+            availability.on_change = self._start_missing
         self._names = 0
         self._is_held = False
         self._is_closed = self._has_given_up = False
 
     def __len__(self) -> int:
         """Hosts of which something is left."""
-        return len(self._hosts)
+        return len(self._processes)
 
     # --- what the scheduler wants ---------------------------------------------------------------
 
@@ -148,25 +148,25 @@ class TrialSupervisor:
         Args:
             untouched: experiments of which they say nothing, by the keys of their events.
         """
-        told = {(order.trial, order.epoch): order for order in orders}
+        told = {(order.trial, order.attempt): order for order in orders}
         self._wanted = self._wanted_by(untouched) | told
         self._over &= self._wanted.keys()
         self._starts = {key: start for key, start in self._starts.items() if key in self._wanted}
-        for key, host in list(self._hosting.items()):
+        for key, process in list(self._running.items()):
             if key not in self._wanted:
-                self._kill(host)
+                self._kill(process)
         for key, order in told.items():
             if order.start is not None:
                 self._starts[key] = order.start
-            if key in self._hosting:
-                self._tell(self._hosting[key], order)
+            if key in self._running:
+                self._tell(self._running[key], order)
         self._start_missing()
-        for waits in (self._luggage, self._gate):
+        for waits in (self._dependencies, self._gate):
             waits.forget_all_but(self._wanted.keys() - self._over)
         if not self._wanted:
             self._dismiss_parked()
 
-    def refuse(self, key: AttemptId, events_key: str, problem: str) -> None:
+    def reject(self, key: AttemptId, events_key: str, problem: str) -> None:
         """The order for a trial cannot be read: say so, for nobody else can.
 
         A process that it has is killed because `obey` gets no order for it.
@@ -174,9 +174,9 @@ class TrialSupervisor:
         reason = (
             f"its node cannot read the order for it: {problem}; see that scheduler and node run"
         )
-        self._news.not_started(key, events_key, f"{reason} the same TuneMQ")
-        if key not in self._hosting:
-            self._news.freed(key, events_key)
+        self._trial_events.not_started(key, events_key, f"{reason} the same TuneMQ")
+        if key not in self._running:
+            self._trial_events.freed(key, events_key)
 
     def leave(self, *, at_checkpoint: bool = False) -> None:
         """Have every host save and end as if its trial were to pause; start no more.
@@ -184,15 +184,15 @@ class TrialSupervisor:
         The scheduler did not ask for that, so to it the trial waits for another slot.
         """
         self._is_closed = True
-        for host in list(self._hosting.values()):
-            self._tell(host, host.order.paused(at_checkpoint=at_checkpoint))
+        for process in list(self._running.values()):
+            self._tell(process, process.order.paused(at_checkpoint=at_checkpoint))
         self._dismiss_parked()
 
     def give_up(self) -> None:
         """Nobody is heard any more: have every host save and end, and start none until `go_on`."""
         self._has_given_up = True
-        for host in list(self._hosting.values()):
-            self._tell(host, host.order.paused())
+        for process in list(self._running.values()):
+            self._tell(process, process.order.paused())
         self._dismiss_parked()
 
     def go_on(self) -> None:
@@ -203,29 +203,33 @@ class TrialSupervisor:
     def kill_all(self) -> None:
         """Kill every host and start no more."""
         self._is_closed = True
-        for host in self._hosts.values():
-            self._kill(host)
+        for process in self._processes.values():
+            self._kill(process)
 
     def hold(self, is_held: bool) -> None:
         """Stop reading from hosts, or go on."""
         self._is_held = is_held
         self._limits.hold(is_held)
-        for host in self._hosts.values():
-            host.link.hold(is_held)
+        for process in self._processes.values():
+            process.connection.hold(is_held)
 
     def events_keys(self) -> set[str]:
         """The streams of the experiments for which there are orders or hosts."""
         starts = [*self._starts.values()]
-        starts += [host.start for host in self._hosts.values() if not host.is_parked]
+        starts += [process.start for process in self._processes.values() if not process.is_parked]
         return {start.events_key for start in starts}
 
     def folders(self) -> set[str]:
         """The folders of the trials that hosts are there for."""
-        return {host.start.folder for host in self._hosts.values()}
+        return {process.start.folder for process in self._processes.values()}
 
-    def hosted(self) -> list[tuple[AttemptId, TrialSpec]]:
+    def running_trials(self) -> list[tuple[AttemptId, TrialSpec]]:
         """The trials that have a host, each with what it was started with."""
-        return [(host.key, host.start) for host in self._hosts.values() if not host.is_parked]
+        return [
+            (process.key, process.start)
+            for process in self._processes.values()
+            if not process.is_parked
+        ]
 
     def expected(self) -> list[TrialSpec]:
         """What is to have a host."""
@@ -235,98 +239,98 @@ class TrialSupervisor:
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
         """A frame came from a host that is no plain event."""
-        host = self._hosts[name]
-        if host.is_condemned:
+        process = self._processes[name]
+        if process.is_condemned:
             return
         if len(payload) > _LONGEST.get(kind, MAX_FRAME_BYTES):
             problem = f"a frame of the kind {kind} has {len(payload)} bytes"
-            self._refuse(host, f"{problem}; at most {_LONGEST[kind]} are possible")
+            self._reject(process, f"{problem}; at most {_LONGEST[kind]} are possible")
             return
         self._limits.heard(name, kind, payload)
         if kind == ENDING:
             # The end of a trial that lost a process is about that loss, such as a broken pool.
-            if host.has_ended or self._limits.is_killed_for_memory(host):
+            if process.has_ended or self._limits.is_killed_for_memory(process):
                 return
-            if self._trial_events[name].end(payload):
-                host.has_ended = True
-                self._over.add(host.key)
-                if not host.is_given_up:
-                    self._escalate(host, host.start.stop_grace_s)
-        elif kind in _OF_CHECKPOINTS and not host.is_parked:
+            if self._validators[name].end(payload):
+                process.has_ended = True
+                self._over.add(process.key)
+                if not process.is_given_up:
+                    self._escalate(process, process.start.stop_grace_s)
+        elif kind in _OF_CHECKPOINTS and not process.is_parked:
             try:
-                self._checkpoints.said(host, kind, payload)
+                self._checkpoints.said(process, kind, payload)
             except TransportError as problem:
-                self._refuse(host, str(problem))
+                self._reject(process, str(problem))
         elif kind == IDLE:
-            self._idle(host)
+            self._idle(process)
         elif kind == UNREADABLE:
             said = payload[:_SHOWN].decode(errors="replace")
-            self._refuse(host, f"a frame of the trial's process cannot be read: {said}")
+            self._reject(process, f"a frame of the trial's process cannot be read: {said}")
         elif kind == UNREAD:
-            self._refuse(host, "the trial's process does not read what its node tells it")
+            self._reject(process, "the trial's process does not read what its node tells it")
         elif kind != AWAIT_ORDER:
-            self._refuse(host, f"the trial's process sent a frame of the unknown kind {kind}")
+            self._reject(process, f"the trial's process sent a frame of the unknown kind {kind}")
 
-    def _idle(self, host: TrialProcess) -> None:
+    def _idle(self, process: TrialProcess) -> None:
         """A host says that its trial is over and that it could run another one."""
-        if host.is_killed:
+        if process.is_killed:
             return
-        has_ended = host.has_ended or host.is_given_up
-        if self._limits.is_killed_for_memory(host):
-            self._kill(host)
-        elif host.start.reuse and has_ended and not host.is_parked:
-            self._park(host)
+        has_ended = process.has_ended or process.is_given_up
+        if self._limits.is_killed_for_memory(process):
+            self._kill(process)
+        elif process.start.reuse and has_ended and not process.is_parked:
+            self._park(process)
         else:
-            self._refuse(host, "the trial's process said that it is free, and it is not")
+            self._reject(process, "the trial's process said that it is free, and it is not")
 
     def closed(self, name: str) -> None:
         """A host closed its socket: it has ended, or can no longer be told anything."""
-        host = self._hosts.get(name)
-        if host is not None and not host.is_killed:
-            self._set_timer(host, _CLOSED_GRACE_S, partial(self._forkservers.kill, name))
+        process = self._processes.get(name)
+        if process is not None and not process.is_killed:
+            self._set_timer(process, _CLOSED_GRACE_S, partial(self._forkservers.kill, name))
 
     # --- what forkservers say -------------------------------------------------------------------
 
     def forked(self, name: str, pid: int) -> None:
         """A host exists."""
-        self._hosts[name].pid = pid
-        self._limits.begin(self._hosts[name])
-        _log.debug("trial.started trial=%s epoch=%d pid=%d", *self._hosts[name].key, pid)
+        self._processes[name].pid = pid
+        self._limits.begin(self._processes[name])
+        _log.debug("trial.started trial=%s epoch=%d pid=%d", *self._processes[name].key, pid)
 
     def not_started(self, name: str, reason: str) -> None:
         """A host could not be forked."""
-        host = self._hosts[name]
-        host.link.close()
-        self._set_timer(host, None)
-        if not host.is_given_up:
-            self._news.not_started(host.key, host.start.events_key, reason)
+        process = self._processes[name]
+        process.connection.close()
+        self._set_timer(process, None)
+        if not process.is_given_up:
+            self._trial_events.not_started(process.key, process.start.events_key, reason)
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A host ended."""
-        host = self._hosts[name]
-        self._limits.is_killed_for_memory(host)  # in which case its end is no news any more
-        if self._is_unexpected_end(host):
-            self._news.died(host, signal, exit_code, self._cause_of_death(signal))
+        process = self._processes[name]
+        self._limits.is_killed_for_memory(process)  # in which case its end is no news any more
+        if self._is_unexpected_end(process):
+            self._trial_events.died(process, signal, exit_code, self._cause_of_death(signal))
 
     def lost(self, name: str, reason: str) -> None:
         """A host's forkserver is dead, which is no fault of the host's trial."""
-        host = self._hosts[name]
-        if self._is_unexpected_end(host):
+        process = self._processes[name]
+        if self._is_unexpected_end(process):
             # Each trial of this user could have done it, also one that is ending.
-            is_shared = len(self._hosts) > 1
-            self._news.failed(host, FORKSERVER_LOST, reason, is_shared=is_shared)
+            is_shared = len(self._processes) > 1
+            self._trial_events.failed(process, FORKSERVER_LOST, reason, is_shared=is_shared)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
-        host = self._hosts.pop(name)
-        self._trial_events.pop(name, None)
-        self._limits.leave(host)
-        self._checkpoints.host_gone(name)
+        process = self._processes.pop(name)
+        self._validators.pop(name, None)
+        self._limits.leave(process)
+        self._checkpoints.process_gone(name)
         self._gate.gone(name)
-        if host.is_killed or host.is_condemned or not host.has_ended:
-            self.on_cut_off(host.start.folder)
-        if not host.is_parked:
-            self._free(host)
+        if process.is_killed or process.is_condemned or not process.has_ended:
+            self.on_cut_off(process.start.folder)
+        if not process.is_parked:
+            self._free(process)
         self._start_missing()
 
     # --- decisions ------------------------------------------------------------------------------
@@ -342,124 +346,126 @@ class TrialSupervisor:
             if key in starts and starts[key].events_key in events_keys
         }
 
-    def _tell(self, host: TrialProcess, order: TrialOrder) -> None:
-        before, host.order = host.order, order
-        host.was_to_pause |= order.pause or order.stop
+    def _tell(self, process: TrialProcess, order: TrialOrder) -> None:
+        before, process.order = process.order, order
+        process.was_to_pause |= order.pause or order.stop
         if order.kill:
-            self._kill(host)
-        if host.has_ended or host.is_given_up:
+            self._kill(process)
+        if process.has_ended or process.is_given_up:
             return
         if order.stop:
             # A save that is due has this long, too: somebody waits for the slot.
-            host.is_given_up = True
-            host.link.send(ORDER, _encoded(order))
-            self._escalate(host, host.start.stop_grace_s)
+            process.is_given_up = True
+            process.connection.send(ORDER, _encoded(order))
+            self._escalate(process, process.start.stop_grace_s)
         elif how_far(order) != how_far(before):
             # One that is to pause may end its step and save, however long that takes.
-            host.link.send(ORDER, _encoded(order))
-        self._checkpoints.told(host)
+            process.connection.send(ORDER, _encoded(order))
+        self._checkpoints.told(process)
 
     def _fail(self, trial: TrialKey, reason: str) -> None:
         """End a trial, if it has a host, because its checkpoints cannot be kept."""
-        for host in list(self._hosting.values()):
-            if trial_of(host) == trial and not (host.has_ended or host.is_given_up):
-                self._condemn(host, "storage", reason)
-                self._kill(host)
+        for process in list(self._running.values()):
+            if trial_of(process) == trial and not (process.has_ended or process.is_given_up):
+                self._condemn(process, "storage", reason)
+                self._kill(process)
 
-    def _refuse(self, host: TrialProcess, problem: str) -> None:
+    def _reject(self, process: TrialProcess, problem: str) -> None:
         """A trial's process said what it may not: end that trial, and nothing else."""
         problem = shortened(problem)
-        if host.is_killed:  # more of the same, which it sent before it was killed
+        if process.is_killed:  # more of the same, which it sent before it was killed
             return
-        _log.error("host.refused host=%s trial=%s problem=%r", host.name, host.key[0], problem)
-        if not (host.has_ended or host.is_given_up):
+        _log.error(
+            "host.refused host=%s trial=%s problem=%r", process.name, process.key[0], problem
+        )
+        if not (process.has_ended or process.is_given_up):
             text = f"the node refused what the trial's process sent: {problem.rstrip('.')}."
-            self._condemn(host, "metric", text)
-        host.link.on_event = _ignore
-        self._kill(host)
+            self._condemn(process, "metric", text)
+        process.connection.on_event = _ignore
+        self._kill(process)
 
-    def _exceeded(self, host: TrialProcess, excess: LimitExceeded) -> None:
+    def _exceeded(self, process: TrialProcess, excess: LimitExceeded) -> None:
         """End a host that takes more than it may; one that took too long is silent already."""
         if not excess.is_urgent:
-            self._say_failed(host, excess.kind, excess.error)
-            self._escalate(host, 0.0)
+            self._say_failed(process, excess.kind, excess.error)
+            self._escalate(process, 0.0)
             return
-        if not (host.has_ended or host.is_given_up):
-            self._condemn(host, excess.kind, excess.error)
-        self._kill(host)
+        if not (process.has_ended or process.is_given_up):
+            self._condemn(process, excess.kind, excess.error)
+        self._kill(process)
 
-    def _condemn(self, host: TrialProcess, kind: str, reason: str) -> None:
+    def _condemn(self, process: TrialProcess, kind: str, reason: str) -> None:
         """Say that a trial has failed, whose host goes on for a moment."""
-        self._silence(host)
-        self._say_failed(host, kind, reason)
+        self._silence(process)
+        self._say_failed(process, kind, reason)
 
-    def _silence(self, host: TrialProcess) -> bool:
+    def _silence(self, process: TrialProcess) -> bool:
         """Ignore a host whose trial has failed; False if it was ending anyway."""
-        if host.has_ended or host.is_given_up:
+        if process.has_ended or process.is_given_up:
             return False
-        host.link.on_event = _ignore
-        host.has_ended = host.is_given_up = host.is_condemned = True
-        self._over.add(host.key)
+        process.connection.on_event = _ignore
+        process.has_ended = process.is_given_up = process.is_condemned = True
+        self._over.add(process.key)
         return True
 
-    def _say_failed(self, host: TrialProcess, kind: str, reason: str) -> None:
-        _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
-        self._news.failed(host, kind, reason)
+    def _say_failed(self, process: TrialProcess, kind: str, reason: str) -> None:
+        _log.warning("host.condemned host=%s kind=%s reason=%r", process.name, kind, reason)
+        self._trial_events.failed(process, kind, reason)
 
-    def _is_unexpected_end(self, host: TrialProcess) -> bool:
+    def _is_unexpected_end(self, process: TrialProcess) -> bool:
         """Take in the end of a host's process; whether its trial should have gone on."""
-        host.link.drain()  # its last words come before the news of its death,
-        host.link.close()  # and its children's would come behind
-        self._limits.leave(host)
-        self._set_timer(host, None)
-        self._over.add(host.key)
-        return not (host.has_ended or host.is_given_up or host.is_parked)
+        process.connection.drain()  # its last words come before the news of its death,
+        process.connection.close()  # and its children's would come behind
+        self._limits.leave(process)
+        self._set_timer(process, None)
+        self._over.add(process.key)
+        return not (process.has_ended or process.is_given_up or process.is_parked)
 
     def _cause_of_death(self, number: int | None) -> str:
         """``memory`` for a host that the kernel has killed, as far as that can be known."""
         return "memory" if number == SIGKILL and self._oom_kills.is_recent() else ""
 
-    def _escalate(self, host: TrialProcess, grace_s: float) -> None:
+    def _escalate(self, process: TrialProcess, grace_s: float) -> None:
         """Give a host that should end by itself so long; then SIGTERM, then the end."""
 
         def term() -> None:
-            _log.warning("host.term host=%s trial=%s", host.name, host.order.trial)
-            self._forkservers.term(host.name)
-            self._set_timer(host, TERM_GRACE_S, partial(self._forkservers.kill, host.name))
+            _log.warning("host.term host=%s trial=%s", process.name, process.order.trial)
+            self._forkservers.term(process.name)
+            self._set_timer(process, TERM_GRACE_S, partial(self._forkservers.kill, process.name))
 
-        self._set_timer(host, grace_s, term)
+        self._set_timer(process, grace_s, term)
 
-    def _kill(self, host: TrialProcess) -> None:
-        if not host.is_killed:
-            host.is_given_up = host.is_killed = True
-            self._set_timer(host, None)
-            self._forkservers.kill(host.name)
+    def _kill(self, process: TrialProcess) -> None:
+        if not process.is_killed:
+            process.is_given_up = process.is_killed = True
+            self._set_timer(process, None)
+            self._forkservers.kill(process.name)
 
-    def _park(self, host: TrialProcess) -> None:
-        host.is_parked = True
-        self._limits.leave(host)
-        self._checkpoints.host_gone(host.name)
-        self._over.add(host.key)
-        self._set_timer(host, None)
-        self._free(host)
+    def _park(self, process: TrialProcess) -> None:
+        process.is_parked = True
+        self._limits.leave(process)
+        self._checkpoints.process_gone(process.name)
+        self._over.add(process.key)
+        self._set_timer(process, None)
+        self._free(process)
         self._start_missing()
         if not self._wanted:
             self._dismiss_parked()
 
-    def _free(self, host: TrialProcess) -> None:
-        self._hosting.pop(host.key, None)
-        self._over.add(host.key)
-        if (used := self._meter.left(host)) is not None:
-            self._emit(host.start.events_key, encode(used))
-        if not self._is_closed or host.has_ended or host.order.stop:
+    def _free(self, process: TrialProcess) -> None:
+        self._running.pop(process.key, None)
+        self._over.add(process.key)
+        if (used := self._meter.left(process)) is not None:
+            self._emit(process.start.events_key, encode(used))
+        if not self._is_closed or process.has_ended or process.order.stop:
             # Else it went with its node, which the scheduler learns from the node's goodbye.
-            self._news.freed(host.key, host.start.events_key)
-        self.on_left(host.key, host.start)
-        _log.debug("trial.left trial=%s epoch=%d", *host.key)
+            self._trial_events.freed(process.key, process.start.events_key)
+        self.on_left(process.key, process.start)
+        _log.debug("trial.left trial=%s epoch=%d", *process.key)
 
     def _starts_in_use(self) -> list[TrialSpec]:
         """What trials are hosted, or wait to be."""
-        return [*self._starts.values(), *(host.start for host in self._hosts.values())]
+        return [*self._starts.values(), *(process.start for process in self._processes.values())]
 
     def _start_missing(self) -> None:
         """Start what is wanted, not hosted and not over."""
@@ -468,40 +474,40 @@ class TrialSupervisor:
         missing = [
             order
             for key, order in self._wanted.items()
-            if key not in self._hosting and key not in self._over and key in self._starts
+            if key not in self._running and key not in self._over and key in self._starts
         ]
         to_fork = [order for order in missing if not self._is_settled_without_fork(order)]
         if not to_fork:
             return
         # What is parked holds what a new host needs; it goes, and the host comes when it has gone.
         self._dismiss_parked()
-        if any(host.is_parked for host in self._hosts.values()):
+        if any(process.is_parked for process in self._processes.values()):
             return
         for order in to_fork:
             self._fork(order)
 
     def _is_settled_without_fork(self, order: TrialOrder) -> bool:
-        key = order.trial, order.epoch
+        key = order.trial, order.attempt
         start = self._starts[key]
         if order.stop or order.kill:  # it is over before it began, and somebody waits for its slot
             self._over.add(key)
-            self._news.freed(key, start.events_key)
+            self._trial_events.freed(key, start.events_key)
             return True
-        local = self._luggage.find(start)
+        local = self._dependencies.find(start)
         if local is None:
             self._fetch(key, start)
             return True
         start = local
-        host = next((host for host in self._parked() if host.could_run(start)), None)
-        if host is None or self._gate.is_withheld(start):
+        process = next((process for process in self._parked() if process.could_run(start)), None)
+        if process is None or self._gate.is_withheld(start):
             return self._gate.is_shut(key, start)
-        host.order, host.start = order, start
-        host.has_ended = host.is_given_up = host.is_parked = False
-        host.was_to_pause = order.pause
-        self._enter(host)
-        self._limits.begin(host)
-        host.link.send(NEXT, _encoded(order, start))
-        self._hosting[key] = host
+        process.order, process.start = order, start
+        process.has_ended = process.is_given_up = process.is_parked = False
+        process.was_to_pause = order.pause
+        self._enter(process)
+        self._limits.begin(process)
+        process.connection.send(NEXT, _encoded(order, start))
+        self._running[key] = process
         return True
 
     def _fetch(self, key: AttemptId, start: TrialSpec) -> None:
@@ -509,68 +515,70 @@ class TrialSupervisor:
 
         def failed(reason: str) -> None:
             self._will_not_start(key)
-            self._news.not_started(key, start.events_key, reason, "fetch")
-            self._news.freed(key, start.events_key)
+            self._trial_events.not_started(key, start.events_key, reason, "fetch")
+            self._trial_events.freed(key, start.events_key)
 
         def has_trouble(reason: str) -> None:
-            self._news.waits(key, start.events_key, "code", reason)
+            self._trial_events.waits(key, start.events_key, "code", reason)
 
-        self._luggage.fetch(key, start, self._start_missing, failed, has_trouble)
+        self._dependencies.fetch(key, start, self._start_missing, failed, has_trouble)
 
     def _will_not_start(self, key: AttemptId) -> None:
         self._over.add(key)
 
     def _fork(self, order: TrialOrder) -> None:
-        key = order.trial, order.epoch
-        start = self._luggage.find(self._starts[key])
+        key = order.trial, order.attempt
+        start = self._dependencies.find(self._starts[key])
         if start is None:  # nothing that is wanted is ever removed
             return
         self._names += 1
         name = f"h{self._names}"
         try:
             full = msgspec.structs.replace(order, start=start)
-            link = self._forkservers.start(name, full, self)
+            connection = self._forkservers.start(name, full, self)
         except OSError as problem:
             self._will_not_start(key)
             reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
-            self._news.not_started(key, start.events_key, reason)
-            self._news.freed(key, start.events_key)
+            self._trial_events.not_started(key, start.events_key, reason)
+            self._trial_events.freed(key, start.events_key)
             return
-        link.hold(self._is_held)
-        self._hosts[name] = self._hosting[key] = host = TrialProcess(
-            name, order, start, link, was_to_pause=order.pause
+        connection.hold(self._is_held)
+        self._processes[name] = self._running[key] = process = TrialProcess(
+            name, order, start, connection, was_to_pause=order.pause
         )
-        self._gate.took(host)
-        self._enter(host)
+        self._gate.took(process)
+        self._enter(process)
 
-    def _enter(self, host: TrialProcess) -> None:
-        events = EventValidator(host, self._emit, self._emit_result, partial(self._refuse, host))
-        self._trial_events[host.name] = events
-        self._limits.enter(host, events.take)
-        self._meter.began(host)
+    def _enter(self, process: TrialProcess) -> None:
+        events = EventValidator(
+            process, self._emit, self._emit_result, partial(self._reject, process)
+        )
+        self._validators[process.name] = events
+        self._limits.enter(process, events.take)
+        self._meter.began(process)
 
     def _parked(self) -> list[TrialProcess]:
         return [
-            host
-            for host in self._hosts.values()
-            if host.is_parked and not host.is_dismissed and not host.is_killed
+            process
+            for process in self._processes.values()
+            if process.is_parked and not process.is_dismissed and not process.is_killed
         ]
 
     def _dismiss_parked(self) -> None:
         """Let parked hosts clean up what they kept for a next trial, and end."""
-        for host in self._parked():
-            host.is_dismissed = True
-            host.link.send(LEAVE, b"")
-            self._escalate(host, host.start.stop_grace_s)
+        for process in self._parked():
+            process.is_dismissed = True
+            process.connection.send(LEAVE, b"")
+            self._escalate(process, process.start.stop_grace_s)
 
     def _set_timer(
-        self, host: TrialProcess, delay_s: float | None, call: Callable[[], None] | None = None
+        self, process: TrialProcess, delay_s: float | None, call: Callable[[], None] | None = None
     ) -> None:
-        if host.timer is not None:
-            host.timer.cancel()
-        host.timer = None
+        if process.timer is not None:
+            process.timer.cancel()
+        process.timer = None
         if delay_s is not None and call is not None:
-            host.timer = self._reactor.after(delay_s, call)
+            process.timer = self._reactor.after(delay_s, call)
 
 
 def _nobody_looks(*_: object) -> None:

@@ -99,14 +99,14 @@ class CheckpointBook:
         own = trial.checkpoints.refs(node)
         restore = (*own, *self._settings.restore)[:MOST_CANDIDATES]
         bases = tuple(ref.key for ref in restore)
-        self._writers[trial.trial_id, trial.epoch] = _AttemptUploads(bases)
+        self._writers[trial.trial_id, trial.attempt] = _AttemptUploads(bases)
         self._references.pin(bases)
         self._reconsider(bases)
         return restore
 
     def candidates(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
         """What the newest epoch, which this node has, may go on from if it has not begun yet."""
-        writer = self._writers.get((trial.trial_id, trial.epoch))
+        writer = self._writers.get((trial.trial_id, trial.attempt))
         bases = writer.bases if writer is not None else ()
         return tuple(
             ref
@@ -114,13 +114,13 @@ class CheckpointBook:
             if ref.key in bases
         )
 
-    def end(self, trial: str, epoch: int) -> list[Command]:
+    def end(self, trial: str, attempt: int) -> list[Command]:
         """An epoch's host is gone, or counts no longer: it writes no more."""
-        writer = self._writers.get((trial, epoch))
+        writer = self._writers.get((trial, attempt))
         if writer is None:
             return []
         writer.is_over = True
-        return [*self._forget_writer(trial, epoch), *self._drop_surplus()]
+        return [*self._forget_writer(trial, attempt), *self._drop_surplus()]
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class CheckpointBook:
         Args:
             is_wanted: False for one that nobody may go on from, because its result was dropped.
         """
-        writer = self._writers.get((event.trial, event.epoch))
+        writer = self._writers.get((event.trial, event.attempt))
         if writer is None:  # of an incarnation that counts no longer
             return
         result = _contained(trial, event)
@@ -147,7 +147,7 @@ class CheckpointBook:
         known = kept.get(event.key)
         if known is not None and known.committed is not None:
             return []
-        writer = self._writers.get((event.trial, event.epoch))
+        writer = self._writers.get((event.trial, event.attempt))
         bases = writer.bases if writer is not None else ()
         if not self._references.may_refer(event.shared, bases):
             # No writer that keeps to its bases makes one; half a checkpoint is worse than none.
@@ -254,7 +254,7 @@ class CheckpointBook:
     def is_writing(self, folder: str) -> bool:
         """Whether the trial with this folder has a host, or an upload."""
         return any(
-            folder == trial or folder.endswith(f"_{trial}") for trial, _epoch in self._writers
+            folder == trial or folder.endswith(f"_{trial}") for trial, _attempt in self._writers
         )
 
     def state(self) -> tuple[Any, ...]:
@@ -298,14 +298,14 @@ class CheckpointBook:
         del uploads[upload.key]
         if not uploads:
             del self._uploads[upload.node]
-        self._writers[trial, upload.epoch].unsettled -= 1
-        return self._forget_writer(trial, upload.epoch)
+        self._writers[trial, upload.attempt].unsettled -= 1
+        return self._forget_writer(trial, upload.attempt)
 
-    def _forget_writer(self, trial: str, epoch: int) -> list[Command]:
-        writer = self._writers[trial, epoch]
+    def _forget_writer(self, trial: str, attempt: int) -> list[Command]:
+        writer = self._writers[trial, attempt]
         if writer.unsettled or not writer.is_over:
             return []
-        del self._writers[trial, epoch]
+        del self._writers[trial, attempt]
         return self._unpin(writer.bases)
 
     def _rebase(self, writer: _AttemptUploads, key: str) -> list[Command]:

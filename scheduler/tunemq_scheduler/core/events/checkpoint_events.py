@@ -52,7 +52,7 @@ class CheckpointEventHandler:
                 return self._book.lost(trial, event.key)
             case CheckpointDamaged():
                 trial.story.append(event)
-                if self._state.is_epoch(trial, event.epoch) and trial.restoring:
+                if self._state.is_attempt(trial, event.attempt) and trial.restoring:
                     trial.restoring = event.instead
                 return self._book.damaged(trial, event.key)
             case CheckpointsForgotten():
@@ -61,7 +61,7 @@ class CheckpointEventHandler:
         return []
 
     def _written(self, trial: Trial, event: CheckpointWritten) -> None:
-        node = self._state.slots.node_at(event.trial, event.epoch)
+        node = self._state.slots.node_at(event.trial, event.attempt)
         is_wanted = self._contains_recorded(trial, event)
         if node is None or not is_wanted:
             self._state.stale += 1
@@ -78,13 +78,13 @@ class CheckpointEventHandler:
             self._state.stale += 1
             return [DeleteCheckpoint(event.trial, event.key)]
         trial.story.append(event)
-        node = self._state.slots.node_at(event.trial, event.epoch)
+        node = self._state.slots.node_at(event.trial, event.attempt)
         if node is not None and not is_known:  # its host has written it into the store
             self._was_kept_by(node)
         return self._book.committed(trial, event)
 
-    def _was_kept_by(self, incarnation: str) -> None:
-        joined = self._state.nodes.get(incarnation)
+    def _was_kept_by(self, instance_id: str) -> None:
+        joined = self._state.nodes.get(instance_id)
         if joined is not None and self._state.health.has_kept(joined.node):
             self._state.review_nodes()
 
@@ -92,4 +92,4 @@ class CheckpointEventHandler:
         self, trial: Trial, event: CheckpointWritten | CheckpointCommitted
     ) -> bool:
         """False for one of an older incarnation, or of a result dropped behind the trial's end."""
-        return self._state.is_epoch(trial, event.epoch) and event.step <= trial.last_step
+        return self._state.is_attempt(trial, event.attempt) and event.step <= trial.last_step

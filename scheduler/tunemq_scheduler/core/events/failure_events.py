@@ -60,9 +60,9 @@ class _ExcludedNode(NamedTuple):
 class FailureEventHandler:
     """Handles the failures of trials that run, for the runner."""
 
-    def __init__(self, state: RunnerState, endings: FailureActions) -> None:
+    def __init__(self, state: RunnerState, actions: FailureActions) -> None:
         self._state = state
-        self._endings = endings
+        self._actions = actions
 
     def failed(
         self, trial: Trial, event: TrialFailed | TrialProcessDied, commands: list[Command]
@@ -75,7 +75,7 @@ class FailureEventHandler:
             self._blame_node(trial, event, failure, commands)
         if failure.kind == FORKSERVER_LOST:
             node = self._state.slots.node_of(trial)
-            fallen = f"the forkserver of {node} in attempt {trial.epoch}"
+            fallen = f"the forkserver of {node} in attempt {trial.attempt}"
             self._fell(
                 trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared
             )
@@ -84,7 +84,7 @@ class FailureEventHandler:
     def matched(self, event: LogMatched) -> list[Command]:
         """A trial printed what a log policy is about: something follows from it once it fails."""
         state, trial = self._state, self._state.live.get(event.trial)
-        if trial is None or not state.is_epoch(trial, event.epoch) or trial.status != RUNNING:
+        if trial is None or not state.is_attempt(trial, event.attempt) or trial.status != RUNNING:
             state.stale += 1
         elif state.settings.action_of(event.pattern):
             shown = replace(event, line=event.line[:LINE_LENGTH])
@@ -99,10 +99,10 @@ class FailureEventHandler:
 
         Only the loss of a node that ran no other trial speaks against this one.
         """
-        self._fell(trial, event.incarnation, was_alone=was_alone)
+        self._fell(trial, event.instance_id, was_alone=was_alone)
         verdict = self._judge_losses(trial)
         if verdict.is_retried:
-            self._endings.try_again(trial)
+            self._actions.try_again(trial)
             return
         failure = classify(event)
         trial.count_failure(failure.kind)
@@ -143,7 +143,7 @@ class FailureEventHandler:
         """A trial reported a new result, which is not taken in yet."""
         before, health = trial.last_result, self._state.health
         # Only the first one of each epoch speaks for the node: that it can still start a trial.
-        if health and (before is None or before.epoch != event.epoch):
+        if health and (before is None or before.attempt != event.attempt):
             joined = self._state.nodes.get(self._state.slots.node_of(trial))
             if joined is not None:
                 health.succeeded(joined.node)
@@ -229,13 +229,13 @@ class FailureEventHandler:
         )
         commands.append(record)
         if is_retried:
-            self._endings.try_again(trial)
+            self._actions.try_again(trial)
         else:
             # What it printed stands in its error file, and is not to be kept for each trial.
             kept = event if isinstance(event, NodeLost) else replace(event, output="")
             trial.failure, trial.failed_on = kept, hostname
-            reason = f"{failure.words}: {verdict.told}"
-            self._endings.end_in_error(trial, reason, commands)
+            reason = f"{failure.description}: {verdict.told}"
+            self._actions.end_in_error(trial, reason, commands)
 
     def _blame_node(
         self,
@@ -245,10 +245,10 @@ class FailureEventHandler:
         commands: list[Command],
     ) -> None:
         """It may be the node's fault; several of different trials in a row are."""
-        state, incarnation = self._state, self._state.slots.node_of(trial)
-        reason = event.error if isinstance(event, TrialFailed) else failure.words
+        state, instance_id = self._state, self._state.slots.node_of(trial)
+        reason = event.error if isinstance(event, TrialFailed) else failure.description
         pause_s = state.health.failed(
-            incarnation,
+            instance_id,
             trial,
             reason,
             state.nodes,
@@ -257,7 +257,7 @@ class FailureEventHandler:
         )
         state.review_nodes()
         if pause_s:
-            node = state.nodes[incarnation]
+            node = state.nodes[instance_id]
             commands.append(
                 WarnFailingNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s)
             )

@@ -60,19 +60,19 @@ class NodeEventHandler:
 
     def joined(self, event: m.NodeJoined) -> list[Command]:
         """A node offers its resources."""
-        if event.incarnation not in self._state.nodes:
-            self._state.nodes[event.incarnation] = event
-            self._slots.add_node(event.incarnation, event.resources, event.gpus)
+        if event.instance_id not in self._state.nodes:
+            self._state.nodes[event.instance_id] = event
+            self._slots.add_node(event.instance_id, event.resources, event.gpus)
             if event.withheld:
-                self._state.placement.withhold(event.incarnation, event.withheld)
+                self._state.placement.withhold(event.instance_id, event.withheld)
             self._offers.joined(event)
-            self._state.queue.review(event.incarnation)
+            self._state.queue.review(event.instance_id)
             self._state.review_nodes()
         return []
 
     def withheld(self, event: m.DevicesWithheld) -> list[Command]:
         """On some of a node's devices nothing is to begin, for now."""
-        state, node = self._state, event.incarnation
+        state, node = self._state, event.instance_id
         if node in state.nodes:
             state.nodes[node] = replace(state.nodes[node], withheld=event.devices)
             state.placement.withhold(node, event.devices)
@@ -87,49 +87,49 @@ class NodeEventHandler:
         """A node is silent, or dead."""
         state = self._state
         commands: list[Command] = []
-        joined = state.nodes.pop(event.incarnation, None)
+        joined = state.nodes.pop(event.instance_id, None)
         if joined is not None:
-            hosted = tuple(self._slots.lose_node(event.incarnation))
-            state.queue.review(event.incarnation)
+            held_slots = tuple(self._slots.lose_node(event.instance_id))
+            state.queue.review(event.instance_id)
             state.review_nodes()
-            doing: dict[str, TrialActivity] = {}
-            state.away[event.incarnation] = AwayNode(joined, state.elapsed, hosted, doing)
-            state.leave_behind(event.incarnation)
-            was_alone = not event.is_shared and len({one.trial for one in hosted}) == 1
-            for one in hosted:
+            activity: dict[str, TrialActivity] = {}
+            state.away[event.instance_id] = AwayNode(joined, state.elapsed, held_slots, activity)
+            state.leave_behind(event.instance_id)
+            was_alone = not event.is_shared and len({one.trial for one in held_slots}) == 1
+            for one in held_slots:
                 trial = state.live.get(one.trial)
-                if trial is not None and trial.epoch == one.epoch:
-                    self._lose_host(trial, event, doing, commands, was_alone=was_alone)
+                if trial is not None and trial.attempt == one.attempt:
+                    self._lose_process(trial, event, activity, commands, was_alone=was_alone)
         if event.is_dead:
-            commands += self._bury(event.incarnation)
+            commands += self._bury(event.instance_id)
         return commands
 
     def returned(self, event: m.NodeReturned) -> list[Command]:
         """A lost node is heard again."""
         state = self._state
-        away = state.away.pop(event.incarnation, None)
+        away = state.away.pop(event.instance_id, None)
         if away is None:
             return []
         self.joined(away.joined)
-        for one in away.hosted:
-            self._slots.hold(event.incarnation, one)
-            trial, doing = state.live.get(one.trial), away.doing.get(one.trial)
-            if trial is None or doing is None or trial.epoch != one.epoch:
+        for one in away.held_slots:
+            self._slots.hold(event.instance_id, one)
+            trial, activity = state.live.get(one.trial), away.activity.get(one.trial)
+            if trial is None or activity is None or trial.attempt != one.attempt:
                 continue
             if trial.status in {PENDING, PAUSED} and not state.interrupted:
                 trial.story.append(event)
                 self._moves.move(trial, RUNNING)
-                doing.resume(trial)
+                activity.resume(trial)
                 for fallen in (trial.fell_with, trial.fell_alone):
-                    if event.incarnation in fallen:  # no, the node did not fall
-                        fallen.remove(event.incarnation)
-        commands = self._offers.make_room(event.incarnation, event)
-        orders = [self._standing_order(one.trial, one.epoch) for one in away.hosted]
+                    if event.instance_id in fallen:  # no, the node did not fall
+                        fallen.remove(event.instance_id)
+        commands = self._offers.make_room(event.instance_id, event)
+        orders = [self._standing_order(one.trial, one.attempt) for one in away.held_slots]
         return [*orders, *commands]
 
     def standing_orders(self) -> list[ReattachTrial]:
         """All that nodes are to host, for whoever gives the orders anew."""
-        return [self._standing_order(trial, epoch) for trial, epoch, _ in self._slots]
+        return [self._standing_order(trial, attempt) for trial, attempt, _ in self._slots]
 
     def taken_over(self, trial: Trial) -> list[Command]:
         """A new epoch of a trial began: what away nodes have of it counts no longer."""
@@ -144,7 +144,7 @@ class NodeEventHandler:
         commands: list[Command] = []
         for node in self._state.left_behind.pop(trial, ()):
             if node in self._state.away:
-                commands += self._end_epochs(node, trial)
+                commands += self._end_attempts(node, trial)
         return commands
 
     def tick(self) -> list[Command]:
@@ -162,11 +162,11 @@ class NodeEventHandler:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _lose_host(
+    def _lose_process(
         self,
         trial: Trial,
         event: m.NodeLost,
-        doing: dict[str, TrialActivity],
+        activity: dict[str, TrialActivity],
         commands: list[Command],
         *,
         was_alone: bool,
@@ -176,7 +176,7 @@ class NodeEventHandler:
             return
         trial.story.append(event)
         if not self._moves.end_if_due(trial, event, commands):
-            doing[trial.trial_id] = TrialActivity.of(trial)
+            activity[trial.trial_id] = TrialActivity.of(trial)
             self._moves.lost_its_node(trial, event, commands, was_alone=was_alone)
 
     def _bury(self, node: str) -> list[Command]:
@@ -185,39 +185,39 @@ class NodeEventHandler:
         away = state.away.pop(node, None)
         if away is None:
             return []
-        state.accepted.pop(node, None)
+        state.acknowledged.pop(node, None)
         state.offers.pop(node, None)
         commands: list[Command] = [DropNode(node)]
         owners = self._book.owners(node)
         commands += self._book.give_up(node)
-        for one in away.hosted:
-            commands += self._book.end(one.trial, one.epoch)
-        for owner in dict.fromkeys((*owners, *(one.trial for one in away.hosted))):
+        for one in away.held_slots:
+            commands += self._book.end(one.trial, one.attempt)
+        for owner in dict.fromkeys((*owners, *(one.trial for one in away.held_slots))):
             if owner in state.live:
                 self._moves.forget_if_over(state.live[owner], commands)
         return commands
 
     def _settle(self, node: str, trial: str) -> list[Command]:
         """Whatever this away node still has of a trial, and says of it, is not waited for."""
-        return [*self._book.give_up(node, trial), *self._end_epochs(node, trial)]
+        return [*self._book.give_up(node, trial), *self._end_attempts(node, trial)]
 
-    def _end_epochs(self, node: str, trial: str) -> list[Command]:
+    def _end_attempts(self, node: str, trial: str) -> list[Command]:
         """What this away node hosts of a trial writes nothing any more that counts."""
         commands: list[Command] = []
-        for one in self._state.away[node].hosted:
+        for one in self._state.away[node].held_slots:
             if one.trial == trial:
-                commands += self._book.end(trial, one.epoch)
+                commands += self._book.end(trial, one.attempt)
         return commands
 
-    def _standing_order(self, trial_id: str, epoch: int) -> ReattachTrial:
-        slot = self._slots.held_by(trial_id, epoch)
+    def _standing_order(self, trial_id: str, attempt: int) -> ReattachTrial:
+        slot = self._slots.held_by(trial_id, attempt)
         trial = self._state.live.get(trial_id)
-        is_wanted = trial is not None and trial.epoch == epoch
+        is_wanted = trial is not None and trial.attempt == attempt
         summary = self._state.summary(trial_id)
         start = StartTrial(
             trial=trial_id,
-            epoch=epoch,
-            incarnation=slot.node,
+            attempt=attempt,
+            instance_id=slot.node,
             number=summary.number,
             config=summary.config,
             resources=dict(slot.resources),

@@ -37,11 +37,11 @@ class OfferEventHandler:
     def joined(self, node: NodeJoined) -> None:
         """A node is there, or there again; of a shared one nothing may be had until it is said."""
         if node.is_shared:
-            self._state.placement.offer(node.incarnation, self._offered_of(node.incarnation))
+            self._state.placement.offer(node.instance_id, self._offered_of(node.instance_id))
 
     def offered(self, event: NodeOffered) -> list[Command]:
         """From now on so much of a node may be held."""
-        state, node = self._state, event.incarnation
+        state, node = self._state, event.instance_id
         known = state.offers.get(node)
         is_known = node in state.nodes or node in state.away
         if not is_known or (known is not None and event.n <= known.n):
@@ -61,14 +61,14 @@ class OfferEventHandler:
         excess = _Excess(state.placement.excess(node))
         staying: list[tuple[Trial, Slot]] = []
         due = state.elapsed + offer.preempt_grace_s
-        for trial_id, epoch in state.slots.on_node(node):
-            trial, slot = state.live.get(trial_id), state.slots.held_by(trial_id, epoch)
-            is_hosted = trial is not None and trial.epoch == epoch and trial.status == RUNNING
-            if trial is not None and is_hosted and not self._is_leaving(trial):
+        for trial_id, attempt in state.slots.on_node(node):
+            trial, slot = state.live.get(trial_id), state.slots.held_by(trial_id, attempt)
+            is_running = trial is not None and trial.attempt == attempt and trial.status == RUNNING
+            if trial is not None and is_running and not self._is_leaving(trial):
                 staying.append((trial, slot))
                 continue
             excess.less(slot)
-            if trial is not None and is_hosted and trial.pausing:
+            if trial is not None and is_running and trial.pausing:
                 state.giving_way.setdefault(trial_id, due)  # it may not take for ever
         commands: list[Command] = []
         staying.sort(key=lambda one: _loss(one[0]))
@@ -81,7 +81,7 @@ class OfferEventHandler:
                     trial.story.append(event)
                     state.giving_way[trial.trial_id] = due
                     commands.append(
-                        PauseTrial(trial.trial_id, trial.epoch, node, at_checkpoint=True)
+                        PauseTrial(trial.trial_id, trial.attempt, node, at_checkpoint=True)
                     )
         return commands
 
@@ -96,7 +96,7 @@ class OfferEventHandler:
             if trial.stop_ordered or trial.ending:  # it is about to end anyway
                 del state.giving_way[trial_id]
                 continue
-            commands.append(StopTrial(trial_id, trial.epoch, state.slots.node_of(trial)))
+            commands.append(StopTrial(trial_id, trial.attempt, state.slots.node_of(trial)))
             self.gave_way(trial)
         return commands
 

@@ -55,7 +55,7 @@ class ResumeEventHandler:
         commands: list[Command] = []
         revived = state.revived_by(event)
         state.run = event.run
-        state.epochs_from = max(state.epochs_from, event.epochs_from)
+        state.attempts_from = max(state.attempts_from, event.attempts_from)
         state.interrupted = ""
         state.exhausted = False
         if event.settings:
@@ -93,7 +93,7 @@ class ResumeEventHandler:
             commands += [
                 one for one in self._turns.node_lost(lost) if not isinstance(one, DropNode)
             ]
-        state.accepted.clear()
+        state.acknowledged.clear()
         state.cursor = "0-0"
 
     def _revive(
@@ -126,7 +126,7 @@ class ResumeEventHandler:
         is_anew = event.errored == RESTART and trial_id not in event.also
         if is_anew:
             trial.lineage += 1
-            trial.epoch += 1  # a node that was away may still have the old one, and says so
+            trial.attempt += 1  # a node that was away may still have the old one, and says so
             trial.last_result = trial.started = None
             commands += state.book.clear(trial)
         elif before == TERMINATED:
@@ -147,7 +147,7 @@ def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings
             order=order,
             score=score,
             key=one.key,
-            epoch=one.epoch,
+            attempt=one.attempt,
             step=one.step,
             written="",
             node="",
@@ -163,7 +163,7 @@ def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings
         resources=summary.resources,
         checkpoints=kept,
     )
-    trial.epoch, trial.lineage = summary.epoch, summary.lineage
+    trial.attempt, trial.lineage = summary.attempt, summary.lineage
     trial.num_failures = summary.num_failures
     trial.preemptions, trial.repeated = summary.preemptions, summary.repeated
     trial.started, trial.last_result = summary.started, summary.last_result

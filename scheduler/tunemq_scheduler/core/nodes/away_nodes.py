@@ -22,7 +22,7 @@ class AwaySlot(msgspec.Struct, frozen=True, array_like=True):
     """An incarnation that had a slot of the node, and how much of which GPUs."""
 
     trial: str
-    epoch: int
+    attempt: int
     resources: dict[str, float]
     devices: dict[str, float] = {}
 
@@ -67,5 +67,5 @@ class AwayNode(msgspec.Struct, frozen=True, array_like=True):
 
     joined: NodeJoined
     since: float
-    hosted: tuple[AwaySlot, ...]
-    doing: dict[str, TrialActivity]
+    held_slots: tuple[AwaySlot, ...]
+    activity: dict[str, TrialActivity]

@@ -81,7 +81,7 @@ class FailingNodes:
 
     def failed(
         self,
-        incarnation: str,
+        instance_id: str,
         trial: Trial,
         reason: str,
         nodes: Mapping[str, NodeJoined],
@@ -94,10 +94,10 @@ class FailingNodes:
         What fails while a node is set aside was there before and changes nothing; what fails on one
         that nobody can stand in for is told once.
         """
-        node = nodes[incarnation].node
+        node = nodes[instance_id].node
         trouble = self._troubled.setdefault(node, NodeFailures())
         trouble.keeps_nothing |= keeps_nothing
-        if self._until(nodes[incarnation], nodes, elapsed) > elapsed:
+        if self._until(nodes[instance_id], nodes, elapsed) > elapsed:
             return 0.0
         different = [one for one in trouble.trials if one != trial.trial_id]
         trouble.trials = [*different, trial.trial_id]
@@ -105,7 +105,7 @@ class FailingNodes:
         if len(trouble.trials) < TRIALS_IN_A_ROW:
             return 0.0
         trouble.since = elapsed
-        others = {one: joined for one, joined in nodes.items() if one != incarnation}
+        others = {one: joined for one, joined in nodes.items() if one != instance_id}
         if not self._spare(others, elapsed).could_hold(trouble.request):
             was_told, trouble.times, trouble.trials = trouble.times, max(trouble.times, 1), []
             return 0.0 if was_told else LAST_NODE_PAUSE_S

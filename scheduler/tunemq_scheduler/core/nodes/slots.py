@@ -46,14 +46,14 @@ class SlotTable:
         self._held: dict[AttemptId, Slot] = {}
         self._on_node: dict[str, dict[AttemptId, None]] = {}
         #: How many epochs of each trial hold one.
-        self._epochs: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __iter__(self) -> Iterator[tuple[str, int, str]]:
         """Trial, epoch and node of every slot, sorted."""
-        return iter(sorted((*incarnation, slot.node) for incarnation, slot in self._held.items()))
+        return iter(sorted((*attempt_id, slot.node) for attempt_id, slot in self._held.items()))
 
     def add_node(self, node: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()) -> None:
         """A node offers its resources."""
@@ -65,14 +65,14 @@ class SlotTable:
         self.placement.remove_node(node)
         held = [(*one, self._let_go(*one)) for one in self._on_node.pop(node)]
         return [
-            AwaySlot(trial, epoch, dict(slot.resources), dict(slot.devices))
-            for trial, epoch, slot in held
+            AwaySlot(trial, attempt, dict(slot.resources), dict(slot.devices))
+            for trial, attempt, slot in held
         ]
 
-    def hold(self, node: str, hosted: AwaySlot) -> None:
+    def hold(self, node: str, away_slot: AwaySlot) -> None:
         """Take this slot, whatever else could be had: its host is there."""
-        devices = self.placement.hold(node, hosted.resources, hosted.devices)
-        self._have((hosted.trial, hosted.epoch), Slot(node, hosted.resources, devices))
+        devices = self.placement.hold(node, away_slot.resources, away_slot.devices)
+        self._have((away_slot.trial, away_slot.attempt), Slot(node, away_slot.resources, devices))
 
     def take(self, trial: Trial, avoid: Container[str] = ()) -> Slot:
         """Take a slot for the trial's newest epoch; its node is none of ``avoid``.
@@ -95,34 +95,34 @@ class SlotTable:
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
         slot = Slot(node, trial.resources, self.placement.take(node, trial.resources))
-        self._have((trial.trial_id, trial.epoch), slot)
+        self._have((trial.trial_id, trial.attempt), slot)
         return slot
 
-    def give_back(self, trial: str, epoch: int) -> str | None:
+    def give_back(self, trial: str, attempt: int) -> str | None:
         """Give a slot back; returns its node, None if none was held."""
-        if (trial, epoch) not in self._held:
+        if (trial, attempt) not in self._held:
             return None
-        slot = self._let_go(trial, epoch)
+        slot = self._let_go(trial, attempt)
         self.placement.give_back(*slot)
-        del self._on_node[slot.node][trial, epoch]
+        del self._on_node[slot.node][trial, attempt]
         return slot.node
 
     def node_of(self, trial: Trial) -> str:
         """The node that hosts the trial's newest epoch."""
-        return self._held[trial.trial_id, trial.epoch].node
+        return self._held[trial.trial_id, trial.attempt].node
 
-    def node_at(self, trial: str, epoch: int) -> str | None:
+    def node_at(self, trial: str, attempt: int) -> str | None:
         """The node that hosts this incarnation, None if none does."""
-        held = self._held.get((trial, epoch))
+        held = self._held.get((trial, attempt))
         return None if held is None else held.node
 
-    def held_by(self, trial: str, epoch: int) -> Slot:
+    def held_by(self, trial: str, attempt: int) -> Slot:
         """What this incarnation holds of its node."""
-        return self._held[trial, epoch]
+        return self._held[trial, attempt]
 
     def has_any(self, trial: Trial) -> bool:
         """Whether any epoch of the trial holds a slot."""
-        return trial.trial_id in self._epochs
+        return trial.trial_id in self._attempts
 
     def on_node(self, node: str) -> list[AttemptId]:
         """Who holds a slot of this node."""
@@ -135,34 +135,34 @@ class SlotTable:
     def dumped(self) -> SlotTableState:
         """All of it."""
         held = [
-            (*incarnation, slot.node, dict(slot.resources))
-            for incarnation, slot in self._held.items()
+            (*attempt_id, slot.node, dict(slot.resources))
+            for attempt_id, slot in self._held.items()
         ]
         devices = [
-            (*incarnation, dict(slot.devices))
-            for incarnation, slot in self._held.items()
+            (*attempt_id, dict(slot.devices))
+            for attempt_id, slot in self._held.items()
             if slot.devices
         ]
-        on_node = [(node, list(incarnations)) for node, incarnations in self._on_node.items()]
+        on_node = [(node, list(attempt_ids)) for node, attempt_ids in self._on_node.items()]
         return SlotTableState(self.placement.dumped(), held, on_node, devices)
 
     def take_back(self, state: SlotTableState) -> None:
         """Be as it was when it was `dumped`."""
         self.placement.take_back(state.placement)
-        devices = {(trial, epoch): devices for trial, epoch, devices in state.devices}
-        for trial, epoch, node, resources in state.held:
-            of_gpus = devices.get((trial, epoch), {})
-            self._held[trial, epoch] = Slot(node, resources, of_gpus)
+        devices = {(trial, attempt): devices for trial, attempt, devices in state.devices}
+        for trial, attempt, node, resources in state.held:
+            of_gpus = devices.get((trial, attempt), {})
+            self._held[trial, attempt] = Slot(node, resources, of_gpus)
         self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
-        self._epochs = dict(Counter(trial for trial, _ in self._held))
+        self._attempts = dict(Counter(trial for trial, _ in self._held))
 
-    def _have(self, incarnation: AttemptId, slot: Slot) -> None:
-        self._held[incarnation] = slot
-        self._on_node[slot.node][incarnation] = None
-        self._epochs[incarnation[0]] = self._epochs.get(incarnation[0], 0) + 1
+    def _have(self, attempt_id: AttemptId, slot: Slot) -> None:
+        self._held[attempt_id] = slot
+        self._on_node[slot.node][attempt_id] = None
+        self._attempts[attempt_id[0]] = self._attempts.get(attempt_id[0], 0) + 1
 
-    def _let_go(self, trial: str, epoch: int) -> Slot:
-        self._epochs[trial] -= 1
-        if not self._epochs[trial]:
-            del self._epochs[trial]
-        return self._held.pop((trial, epoch))
+    def _let_go(self, trial: str, attempt: int) -> Slot:
+        self._attempts[trial] -= 1
+        if not self._attempts[trial]:
+            del self._attempts[trial]
+        return self._held.pop((trial, attempt))

@@ -14,8 +14,8 @@ from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     DeviceShare,
     ResourceRequest,
-    ask_of,
     choose,
+    needs_of,
 )
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.messages import Gpu, NodeJoined
@@ -83,8 +83,8 @@ class Placement:
         #: The nodes of which something changed since `touched` was asked.
         self._touched: dict[str, None] = {}
 
-    def __contains__(self, incarnation: str) -> bool:
-        return incarnation in self._nodes
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._nodes
 
     @property
     def total(self) -> dict[str, float]:
@@ -99,54 +99,54 @@ class Placement:
     # --- nodes ------------------------------------------------------------------------------------
 
     def add_node(
-        self, incarnation: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
+        self, instance_id: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
     ) -> None:
         """A node offers its resources; where its GPUs are not listed they go by their numbers."""
-        self._nodes[incarnation] = PlacementNode(resources, gpus)
+        self._nodes[instance_id] = PlacementNode(resources, gpus)
         self._could_hold.clear()
-        self._into_bucket(incarnation)
+        self._into_bucket(instance_id)
 
-    def remove_node(self, incarnation: str) -> None:
+    def remove_node(self, instance_id: str) -> None:
         """A node is gone, with all that was taken of it."""
-        self._unreserve_node(incarnation)
-        self._out_of_bucket(incarnation)
-        self._touched[incarnation] = None
+        self._unreserve_node(instance_id)
+        self._out_of_bucket(instance_id)
+        self._touched[instance_id] = None
         self._could_hold.clear()
-        del self._nodes[incarnation]
-        self._aside -= {incarnation}
+        del self._nodes[instance_id]
+        self._aside -= {instance_id}
 
-    def offer(self, incarnation: str, amounts: ResourceAmounts) -> None:
+    def offer(self, instance_id: str, amounts: ResourceAmounts) -> None:
         """From now on no more than this may be held of a node that others use, too.
 
         Where more is held nothing is placed there until it is not.
         """
-        self._out_of_bucket(incarnation)
-        self._nodes[incarnation].offer(amounts)
-        self._into_bucket(incarnation)
-        self._review_reserved(incarnation)
+        self._out_of_bucket(instance_id)
+        self._nodes[instance_id].offer(amounts)
+        self._into_bucket(instance_id)
+        self._review_reserved(instance_id)
 
-    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+    def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
         """Nothing new is placed on these GPUs of a node from now on, for the reasons given.
 
         All others may be had (again); who has one that is withheld keeps it.
         """
-        self._out_of_bucket(incarnation)
-        self._nodes[incarnation].withhold(devices)
-        self._into_bucket(incarnation)
-        self._review_reserved(incarnation)
+        self._out_of_bucket(instance_id)
+        self._nodes[instance_id].withhold(devices)
+        self._into_bucket(instance_id)
+        self._review_reserved(instance_id)
 
-    def set_aside(self, incarnations: Iterable[str]) -> None:
+    def set_aside(self, instance_ids: Iterable[str]) -> None:
         """From now on nothing is placed on these nodes; all others are as always."""
-        aside = frozenset(incarnations)
+        aside = frozenset(instance_ids)
         if aside == self._aside:
             return
         changed = [one for one in self._nodes if (one in aside) != (one in self._aside)]
-        for incarnation in changed:
-            self._unreserve_node(incarnation)
-            self._out_of_bucket(incarnation)
+        for instance_id in changed:
+            self._unreserve_node(instance_id)
+            self._out_of_bucket(instance_id)
         self._aside = aside
-        for incarnation in changed:
-            self._into_bucket(incarnation)
+        for instance_id in changed:
+            self._into_bucket(instance_id)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -159,47 +159,47 @@ class Placement:
             preferred: taken if it has; else that which would have least left over is.
             avoid: nodes that will not do.
         """
-        ask = ask_of(request)
+        needs = needs_of(request)
         is_usable = preferred in self._in_bucket and preferred not in avoid
-        if is_usable and self._nodes[preferred].can_hold(ask):
+        if is_usable and self._nodes[preferred].can_hold(needs):
             return preferred
         if self._reserves:
             kept = self._reserves.get(_in_one_form(request))
-            if kept is not None and kept not in avoid and self._nodes[kept].can_hold(ask):
+            if kept is not None and kept not in avoid and self._nodes[kept].can_hold(needs):
                 return kept
         best: str | None = None
         least: _Left | None = None
         for bucket in self._buckets.values():
-            left = _left_over(bucket.free, bucket.devices, ask)
+            left = _left_over(bucket.free, bucket.devices, needs)
             if left is not None and (least is None or left < least):
                 node = next((one for one in bucket.nodes if one not in avoid), None)
                 if node is not None:
                     best, least = node, left
         return best
 
-    def can_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
+    def can_hold(self, instance_id: str, request: Mapping[str, float]) -> bool:
         """Whether a node has enough free now, set aside or not."""
-        return self._nodes[incarnation].can_hold(ask_of(request))
+        return self._nodes[instance_id].can_hold(needs_of(request))
 
-    def is_whole(self, incarnation: str) -> bool:
+    def is_whole(self, instance_id: str) -> bool:
         """Whether all of a node that is not withheld may be had."""
-        return self._nodes[incarnation].is_whole()
+        return self._nodes[instance_id].is_whole()
 
-    def take(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
+    def take(self, instance_id: str, request: Mapping[str, float]) -> dict[str, float]:
         """Take a request's resources of a node; returns which GPUs, and how much of each.
 
         Raises:
             InvariantBroken: the node has not enough.
         """
-        node, ask = self._nodes[incarnation], ask_of(request)
-        devices = node.devices_for(ask) if node.has_amounts(ask) else None
+        node, needs = self._nodes[instance_id], needs_of(request)
+        devices = node.devices_for(needs) if node.has_amounts(needs) else None
         if devices is None:
-            raise _too_much(incarnation, node, request)
-        self._change(incarnation, ask, devices, -1)
+            raise _too_much(instance_id, node, request)
+        self._change(instance_id, needs, devices, -1)
         return devices
 
     def hold(
-        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+        self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]
     ) -> dict[str, float]:
         """Have these taken, whatever is offered or kept for others; returns the GPUs.
 
@@ -208,20 +208,20 @@ class Placement:
         Raises:
             InvariantBroken: the node has not enough, for all that it has.
         """
-        node, ask = self._nodes[incarnation], ask_of(request)
-        if ask.takes_device and not devices:
-            devices = node.devices_for(ask) or {}
-        if not node.has_in_all(ask, devices):
-            raise _too_much(incarnation, node, request)
-        self._change(incarnation, ask, devices, -1)
+        node, needs = self._nodes[instance_id], needs_of(request)
+        if needs.takes_device and not devices:
+            devices = node.devices_for(needs) or {}
+        if not node.has_in_all(needs, devices):
+            raise _too_much(instance_id, node, request)
+        self._change(instance_id, needs, devices, -1)
         return dict(devices)
 
     def give_back(
-        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+        self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]
     ) -> None:
         """Give a request's resources back; a node that is gone has nothing to give back to."""
-        if incarnation in self._nodes:
-            self._change(incarnation, ask_of(request), devices, +1)
+        if instance_id in self._nodes:
+            self._change(instance_id, needs_of(request), devices, +1)
 
     # --- keeping a node for one request -----------------------------------------------------------
 
@@ -231,14 +231,14 @@ class Placement:
         It is the one of which least has to be given back first. None where no node that is free for
         that could ever hold it; looks at every node.
         """
-        ask = ask_of(request)
+        needs = needs_of(request)
         best: str | None = None
         least = float("inf")
-        for incarnation, node in self._nodes.items():
-            if incarnation in self._in_bucket and incarnation not in avoid:
-                missing = node.missing(ask)
+        for instance_id, node in self._nodes.items():
+            if instance_id in self._in_bucket and instance_id not in avoid:
+                missing = node.missing(needs)
                 if missing < least:
-                    best, least = incarnation, missing
+                    best, least = instance_id, missing
         if best is not None:
             self._out_of_bucket(best)
             form = _in_one_form(request)
@@ -261,13 +261,13 @@ class Placement:
 
     # --- what is held -----------------------------------------------------------------------------
 
-    def held(self, incarnation: str) -> ResourceAmounts:
+    def held(self, instance_id: str) -> ResourceAmounts:
         """What is taken of a node."""
-        return self._nodes[incarnation].held()
+        return self._nodes[instance_id].held()
 
-    def excess(self, incarnation: str) -> ResourceAmounts:
+    def excess(self, instance_id: str) -> ResourceAmounts:
         """What is held of a node beyond what is offered of it."""
-        return self._nodes[incarnation].excess()
+        return self._nodes[instance_id].excess()
 
     def touched(self) -> list[str]:
         """The nodes that came, went, or changed since this was asked the last time."""
@@ -297,12 +297,12 @@ class Placement:
 
     def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
         """The GPUs that would do for a request, were they not withheld: node, UUID, and why."""
-        ask = ask_of(request)
+        needs = needs_of(request)
         return [
-            (incarnation, uuid, why)
-            for incarnation, node in self._nodes.items()
+            (instance_id, uuid, why)
+            for instance_id, node in self._nodes.items()
             if node.withheld
-            for uuid, why in node.withheld_from(ask).items()
+            for uuid, why in node.withheld_from(needs).items()
         ]
 
     # --- written down -----------------------------------------------------------------------------
@@ -342,16 +342,16 @@ class Placement:
     # --- small things -----------------------------------------------------------------------------
 
     def _change(
-        self, incarnation: str, ask: ResourceRequest, devices: Mapping[str, float], sign: int
+        self, instance_id: str, needs: ResourceRequest, devices: Mapping[str, float], sign: int
     ) -> None:
-        self._out_of_bucket(incarnation)
-        self._nodes[incarnation].change(ask, devices, sign)
-        self._into_bucket(incarnation)
+        self._out_of_bucket(instance_id)
+        self._nodes[instance_id].change(needs, devices, sign)
+        self._into_bucket(instance_id)
 
-    def _into_bucket(self, incarnation: str) -> None:
-        self._touched[incarnation] = None
-        node = self._nodes[incarnation]
-        if incarnation in self._aside or incarnation in self._reserved:
+    def _into_bucket(self, instance_id: str) -> None:
+        self._touched[instance_id] = None
+        node = self._nodes[instance_id]
+        if instance_id in self._aside or instance_id in self._reserved:
             return
         if node.offered is not None and not node.is_open():
             return
@@ -359,46 +359,46 @@ class Placement:
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key)
-        bucket.nodes[incarnation] = None
-        self._in_bucket[incarnation] = key
+        bucket.nodes[instance_id] = None
+        self._in_bucket[instance_id] = key
 
-    def _out_of_bucket(self, incarnation: str) -> None:
-        key = self._in_bucket.pop(incarnation, None)
+    def _out_of_bucket(self, instance_id: str) -> None:
+        key = self._in_bucket.pop(instance_id, None)
         if key is not None:
             bucket = self._buckets[key]
-            del bucket.nodes[incarnation]
+            del bucket.nodes[instance_id]
             if not bucket.nodes:
                 del self._buckets[key]
 
-    def _review_reserved(self, incarnation: str) -> None:
+    def _review_reserved(self, instance_id: str) -> None:
         """No node is kept for what it may not hold any more."""
-        request = self._reserved.get(incarnation)
-        if request is not None and not self._nodes[incarnation].may_ever_hold(
-            ask_of(dict(request))
+        request = self._reserved.get(instance_id)
+        if request is not None and not self._nodes[instance_id].may_ever_hold(
+            needs_of(dict(request))
         ):
-            self._unreserve_node(incarnation)
+            self._unreserve_node(instance_id)
 
-    def _unreserve_node(self, incarnation: str) -> None:
-        request = self._reserved.pop(incarnation, None)
+    def _unreserve_node(self, instance_id: str) -> None:
+        request = self._reserved.pop(instance_id, None)
         if request is not None:
             del self._reserves[request]
-            self._into_bucket(incarnation)
+            self._into_bucket(instance_id)
 
 
 def could_hold(joined: NodeJoined, request: Mapping[str, float]) -> bool:
     """Whether a node, were it empty and nothing of it withheld, could hold the request."""
-    return PlacementNode(joined.resources, joined.gpus).could_hold(ask_of(request))
+    return PlacementNode(joined.resources, joined.gpus).could_hold(needs_of(request))
 
 
 def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
     """Whether a node, were it empty, could hold the request with what is not withheld now."""
     node = PlacementNode(joined.resources, joined.gpus)
     node.withhold(joined.withheld)
-    return node.can_hold(ask_of(request))
+    return node.can_hold(needs_of(request))
 
 
 def _left_over(
-    free: Mapping[str, float], devices: Sequence[DeviceShare], ask: ResourceRequest
+    free: Mapping[str, float], devices: Sequence[DeviceShare], needs: ResourceRequest
 ) -> _Left | None:
     """What would be left, of scarce things such as GPUs before others; None when it does not fit.
 
@@ -406,13 +406,13 @@ def _left_over(
     of a device that is shared, how much of all scarce things, how large the devices are that would
     be used, and how many CPUs would be left.
     """
-    amounts = ask.amounts
+    amounts = needs.amounts
     for name, amount in amounts.items():
         if amount > free.get(name, 0.0) + TOLERANCE:
             return None
     of_device = taken = memory = 0.0
-    if ask.names_device:
-        chosen = choose(devices, ask)
+    if needs.names_device:
+        chosen = choose(devices, needs)
         if chosen is None:
             return None
         for place, share in chosen.items():
@@ -425,14 +425,14 @@ def _left_over(
             cpus = amount - amounts.get(name, 0.0)
         elif name != "memory":
             scarce += amount - amounts.get(name, 0.0)
-    return bool(devices) and not ask.names_device, of_device, scarce - taken, memory, cpus
+    return bool(devices) and not needs.names_device, of_device, scarce - taken, memory, cpus
 
 
 def _too_much(
-    incarnation: str, node: PlacementNode, request: Mapping[str, float]
+    instance_id: str, node: PlacementNode, request: Mapping[str, float]
 ) -> InvariantBroken:
     return InvariantBroken(
-        f"node {incarnation} has {node.free} free ({node.shares} of its GPUs), {dict(request)} was "
+        f"node {instance_id} has {node.free} free ({node.shares} of its GPUs), {dict(request)} was "
         "placed on it"
     )
 

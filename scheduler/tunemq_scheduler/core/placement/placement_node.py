@@ -95,10 +95,10 @@ class PlacementNode:
             self.shares = dict(shares)
             self._see_gpus(self._whole)
 
-    def change(self, ask: ResourceRequest, devices: Mapping[str, float], sign: int) -> None:
+    def change(self, needs: ResourceRequest, devices: Mapping[str, float], sign: int) -> None:
         """Take a request's resources, or (``sign`` is 1) give them back."""
         free = self.free
-        for name, amount in ask.amounts.items():
+        for name, amount in needs.amounts.items():
             free[name] = round(free.get(name, 0.0) + sign * amount, _DIGITS)
         if devices:
             for uuid, share in devices.items():
@@ -156,39 +156,39 @@ class PlacementNode:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def has_amounts(self, ask: ResourceRequest) -> bool:
+    def has_amounts(self, needs: ResourceRequest) -> bool:
         """Whether there is enough of all but GPUs."""
-        return _has(self.free, ask)
+        return _has(self.free, needs)
 
-    def devices_for(self, ask: ResourceRequest) -> dict[str, float] | None:
+    def devices_for(self, needs: ResourceRequest) -> dict[str, float] | None:
         """The GPUs for a request, and how much of each; None where they do not suffice."""
-        if not ask.names_device:
+        if not needs.names_device:
             return {}
-        chosen = choose(self.devices, ask)
+        chosen = choose(self.devices, needs)
         if chosen is None:
             return None
         uuids = list(self._whole)
         return {uuids[place]: share for place, share in chosen.items()}
 
-    def can_hold(self, ask: ResourceRequest) -> bool:
+    def can_hold(self, needs: ResourceRequest) -> bool:
         """Whether enough is free."""
-        return self.has_amounts(ask) and self.devices_for(ask) is not None
+        return self.has_amounts(needs) and self.devices_for(needs) is not None
 
-    def could_hold(self, ask: ResourceRequest) -> bool:
+    def could_hold(self, needs: ResourceRequest) -> bool:
         """Whether it has enough, were it empty, all of it offered and nothing withheld."""
-        if not _has(self.total, ask):
+        if not _has(self.total, needs):
             return False
-        return not ask.names_device or choose(self.all_devices(), ask) is not None
+        return not needs.names_device or choose(self.all_devices(), needs) is not None
 
-    def may_ever_hold(self, ask: ResourceRequest) -> bool:
+    def may_ever_hold(self, needs: ResourceRequest) -> bool:
         """Whether what is offered, and not withheld, would do, were nothing of it held."""
-        return _has(self._cap, ask) and (
-            not ask.names_device or choose(self._offered_devices(), ask) is not None
+        return _has(self._cap, needs) and (
+            not needs.names_device or choose(self._offered_devices(), needs) is not None
         )
 
-    def has_in_all(self, ask: ResourceRequest, devices: Mapping[str, float]) -> bool:
+    def has_in_all(self, needs: ResourceRequest, devices: Mapping[str, float]) -> bool:
         """Whether all that it has, but what is held, suffices for a request on these GPUs."""
-        if not _has(self.not_held(), ask):
+        if not _has(self.not_held(), needs):
             return False
         held = self.held().devices if devices else {}
         return all(
@@ -212,24 +212,28 @@ class PlacementNode:
             if name != GPU
         )
 
-    def withheld_from(self, ask: ResourceRequest) -> dict[str, str]:
+    def withheld_from(self, needs: ResourceRequest) -> dict[str, str]:
         """The GPUs that would do for a request, were they not withheld, and why they are."""
-        if not (self.withheld and ask.names_device and self.could_hold(ask)):
+        if not (self.withheld and needs.names_device and self.could_hold(needs)):
             return {}
-        return {uuid: why for uuid, why in self.withheld.items() if ask.will_do(self._whole[uuid])}
+        return {
+            uuid: why for uuid, why in self.withheld.items() if needs.will_do(self._whole[uuid])
+        }
 
-    def missing(self, ask: ResourceRequest) -> float:
+    def missing(self, needs: ResourceRequest) -> float:
         """How much has to be given back before a request fits, of what it asks; inf: never does."""
-        if not self.may_ever_hold(ask):
+        if not self.may_ever_hold(needs):
             return math.inf
         missing = sum(
             max(0.0, amount - self.free.get(name, 0.0)) / amount
-            for name, amount in ask.amounts.items()
+            for name, amount in needs.amounts.items()
         )
-        if ask.takes_device:
-            shares = [one.share for one in self.devices if ask.will_do(one)]
-            if ask.gpus:
-                missing += max(0, ask.gpus - sum(one >= 1 - TOLERANCE for one in shares)) / ask.gpus
+        if needs.takes_device:
+            shares = [one.share for one in self.devices if needs.will_do(one)]
+            if needs.gpus:
+                missing += (
+                    max(0, needs.gpus - sum(one >= 1 - TOLERANCE for one in shares)) / needs.gpus
+                )
             else:
                 missing += max(0.0, 1.0 - max(shares))
         return missing
@@ -272,8 +276,8 @@ def _devices(total: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, Devic
     return whole if rest <= TOLERANCE else {**whole, str(len(whole)): DeviceShare("", 0.0, rest)}
 
 
-def _has(free: Mapping[str, float], ask: ResourceRequest) -> bool:
-    return all(amount <= free.get(name, 0.0) + TOLERANCE for name, amount in ask.amounts.items())
+def _has(free: Mapping[str, float], needs: ResourceRequest) -> bool:
+    return all(amount <= free.get(name, 0.0) + TOLERANCE for name, amount in needs.amounts.items())
 
 
 def _left(cap: Mapping[str, float], name: str, free: float) -> float:

@@ -10,7 +10,7 @@ from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     DeviceShare,
     ResourceRequest,
-    ask_of,
+    needs_of,
 )
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
@@ -33,18 +33,18 @@ class _RequestPart(NamedTuple):
 
 def why_never(nodes: Iterable[PlacementNode], request: Mapping[str, float]) -> str | None:
     """Why none of these nodes, were it empty, could hold the request; None when one could."""
-    ask = ask_of(request)
+    needs = needs_of(request)
     nodes = list(nodes)
-    if any(node.could_hold(ask) for node in nodes):
+    if any(node.could_hold(needs) for node in nodes):
         return None
-    for part in _parts(ask):
+    for part in _parts(needs):
         most = max((_there(part, node) for node in nodes), default=0.0)
         if part.amount > most + TOLERANCE:
             return (
                 f"a trial asks for {part.name}={part.show(part.amount)}, the most that any node "
-                f"has is {part.show(most)}{_about_parts(nodes, ask)}"
+                f"has is {part.show(most)}{_about_parts(nodes, needs)}"
             )
-    return f"a trial asks for {_listed(ask)}, and no single node has all of it"
+    return f"a trial asks for {_listed(needs)}, and no single node has all of it"
 
 
 def why_not_now(
@@ -55,17 +55,17 @@ def why_not_now(
     never = why_never(nodes, request)
     if never is not None:
         return never
-    ask = ask_of(request)
-    for part in _parts(ask):
+    needs = needs_of(request)
+    for part in _parts(needs):
         most = max((part.largest(node.free, node.devices) for node in usable), default=0.0)
         if part.amount > most + TOLERANCE:
             there = max(_there(part, node) for node in nodes)
             return (
                 f"a trial asks for {part.name}={part.show(part.amount)}, the most that is free on "
                 f"any node is {part.show(max(0.0, most))}, of {part.show(there)} at most"
-                f"{_about_parts(nodes, ask)}"
+                f"{_about_parts(nodes, needs)}"
             )
-    return f"a trial asks for {_listed(ask)}, and no single node has all of it free"
+    return f"a trial asks for {_listed(needs)}, and no single node has all of it free"
 
 
 def device_set_aside(node: str, uuid: str, why: str) -> str:
@@ -77,30 +77,30 @@ def _there(part: _RequestPart, node: PlacementNode) -> float:
     return part.largest(node.total, node.all_devices())
 
 
-def _about_parts(nodes: Iterable[PlacementNode], ask: ResourceRequest) -> str:
+def _about_parts(nodes: Iterable[PlacementNode], needs: ResourceRequest) -> str:
     """Why who asks for several GPUs does not get those that are there."""
-    if ask.gpus > 1 and any(one.is_part for node in nodes for one in node.all_devices()):
+    if needs.gpus > 1 and any(one.is_part for node in nodes for one in node.all_devices()):
         return " (MIG parts of GPUs are not counted: a trial can use no more than one of them)"
     return ""
 
 
-def _parts(ask: ResourceRequest) -> list[_RequestPart]:
-    parts = [_amount(name, amount) for name, amount in ask.amounts.items()]
-    if not ask.names_device:
+def _parts(needs: ResourceRequest) -> list[_RequestPart]:
+    parts = [_amount(name, amount) for name, amount in needs.amounts.items()]
+    if not needs.names_device:
         return parts
-    which = f" of {ask.model}" if ask.model else ""
-    if ask.memory:
-        parts.append(_memory(f"{GPU_MEMORY}{which}", ask))
+    which = f" of {needs.model}" if needs.model else ""
+    if needs.memory:
+        parts.append(_memory(f"{GPU_MEMORY}{which}", needs))
     elif which:
         parts.append(
-            _RequestPart(GPU + which, 1.0, lambda _free, all_: _suitable(all_, ask), _plain)
+            _RequestPart(GPU + which, 1.0, lambda _free, all_: _suitable(all_, needs), _plain)
         )
-    if ask.gpus:
+    if needs.gpus:
         parts.append(
-            _RequestPart(GPU + which, ask.gpus, lambda _free, all_: _whole(all_, ask), _plain)
+            _RequestPart(GPU + which, needs.gpus, lambda _free, all_: _whole(all_, needs), _plain)
         )
-    elif ask.takes_device:
-        parts.append(_fraction(GPU + which, ask))
+    elif needs.takes_device:
+        parts.append(_fraction(GPU + which, needs))
     return parts
 
 
@@ -109,41 +109,41 @@ def _amount(name: str, amount: float) -> _RequestPart:
     return _RequestPart(name, amount, lambda free, _all: free.get(name, 0.0), show)
 
 
-def _memory(name: str, ask: ResourceRequest) -> _RequestPart:
+def _memory(name: str, needs: ResourceRequest) -> _RequestPart:
     """How large the devices are."""
-    of_model = ask._replace(memory=0.0)
+    of_model = needs._replace(memory=0.0)
 
     def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:
         return max((one.memory for one in devices if of_model.will_do(one)), default=0.0)
 
-    return _RequestPart(name, ask.memory, largest, _bytes)
+    return _RequestPart(name, needs.memory, largest, _bytes)
 
 
-def _fraction(name: str, ask: ResourceRequest) -> _RequestPart:
+def _fraction(name: str, needs: ResourceRequest) -> _RequestPart:
     """How much of one device is free; in bytes where bytes are asked for."""
-    of_share = bool(ask.share)
+    of_share = bool(needs.share)
 
     def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:
-        fit = (one for one in devices if ask.will_do(one))
+        fit = (one for one in devices if needs.will_do(one))
         return max((one.share if of_share else one.share * one.memory for one in fit), default=0.0)
 
     if of_share:
-        return _RequestPart(name, ask.share, largest, _plain)
+        return _RequestPart(name, needs.share, largest, _plain)
     return _RequestPart(
-        f"{GPU_MEMORY}{name.removeprefix(GPU)}", ask.memory * (1 - 1e-8), largest, _bytes
+        f"{GPU_MEMORY}{name.removeprefix(GPU)}", needs.memory * (1 - 1e-8), largest, _bytes
     )
 
 
-def _suitable(devices: Sequence[DeviceShare], ask: ResourceRequest) -> float:
-    return float(sum(ask.will_do(one) and one.share > -TOLERANCE for one in devices))
+def _suitable(devices: Sequence[DeviceShare], needs: ResourceRequest) -> float:
+    return float(sum(needs.will_do(one) and one.share > -TOLERANCE for one in devices))
 
 
-def _whole(devices: Sequence[DeviceShare], ask: ResourceRequest) -> float:
-    return float(sum(ask.will_do(one) and one.share >= 1 - TOLERANCE for one in devices))
+def _whole(devices: Sequence[DeviceShare], needs: ResourceRequest) -> float:
+    return float(sum(needs.will_do(one) and one.share >= 1 - TOLERANCE for one in devices))
 
 
-def _listed(ask: ResourceRequest) -> str:
-    return ", ".join(f"{part.name}={part.show(part.amount)}" for part in _parts(ask))
+def _listed(needs: ResourceRequest) -> str:
+    return ", ".join(f"{part.name}={part.show(part.amount)}" for part in _parts(needs))
 
 
 def _plain(amount: float) -> str:

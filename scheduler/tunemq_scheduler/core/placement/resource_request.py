@@ -71,13 +71,13 @@ class ResourceRequest(NamedTuple):
         return round(math.floor(self.memory / device.memory * 1e9) / 1e9, _DIGITS)
 
 
-def ask_of(request: Mapping[str, float]) -> ResourceRequest:
+def needs_of(request: Mapping[str, float]) -> ResourceRequest:
     """The request in the form in which it is compared."""
-    return _ask_of(tuple(request.items()))
+    return _needs_of(tuple(request.items()))
 
 
 @functools.lru_cache(_REMEMBERED)
-def _ask_of(request: tuple[tuple[str, float], ...]) -> ResourceRequest:
+def _needs_of(request: tuple[tuple[str, float], ...]) -> ResourceRequest:
     amounts: dict[str, float] = {}
     gpu = memory = 0.0
     model = ""
@@ -105,29 +105,29 @@ def _ask_of(request: tuple[tuple[str, float], ...]) -> ResourceRequest:
     )
 
 
-def choose(devices: Sequence[DeviceShare], ask: ResourceRequest) -> dict[int, float] | None:
+def choose(devices: Sequence[DeviceShare], needs: ResourceRequest) -> dict[int, float] | None:
     """Which of a node's devices are taken, by their places, and how much of each.
 
     Those that would have least left over, then those with least memory, then the first. None where
     they do not suffice.
     """
     # Most requests take any device: nothing is called for each of them.
-    needs_check = bool(ask.memory or ask.model or ask.gpus > 1)
-    least = 1.0 if ask.gpus else ask.share
+    needs_check = bool(needs.memory or needs.model or needs.gpus > 1)
+    least = 1.0 if needs.gpus else needs.share
     able = [
         (device.share, device.memory, place)
         for place, device in enumerate(devices)
-        if device.share >= least - TOLERANCE and not (needs_check and not ask.will_do(device))
+        if device.share >= least - TOLERANCE and not (needs_check and not needs.will_do(device))
     ]
-    if ask.gpus:
-        if len(able) < ask.gpus:
+    if needs.gpus:
+        if len(able) < needs.gpus:
             return None
-        return {place: 1.0 for _, _, place in sorted(able)[: ask.gpus]}
-    if not able or not ask.takes_device:
+        return {place: 1.0 for _, _, place in sorted(able)[: needs.gpus]}
+    if not able or not needs.takes_device:
         return {} if able else None
-    if ask.share:
-        return {min(able)[2]: ask.share}
-    parts = [(one, ask.part_of(devices[one[2]])) for one in able]
+    if needs.share:
+        return {min(able)[2]: needs.share}
+    parts = [(one, needs.part_of(devices[one[2]])) for one in able]
     left = [(one[0] - part, *one[1:], part) for one, part in parts if one[0] >= part - TOLERANCE]
     if not left:
         return None

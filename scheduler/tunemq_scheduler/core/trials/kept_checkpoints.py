@@ -54,7 +54,7 @@ class TrialCheckpoint(msgspec.Struct, array_like=True):
     order: int
     score: float
     key: str
-    epoch: int
+    attempt: int
     step: int
     written: str
     node: str
@@ -104,7 +104,7 @@ class CheckpointManager:
             order=order,
             score=self._score(result, order),
             key=checkpoint.key,
-            epoch=checkpoint.epoch,
+            attempt=checkpoint.attempt,
             step=checkpoint.step,
             written=checkpoint.sha256,
             node=node,
@@ -121,7 +121,7 @@ class CheckpointManager:
             order=order,
             score=self._score(result, order),
             key=checkpoint.key,
-            epoch=checkpoint.epoch,
+            attempt=checkpoint.attempt,
             step=checkpoint.step,
             written="",
             node="",

@@ -10,6 +10,6 @@ class ResultReview(enum.Enum):
 
     STALE = "of an older incarnation, or behind the trial's end: dropped"
     REPEATED = "a step that is recorded already, or behind the trial's last: dropped"
-    PASSING = "before the horizon: recorded, nobody is asked"
+    BEFORE_HORIZON = "before the horizon: recorded, nobody is asked"
     DUE = "at the horizon: the algorithms decide"
     FINAL = "the trial's last: recorded, the algorithms are told"

@@ -67,7 +67,7 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     resources: dict[str, float]
     status: str = PENDING
     reason: str = ""
-    epoch: int = 0
+    attempt: int = 0
     num_failures: int = 0
     started: TrialStarted | None = None
     last_result: ResultReported | None = None
@@ -140,7 +140,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     checkpoints: CheckpointManager
     status: str = PENDING
     reason: str = ""
-    epoch: int = 0
+    attempt: int = 0
     lineage: int = 0
     run_until: Horizon = TO_THE_END
     last_result: ResultReported | None = None
@@ -278,7 +278,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
             resources=self.resources,
             status=self.status,
             reason=self.reason,
-            epoch=self.epoch,
+            attempt=self.attempt,
             num_failures=self.num_failures,
             started=self.started,
             last_result=self.last_result,

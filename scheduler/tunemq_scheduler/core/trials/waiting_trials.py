@@ -8,9 +8,9 @@ are different requests, and with what is placed; not with how many wait.
 Who waits before the next try stands in no line until that time has come. A line then has each in
 the place that its ticket says, which is given out when a trial begins to wait.
 
-A line of which none was placed while `PATIENCE` slots were given back is passed over: what it asks
-for is more than any node has free at once while smaller requests take what comes free. Then a node
-is kept for it, which takes no others until it fits.
+A line of which none was placed while `MAX_TIMES_PASSED_OVER` slots were given back is passed over:
+what it asks for is more than any node has free at once while smaller requests take what comes free.
+Then a node is kept for it, which takes no others until it fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, Trial
 
 #: So many slots may be given back before a node is kept for a line of which none was placed.
-PATIENCE: Final = 64
+MAX_TIMES_PASSED_OVER: Final = 64
 
 #: A heap is made anew when it holds more entries than twice what counts, and this.
 _SLACK: Final = 64
@@ -98,7 +98,7 @@ class PassedOverLines(msgspec.Struct, frozen=True, array_like=True):
     """
 
     freed: int = 0
-    due: int = PATIENCE
+    due: int = MAX_TIMES_PASSED_OVER
     since: list[tuple[tuple[tuple[str, float], ...], bool, int]] = []
     since_excluded: list[tuple[tuple[tuple[str, float], ...], bool, tuple[str, ...], int]] = []
 
@@ -130,7 +130,7 @@ class WaitingTrials:
         #: The time when it was told last.
         self._now = 0.0
         #: How many slots were given back, and when lines are to be looked after, in these.
-        self.freed, self._due = 0, PATIENCE
+        self.freed, self._due = 0, MAX_TIMES_PASSED_OVER
 
     def __iter__(self) -> Iterator[Trial]:
         """All: the PENDING, then the PAUSED."""
@@ -269,12 +269,12 @@ class WaitingTrials:
         if self.freed < self._due:
             return
         trials, lines = self._trials[PENDING], self._lines[PENDING].values()
-        passed_over = [line for line in lines if self.freed >= line.since + PATIENCE]
+        passed_over = [line for line in lines if self.freed >= line.since + MAX_TIMES_PASSED_OVER]
         # Not as the lines came to be, of which nothing is written down.
         for line in sorted(passed_over, key=_Line.first):
             line.since = self.freed
             keep_node(trials[line.first()[1]])
-        self._due = min((line.since for line in lines), default=self.freed) + PATIENCE
+        self._due = min((line.since for line in lines), default=self.freed) + MAX_TIMES_PASSED_OVER
 
     # --- who comes later --------------------------------------------------------------------------
 

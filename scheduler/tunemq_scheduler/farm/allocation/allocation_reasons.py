@@ -44,7 +44,7 @@ class NodeAllocation(msgspec.Struct, frozen=True):
             them, and is not free.
     """
 
-    incarnation: str
+    instance_id: str
     node: str
     hostname: str
     state: str
@@ -78,12 +78,12 @@ class AllocationExplainer:
     def snapshot(self) -> list[NodeAllocation]:
         """All nodes."""
         found: list[NodeAllocation] = []
-        for incarnation, node in self._ledger.nodes.items():
+        for instance_id, node in self._ledger.nodes.items():
             held = {name: part.taken for name, part in node.parts.items()}
-            claimed = {claim.member.name: None for claim in self._claims.on(incarnation)}
+            claimed = {claim.member.name: None for claim in self._claims.on(instance_id)}
             found.append(
                 NodeAllocation(
-                    incarnation,
+                    instance_id,
                     node.joined.node,
                     node.joined.hostname,
                     node.state,
@@ -134,7 +134,7 @@ class AllocationExplainer:
         member, request = self._members[name], request_of(asked)
         if request == ALONE:
             return self._isolated(member)
-        never = self._ledger.room.why_never(asked)
+        never = self._ledger.capacity.why_never(asked)
         if never is not None:
             return [f"{never}; it waits until there is a node that has it"]
         if member.is_paused:
@@ -146,9 +146,9 @@ class AllocationExplainer:
             what = in_words(request)
             return [f"a slot for {what} is offered to {name}, which has started no trial in it"]
         reasons = [*self._quota(member, request), *self._claimed(member, request)]
-        not_now = self._ledger.room.why_not_now(asked)
+        not_now = self._ledger.capacity.why_not_now(asked)
         shunned = member.excluded.get(request)
-        if not_now is None and shunned and self._ledger.room.fit(asked, "", shunned) is None:
+        if not_now is None and shunned and self._ledger.capacity.fit(asked, "", shunned) is None:
             return [*reasons, f"only nodes that it is kept away from have {in_words(request)} free"]
         if not_now is None and not reasons:
             return [f"there is room for {in_words(request)}; it is offered next"]
@@ -158,8 +158,8 @@ class AllocationExplainer:
 
     def _isolated(self, member: ShareMember) -> list[str]:
         found = ["its nodes were lost while it ran, so that it next runs alone on a node"]
-        for incarnation, node in self._ledger.nodes.items():
-            if node.alone_for == member.name and incarnation not in member.alone:
+        for instance_id, node in self._ledger.nodes.items():
+            if node.alone_for == member.name and instance_id not in member.alone:
                 others = ", ".join(sorted(one for one, part in node.parts.items() if part.leaving))
                 waits = f", once {others} has let go of it" if others else ""
                 return [*found, f"node {node.joined.node} is kept for it{waits}"]
@@ -172,7 +172,7 @@ class AllocationExplainer:
 
     def _takes(self, owner: str, request: SlotRequest) -> ResourceAmounts:
         """What a trial takes, also where there is no node yet that could hold it."""
-        estimate = self._ledger.room.estimate(request)
+        estimate = self._ledger.capacity.estimate(request)
         if estimate is not None:
             return estimate
         asked = dict(request)
@@ -182,7 +182,7 @@ class AllocationExplainer:
         return amounts_of(request, {"": share} if is_part else {})
 
     def _quota(self, member: ShareMember, request: SlotRequest) -> list[str]:
-        amounts = self._ledger.room.estimate(request)
+        amounts = self._ledger.capacity.estimate(request)
         resource = self._members.quotas.hit(member.owner, amounts) if amounts else ""
         if not resource:
             return []
@@ -191,7 +191,7 @@ class AllocationExplainer:
         return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
 
     def _withheld(self, asked: dict[str, float]) -> list[str]:
-        found = self._ledger.room.withheld_from(asked)
+        found = self._ledger.capacity.withheld_from(asked)
         nodes = self._ledger.nodes
         told = [
             device_set_aside(nodes[one].joined.node, uuid, why) for one, uuid, why in found[:_TOLD]
@@ -201,7 +201,7 @@ class AllocationExplainer:
     def _claimed(self, member: ShareMember, request: SlotRequest) -> list[str]:
         found: list[str] = []
         for claim in self._claims:
-            node = self._ledger.nodes[claim.incarnation].joined.node
+            node = self._ledger.nodes[claim.instance_id].joined.node
             givers = ", ".join(sorted({part.experiment for part in claim.givers}))
             whose = f", once {givers} has let go of it" if givers else ""
             if claim.member is member and claim.request == request:
@@ -212,7 +212,7 @@ class AllocationExplainer:
         return found[:_TOLD]
 
     def _turn(self, member: ShareMember, request: SlotRequest) -> list[str]:
-        amounts = self._ledger.room.estimate(request) or NOTHING
+        amounts = self._ledger.capacity.estimate(request) or NOTHING
         pool = pool_of(amounts)
         found: list[str] = []
         first = [one.name for one in self._members if one.since and one.priority > member.priority]

@@ -36,7 +36,7 @@ from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
 #: Time alone changes something so often.
-_LOOKS_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 
 class FairShareAllocator:
@@ -49,7 +49,7 @@ class FairShareAllocator:
         settings = settings or FairShareSettings()
         self._now = 0.0
         self._ledger = NodeLedger()
-        self._members = ShareMembers(settings, self._ledger.room.estimate)
+        self._members = ShareMembers(settings, self._ledger.capacity.estimate)
         self._claims = SlotClaims(self._ledger, self._members)
         self._granting = SlotGranting(self._ledger, self._members, self._claims)
         self._clearing = Preemption(
@@ -57,7 +57,7 @@ class FairShareAllocator:
         )
         self._idling = IdleSlotReclaim(self._ledger, self._members, self._granting)
         self._isolation = SuspectIsolation(settings, self._ledger, self._members)
-        self._words = AllocationExplainer(self._ledger, self._members, self._claims)
+        self._explainer = AllocationExplainer(self._ledger, self._members, self._claims)
         self._is_changed = False
         self._looked_at = 0.0
 
@@ -72,70 +72,70 @@ class FairShareAllocator:
 
     def node_joined(self, joined: NodeJoined) -> None:
         """A node is there."""
-        if joined.incarnation in self._ledger.nodes:
+        if joined.instance_id in self._ledger.nodes:
             return
         self._ledger.add_node(joined)
-        self._book_node(joined.incarnation)
+        self._book_node(joined.instance_id)
 
-    def node_lost(self, incarnation: str, *, is_dead: bool = False) -> None:
+    def node_lost(self, instance_id: str, *, is_dead: bool = False) -> None:
         """A node is silent: nothing of it is offered. One that is dead is forgotten."""
-        node = self._ledger.nodes.get(incarnation)
+        node = self._ledger.nodes.get(instance_id)
         if node is None:
             return
         node.is_lost = True
-        self._ledger.refresh(incarnation)
-        self._book_node(incarnation)
+        self._ledger.refresh(instance_id)
+        self._book_node(instance_id)
         if is_dead:
             for part in list(node.parts.values()):
-                self._members[part.experiment].parts.pop(incarnation, None)
-            self._ledger.remove_node(incarnation)
+                self._members[part.experiment].parts.pop(instance_id, None)
+            self._ledger.remove_node(instance_id)
             for member in self._members:
-                member.avoided.pop(incarnation, None)
+                member.avoided.pop(instance_id, None)
 
-    def node_returned(self, incarnation: str) -> None:
+    def node_returned(self, instance_id: str) -> None:
         """A lost node is heard again: all is as it was, and said again."""
-        node = self._ledger.nodes.get(incarnation)
+        node = self._ledger.nodes.get(instance_id)
         if node is None or not node.is_lost:
             return
         node.is_lost = False
         for part in list(node.parts.values()):
             part.say_again()
             self._ledger.changed(part)
-        self._ledger.refresh(incarnation)
-        self._book_node(incarnation)
+        self._ledger.refresh(instance_id)
+        self._book_node(instance_id)
 
-    def devices_withheld(self, incarnation: str, devices: Mapping[str, str]) -> None:
+    def devices_withheld(self, instance_id: str, devices: Mapping[str, str]) -> None:
         """Nothing of these of a node's devices is given to anybody, for these reasons, for now.
 
         Who has something of one keeps it until its trial has ended; all others may be given
         (again).
         """
-        node = self._ledger.nodes.get(incarnation)
+        node = self._ledger.nodes.get(instance_id)
         if node is None:
             return
-        self._ledger.withhold(incarnation, devices)
+        self._ledger.withhold(instance_id, devices)
         for part in list(node.parts.values()):
             self._take_withheld(part)
-        self._book_node(incarnation)
+        self._book_node(instance_id)
 
-    def node_drained(self, incarnation: str, grace_s: float | None = None) -> None:
+    def node_drained(self, instance_id: str, grace_s: float | None = None) -> None:
         """A node is to be emptied: trials run to their end there, or give way within a grace."""
-        node = self._ledger.nodes.get(incarnation)
+        node = self._ledger.nodes.get(instance_id)
         if node is None:
             return
         node.is_draining = True
         for part in list(node.parts.values()):
             self._empty(part, grace_s)
-        self._ledger.refresh(incarnation)
-        self._book_node(incarnation)
+        self._ledger.refresh(instance_id)
+        self._book_node(instance_id)
 
-    def node_resumed(self, incarnation: str) -> None:
+    def node_resumed(self, instance_id: str) -> None:
         """A node that was to be emptied is used again."""
-        node = self._ledger.nodes.get(incarnation)
+        node = self._ledger.nodes.get(instance_id)
         if node is not None and node.is_draining:
             node.is_draining = False
-            self._ledger.refresh(incarnation)
-            self._book_node(incarnation)
+            self._ledger.refresh(instance_id)
+            self._book_node(instance_id)
 
     # --- experiments ------------------------------------------------------------------------------
 
@@ -197,14 +197,14 @@ class FairShareAllocator:
         if member.is_expected:
             self._adopt(member, usage)
         self._catch_up(member, usage)
-        for incarnation, part in list(member.parts.items()):
-            node = self._ledger.nodes.get(incarnation)
-            if node is None or node.is_lost or incarnation not in usage.seen:
+        for instance_id, part in list(member.parts.items()):
+            node = self._ledger.nodes.get(instance_id)
+            if node is None or node.is_lost or instance_id not in usage.seen:
                 continue  # as long as it takes a node for lost it says nothing about it
-            held = usage.held.get(incarnation, ResourceAmounts())
-            if part.report(usage.seen[incarnation], held, self._now):
+            held = usage.held.get(instance_id, ResourceAmounts())
+            if part.report(usage.seen[instance_id], held, self._now):
                 for kept, gone in part.swap(node.are_alike):
-                    self._claims.move(incarnation, kept.amounts, gone.amounts)
+                    self._claims.move(instance_id, kept.amounts, gone.amounts)
                 self._ledger.changed(part)
                 self._members.book_part(part, counts=True)
             if node.withheld:
@@ -212,7 +212,7 @@ class FairShareAllocator:
             if part.is_over:
                 self._members.book_part(part, counts=False)
                 self._ledger.forget(part)
-                del member.parts[incarnation]
+                del member.parts[instance_id]
         member.hear(usage)
         self._take_spare(member)
         self._members.review(member, self._now)
@@ -222,7 +222,7 @@ class FairShareAllocator:
 
     def offers(self) -> list[tuple[str, NodeOffered]]:
         """What is to be sent, to which experiment; lowered offers come first."""
-        if self._is_changed or self._now >= self._looked_at + _LOOKS_S:
+        if self._is_changed or self._now >= self._looked_at + _POLL_INTERVAL_S:
             self._looked_at = self._now
             self._members.settle()
             self._idling.run(self._now)
@@ -246,19 +246,19 @@ class FairShareAllocator:
 
     def why(self, name: str, request: dict[str, float]) -> list[str]:
         """Why a trial of this experiment with this request waits, in sentences."""
-        return self._words.why(name, request)
+        return self._explainer.why(name, request)
 
     def snapshot(self) -> list[NodeAllocation]:
         """All nodes: what they have, what is free, who has the rest."""
-        return self._words.snapshot()
+        return self._explainer.snapshot()
 
     def accounts(self) -> list[OwnerAccount]:
         """What owners hold, and what they are entitled to."""
-        return self._words.accounts()
+        return self._explainer.accounts()
 
     def waiting(self) -> dict[str, dict[str, int]]:
         """How many more trials experiments would have begin, by what such a trial needs."""
-        return self._words.waiting()
+        return self._explainer.waiting()
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -267,23 +267,23 @@ class FairShareAllocator:
         member.is_expected = False
         self._members.expected.pop(member.name, None)
         # In the order in which it said them: that of a set is another one in each process.
-        for incarnation in dict.fromkeys((*usage.seen, *usage.held)):
-            if incarnation in member.parts or not usage.seen.get(incarnation, 1):
+        for instance_id in dict.fromkeys((*usage.seen, *usage.held)):
+            if instance_id in member.parts or not usage.seen.get(instance_id, 1):
                 continue  # nothing was ever offered there
-            part = self._ledger.part(member.name, incarnation)
-            member.parts[incarnation] = part
-            held = usage.held.get(incarnation, ResourceAmounts())
-            part.adopt(usage.seen.get(incarnation, 0), held, self._now)
+            part = self._ledger.part(member.name, instance_id)
+            member.parts[instance_id] = part
+            held = usage.held.get(instance_id, ResourceAmounts())
+            part.adopt(usage.seen.get(instance_id, 0), held, self._now)
             self._ledger.changed(part)
             self._book(part)
 
     def _catch_up(self, member: ShareMember, usage: OfferUsage) -> None:
         """A node that was away when this allotter began: another one's offers of it still hold."""
-        for incarnation, seen in usage.seen.items():
-            is_there = incarnation in self._ledger.nodes
-            if is_there and seen > self._ledger.last_offer(member.name, incarnation):
-                part = self._ledger.part(member.name, incarnation)
-                member.parts[incarnation] = part
+        for instance_id, seen in usage.seen.items():
+            is_there = instance_id in self._ledger.nodes
+            if is_there and seen > self._ledger.last_offer(member.name, instance_id):
+                part = self._ledger.part(member.name, instance_id)
+                member.parts[instance_id] = part
                 part.count_from(seen)
                 self._ledger.changed(part)
                 self._book(part)
@@ -293,7 +293,7 @@ class FairShareAllocator:
         if member.idle[()]:
             self._name_spare(member)
         for grant in member.idle_grants():
-            if grant.part.incarnation in member.excluded.get(grant.request, ()):
+            if grant.part.instance_id in member.excluded.get(grant.request, ()):
                 self._ledger.remove(grant)  # it is to have the same elsewhere
                 self._book(grant.part)
         for request, idle in list(member.idle.items()):
@@ -307,10 +307,10 @@ class FairShareAllocator:
     def _name_spare(self, member: ShareMember) -> None:
         """What trials left of slots that were given for larger ones may do for smaller ones."""
         for grant in member.idle_grants():
-            node = self._ledger.nodes.get(grant.part.incarnation)
+            node = self._ledger.nodes.get(grant.part.instance_id)
             if not grant.request and not (node is not None and node.alone_for):
                 for request in member.wants:
-                    amounts = self._ledger.room.estimate(request)
+                    amounts = self._ledger.capacity.estimate(request)
                     if amounts and amounts.resources == grant.amounts.resources:
                         grant.request = request
                         self._book(grant.part)
@@ -322,7 +322,7 @@ class FairShareAllocator:
         Only what the experiment knows and does not use, or does not know: of all else nobody can
         say yet whether a trial is in it.
         """
-        withheld = self._ledger.nodes[part.incarnation].withheld
+        withheld = self._ledger.nodes[part.instance_id].withheld
         for grant in list(part.grants):
             is_empty = grant.idle_since is not None or not grant.n
             if is_empty and grant.amounts.devices.keys() & withheld:
@@ -336,16 +336,16 @@ class FairShareAllocator:
             self._ledger.hurry(part, grace_s)
         self._book(part)
 
-    def _book_node(self, incarnation: str) -> None:
+    def _book_node(self, instance_id: str) -> None:
         """A node came, went or changed: its parts count or do not; all wants are looked at anew."""
         self._members.totals = self._ledger.totals()
-        for part in self._ledger.nodes[incarnation].parts.values():
+        for part in self._ledger.nodes[instance_id].parts.values():
             self._book(part)
         for member in self._members:
             self._members.review(member, self._now)
         self._is_changed = True
 
     def _book(self, part: NodePart) -> None:
-        node = self._ledger.nodes.get(part.incarnation)
+        node = self._ledger.nodes.get(part.instance_id)
         self._members.book_part(part, counts=node is not None and not node.is_lost)
         self._members.review(self._members[part.experiment], self._now)

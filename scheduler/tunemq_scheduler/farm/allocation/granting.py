@@ -19,7 +19,7 @@ from tunemq_scheduler.farm.allocation.turns import (
 )
 
 #: A request may be passed over so many times; then a slot is cleared for it.
-PATIENCE: Final = 64
+MAX_TIMES_PASSED_OVER: Final = 64
 
 
 class SlotGranting:
@@ -51,10 +51,10 @@ class SlotGranting:
             self._blocked.clear()
         waiting = self._members.waiting
         for request in [one for one in waiting if one not in self._blocked]:
-            if self._ledger.room.fit(dict(request)) is None:
+            if self._ledger.capacity.fit(dict(request)) is None:
                 self._block(request)
         open_ones = [request for request in waiting if request not in self._blocked]
-        estimate = self._ledger.room.estimate
+        estimate = self._ledger.capacity.estimate
         for level, queues in levels_of(self._members, open_ones, estimate).items():
             take_turns(self._members, level, queues, self._server(level, now))
         for request in self.passed.keys() - waiting.keys():
@@ -77,19 +77,19 @@ class SlotGranting:
         return serve
 
     def _give(self, member: ShareMember, request: SlotRequest, now: float) -> bool:
-        amounts = self._ledger.room.estimate(request)
+        amounts = self._ledger.capacity.estimate(request)
         if amounts is None or self._members.quotas.hit(member.owner, amounts):
             return False
         if member.comes_behind(request):
             return False
         avoid = self._avoided_by(member, request)
         asked, preferred = dict(request), member.preferred.get(request, "")
-        node = self._ledger.room.fit(asked, preferred, avoid)
+        node = self._ledger.capacity.fit(asked, preferred, avoid)
         if node is None:
-            if not avoid or self._ledger.room.fit(asked) is None:
+            if not avoid or self._ledger.capacity.fit(asked) is None:
                 self._block(request)
             return False
-        devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
+        devices = self._ledger.capacity.devices(node, asked, self._ledger.nodes[node].capacity)
         if devices is None:
             return False
         self._grant(member, request, node, devices, now)
@@ -99,12 +99,12 @@ class SlotGranting:
         self,
         member: ShareMember,
         request: SlotRequest,
-        incarnation: str,
+        instance_id: str,
         devices: dict[str, float],
         now: float,
     ) -> None:
-        part = self._ledger.part(member.name, incarnation)
-        member.parts[incarnation] = part
+        part = self._ledger.part(member.name, instance_id)
+        member.parts[instance_id] = part
         self._ledger.grant(part, request, devices, now)
         self._members.book_part(part, counts=True)
         self._members.review(member, now)
@@ -146,7 +146,7 @@ class SlotGranting:
             elif not is_as_it_was and self._is_clear(claim):
                 self._claims.drop(claim, now)
                 devices = dict(claim.amounts.devices)
-                self._grant(claim.member, claim.request, claim.incarnation, devices, now)
+                self._grant(claim.member, claim.request, claim.instance_id, devices, now)
                 self.passed.pop(claim.request, None)
             elif (claim.member.name, claim.request) in nowhere:
                 claim.looked_at = self._version(claim)
@@ -155,7 +155,7 @@ class SlotGranting:
                 claim.looked_at = self._version(claim)
 
     def _version(self, claim: SlotClaim) -> int:
-        node = self._ledger.nodes.get(claim.incarnation)
+        node = self._ledger.nodes.get(claim.instance_id)
         return 0 if node is None else node.version
 
     def _is_wanted(self, claim: SlotClaim) -> bool:
@@ -166,23 +166,23 @@ class SlotGranting:
 
     def _may_come(self, claim: SlotClaim) -> bool:
         """Whether the slot will be clear once all that is leaving has left."""
-        node = self._ledger.nodes.get(claim.incarnation)
+        node = self._ledger.nodes.get(claim.instance_id)
         if node is None or not node.is_open:
             return False
-        others = self._claims.claimed(claim.incarnation, claim.member.priority, claim)
+        others = self._claims.claimed(claim.instance_id, claim.member.priority, claim)
         return covers(minus(node.not_offered, others), claim.amounts)
 
     def _is_clear(self, claim: SlotClaim) -> bool:
-        part = claim.member.parts.get(claim.incarnation)
+        part = claim.member.parts.get(claim.instance_id)
         may_grow = part is None or part.may_grow
-        return may_grow and covers(self._ledger.nodes[claim.incarnation].free, claim.amounts)
+        return may_grow and covers(self._ledger.nodes[claim.instance_id].free, claim.amounts)
 
     def _try_elsewhere(self, claim: SlotClaim, now: float) -> bool:
         asked = dict(claim.request)
-        node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member, claim.request))
+        node = self._ledger.capacity.fit(asked, "", self._avoided_by(claim.member, claim.request))
         if node is None:
             return False
-        devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
+        devices = self._ledger.capacity.devices(node, asked, self._ledger.nodes[node].capacity)
         self._claims.drop(claim, now)
         self._grant(claim.member, claim.request, node, devices or {}, now)
         return True

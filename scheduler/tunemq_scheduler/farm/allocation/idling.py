@@ -14,7 +14,7 @@ from tunemq_scheduler.farm.allocation.granting import SlotGranting
 
 #: A slot may be empty for so long, while others wait.
 _IDLE_S: Final = 30.0
-_LOOKS_S: Final = 10.0
+_POLL_INTERVAL_S: Final = 10.0
 #: An experiment that made no use of a node gets nothing there for this time, doubled each time.
 _AVOIDED_S: Final = 60.0
 _DOUBLED_AT_MOST: Final = 2
@@ -36,7 +36,7 @@ class IdleSlotReclaim:
 
     def run(self, now: float) -> None:
         """Take back what others wait for."""
-        if now < self._looked_at + _LOOKS_S:
+        if now < self._looked_at + _POLL_INTERVAL_S:
             return
         self._looked_at = now
         for member in self._members:
@@ -71,24 +71,26 @@ class IdleSlotReclaim:
         waiting = self._members.waiting
         mine = [one for one in waiting if one != grant.request and member.name in waiting[one]]
         return any(
-            self._is_in_the_room_of(request, member, grant)
+            self._is_in_the_capacity_of(request, member, grant)
             or self._is_in_the_quota_of(request, member)
             for request in mine
         )
 
-    def _is_in_the_room_of(
+    def _is_in_the_capacity_of(
         self, request: SlotRequest, member: ShareMember, grant: SlotGrant
     ) -> bool:
-        incarnation = grant.part.incarnation
-        node = self._ledger.nodes.get(incarnation)
+        instance_id = grant.part.instance_id
+        node = self._ledger.nodes.get(instance_id)
         if node is None or not node.is_open or not self._granting.is_blocked(request):
             return False
         idle = total(one.amounts for one in grant.part.grants if not one.is_held)
-        is_room = self._ledger.room.devices(incarnation, dict(request), plus(node.room, idle))
-        return is_room is not None and incarnation not in member.excluded.get(request, ())
+        is_capacity = self._ledger.capacity.devices(
+            instance_id, dict(request), plus(node.capacity, idle)
+        )
+        return is_capacity is not None and instance_id not in member.excluded.get(request, ())
 
     def _is_in_the_quota_of(self, request: SlotRequest, member: ShareMember) -> bool:
-        quotas, amounts = self._members.quotas, self._ledger.room.estimate(request)
+        quotas, amounts = self._members.quotas, self._ledger.capacity.estimate(request)
         if amounts is None or not quotas.hit(member.owner, amounts):
             return False
         idle = [one.amounts for one in member.idle_grants()]
@@ -100,17 +102,17 @@ class IdleSlotReclaim:
         if not shunned:
             return False
         alike = (one for one in member.idle_grants() if one.request == grant.request)
-        nodes = {one.part.incarnation for one in alike}
+        nodes = {one.part.instance_id for one in alike}
         return any(
-            nodes <= some and self._ledger.room.fit(dict(grant.request), "", some) is not None
+            nodes <= some and self._ledger.capacity.fit(dict(grant.request), "", some) is not None
             for some in shunned
         )
 
     def _look_at(self, member: ShareMember, grant: SlotGrant, now: float) -> None:
         if grant.is_held:
-            member.unused.pop(grant.part.incarnation, None)
+            member.unused.pop(grant.part.instance_id, None)
         elif _is_unused(grant, now):
-            node = grant.part.incarnation
+            node = grant.part.instance_id
             times = min(member.unused[node], _DOUBLED_AT_MOST)
             member.unused[node] += 1
             member.avoided[node] = now + _AVOIDED_S * 2**times

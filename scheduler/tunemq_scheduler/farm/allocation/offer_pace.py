@@ -27,26 +27,26 @@ class OfferPace:
         #: By incarnation, since when there is room for a trial and none in it.
         self._idle_since: dict[str, float] = {}
 
-    def offered(self, incarnation: str, resources: dict[str, float], now: float) -> None:
+    def offered(self, instance_id: str, resources: dict[str, float], now: float) -> None:
         """It was offered so much of a node."""
-        before = self._offered.get(incarnation, {})
-        self._offered[incarnation] = resources
+        before = self._offered.get(instance_id, {})
+        self._offered[instance_id] = resources
         if _is_more(resources, before):
-            self._idle_since.setdefault(incarnation, now)
+            self._idle_since.setdefault(instance_id, now)
 
-    def forget(self, incarnation: str) -> None:
+    def forget(self, instance_id: str) -> None:
         """This one is dead."""
-        self._offered.pop(incarnation, None)
-        self._idle_since.pop(incarnation, None)
+        self._offered.pop(instance_id, None)
+        self._idle_since.pop(instance_id, None)
 
     def heard(self, usage: OfferUsage, now: float) -> OfferUsage:
         """What it says, with what it is to get now for what it wants."""
-        for incarnation, resources in self._offered.items():
-            held = usage.held.get(incarnation)
+        for instance_id, resources in self._offered.items():
+            held = usage.held.get(instance_id)
             if _is_more(resources, {} if held is None else held.resources):
-                self._idle_since.setdefault(incarnation, now)
-            elif incarnation in self._idle_since:
-                self._is_quick = now - self._idle_since.pop(incarnation) <= _QUICK_S
+                self._idle_since.setdefault(instance_id, now)
+            elif instance_id in self._idle_since:
+                self._is_quick = now - self._idle_since.pop(instance_id) <= _QUICK_S
         if self._is_quick:
             return usage
         wants = (msgspec.structs.replace(one, count=min(one.count, 1)) for one in usage.wants)

@@ -21,7 +21,7 @@ class CopyWaitingExecutor(ABC):
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         #: How far nodes may be told that their events are kept, once the copy has that turn: the
         #: one that is waited for, and the newest. More than these two would say nothing more.
-        self._releases: deque[tuple[int, dict[str, int]]] = deque()
+        self._acknowledgements: deque[tuple[int, dict[str, int]]] = deque()
 
     def follow(self, journal: Journal, copy: JournalCopy, *, releases: bool) -> None:
         """Wait with what cannot be taken back until the copy of the journal has the reason for it.
@@ -39,14 +39,14 @@ class CopyWaitingExecutor(ABC):
             self._held.append((self._journal.turn, call))
             self.do_copied()
 
-    def release(self, accepted: dict[str, int]) -> None:
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, or copied."""
         if self._journal is None or not self._releases_copied:
-            self.release_now(accepted)
+            self.acknowledge_now(acknowledged)
             return
-        if len(self._releases) > 1:
-            self._releases.pop()
-        self._releases.append((self._journal.turn, dict(accepted)))
+        if len(self._acknowledgements) > 1:
+            self._acknowledgements.pop()
+        self._acknowledgements.append((self._journal.turn, dict(acknowledged)))
         self.do_copied()
 
     def do_copied(self) -> None:
@@ -55,8 +55,8 @@ class CopyWaitingExecutor(ABC):
             return
         while self._held and self._held[0][0] <= self._copy.turn:
             self._held.popleft()[1]()
-        while self._releases and self._releases[0][0] <= self._copy.turn:
-            self.release_now(self._releases.popleft()[1])
+        while self._acknowledgements and self._acknowledgements[0][0] <= self._copy.turn:
+            self.acknowledge_now(self._acknowledgements.popleft()[1])
 
     def end_copy(self) -> None:
         """Have the copy be complete, and do all that waited for it."""
@@ -64,9 +64,9 @@ class CopyWaitingExecutor(ABC):
             self._copy.close()
             self.do_copied()
 
-    def copy_news(self) -> list[str]:
+    def copy_notices(self) -> list[str]:
         """What happened to the copy, for people."""
-        return self._copy.news() if self._copy is not None else []
+        return self._copy.notices() if self._copy is not None else []
 
     def copy_lag(self) -> tuple[float, int]:
         """For how many seconds, and by how many bytes, the journal's copy is behind."""
@@ -75,5 +75,5 @@ class CopyWaitingExecutor(ABC):
         )
 
     @abstractmethod
-    def release_now(self, accepted: dict[str, int]) -> None:
+    def acknowledge_now(self, acknowledged: dict[str, int]) -> None:
         """Tell nodes how far their events are kept."""

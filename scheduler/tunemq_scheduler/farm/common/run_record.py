@@ -48,13 +48,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool = False
     events_key: str = ""
 
-    def is_next_warm(self, journalled: int) -> bool:
+    def is_next_warm(self, acknowledged_up_to: int) -> bool:
         """Whether the next run takes over what nodes host.
 
         Args:
             journalled: the last run that the journal knows.
         """
-        return self.is_warm if self.run > journalled else not self.is_over
+        return self.is_warm if self.run > acknowledged_up_to else not self.is_over
 
 
 def read_record(folder: str) -> RunRecord | None:
@@ -95,7 +95,7 @@ def write_record(folder: str, record: RunRecord) -> None:
         raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def stored_record(objects: ObjectStore, seal: MessageSigner) -> RunRecord | None:
+def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRecord | None:
     """That of an experiment's store; None where there is none.
 
     Args:
@@ -110,7 +110,7 @@ def stored_record(objects: ObjectStore, seal: MessageSigner) -> RunRecord | None
     except NoSuchObject:
         return None
     try:
-        return _decoded(seal.open(content, _CONTEXT), _KEY)
+        return _decoded(message_signer.open(content, _CONTEXT), _KEY)
     except InvalidSignature as error:
         raise JournalError(
             f"{_KEY} at {objects.address}, which says who ran this search last, {error}: the "
@@ -119,7 +119,7 @@ def stored_record(objects: ObjectStore, seal: MessageSigner) -> RunRecord | None
         ) from error
 
 
-def store_record(objects: ObjectStore, record: RunRecord, seal: MessageSigner) -> None:
+def store_record(objects: ObjectStore, record: RunRecord, message_signer: MessageSigner) -> None:
     """Keep it in the store, too.
 
     Args:
@@ -128,7 +128,7 @@ def store_record(objects: ObjectStore, record: RunRecord, seal: MessageSigner) -
     Raises:
         StoreError: the store cannot be reached.
     """
-    objects.put_bytes(_KEY, seal.close(msgspec.json.encode(record), _CONTEXT))
+    objects.put_bytes(_KEY, message_signer.close(msgspec.json.encode(record), _CONTEXT))
 
 
 def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str) -> None:

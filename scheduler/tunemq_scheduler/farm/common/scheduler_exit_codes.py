@@ -40,7 +40,7 @@ EXIT_SUPERSEDED: Final = 75
 EXIT_OTHER_VERSION: Final = 78
 
 #: What a file system says that is full, broken, or away.
-_PASSING: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
+_TRANSIENT: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
 #: What is no better the next time, whatever its cause.
 _LASTING: Final = (BlobCorrupt, BugError, CheckpointCorrupt, JournalCorrupt, SearchFailed)
 
@@ -70,7 +70,7 @@ def may_pass(problem: Exception) -> bool:
     if isinstance(problem, StoreError | JournalFull):
         return True
     is_file = isinstance(problem, JournalError) and not isinstance(problem, JournalLocked)
-    return any(is_file or one.errno in _PASSING for one in _refusals(problem))
+    return any(is_file or one.errno in _TRANSIENT for one in _refusals(problem))
 
 
 def _refusals(problem: BaseException) -> Iterator[OSError]:

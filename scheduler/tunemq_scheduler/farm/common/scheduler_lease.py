@@ -117,7 +117,7 @@ class SchedulerLease:
     def __init__(self, url: str, me: LeaseHolder) -> None:
         self._me = me
         self._url = url
-        self._line = RedisConnection(url)
+        self._connection = RedisConnection(url)
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._looked_at = self._failed_at = float("-inf")
@@ -141,7 +141,7 @@ class SchedulerLease:
             WireUnavailable: Redis cannot be reached.
             SchedulerSuperseded: another scheduler runs on this farm; says which.
         """
-        self._line.connect()
+        self._connection.connect()
         replaced, seen, is_told, is_full = "", b"", False, False
         deadline = time.monotonic() + 2 * TTL_S
         while True:
@@ -155,7 +155,7 @@ class SchedulerLease:
                     tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
                 # Who writes there may have filled it with what only a scheduler removes; without a
                 # generation nodes introduce themselves again.
-                self._line.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
+                self._connection.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
                 time.sleep(_FULL_RETRY_S)
                 deadline = time.monotonic() + 2 * TTL_S
                 continue
@@ -191,12 +191,12 @@ class SchedulerLease:
             self._thread.join()
         try:
             if self.term and self._successor is None:
-                self._line.connect()
+                self._connection.connect()
                 self._ask(_RESIGN, str(self.term))
         except TransportError:
             pass  # it runs out by itself
         finally:
-            self._line.close()
+            self._connection.close()
 
     # --- before acting ----------------------------------------------------------------------------
 
@@ -245,10 +245,10 @@ class SchedulerLease:
     def _look(self) -> None:
         self._beat += 1
         try:
-            self._line.connect()
+            self._connection.connect()
             answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
         except TransportError:
-            self._line.close()
+            self._connection.close()
             answer = None  # nobody can look now, neither can a successor
             self._failed_at = time.monotonic()
         if isinstance(answer, bytes):
@@ -257,7 +257,7 @@ class SchedulerLease:
             self._looked_at = time.monotonic()
 
     def _ask(self, script: str, *arguments: str) -> Any:
-        return self._line.ask([("EVAL", script, *_KEYS, *arguments)])[0]
+        return self._connection.ask([("EVAL", script, *_KEYS, *arguments)])[0]
 
     def _value(self) -> str:
         me = msgspec.json.encode(self._me).decode()

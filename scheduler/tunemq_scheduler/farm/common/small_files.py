@@ -20,7 +20,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise refused(folder, "made", error) from error
+        raise rejected(folder, "made", error) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -32,7 +32,7 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         write_beside(path, data).replace(path)
     except OSError as error:
-        raise refused(path, "written", error) from error
+        raise rejected(path, "written", error) from error
 
 
 def write_beside(path: Path, data: bytes) -> Path:
@@ -55,7 +55,7 @@ def write_beside(path: Path, data: bytes) -> Path:
     return beside
 
 
-def refused(path: Path, what: str, error: OSError) -> JournalError:
+def rejected(path: Path, what: str, error: OSError) -> JournalError:
     """The error for what the disk refused; a `JournalFull` where it may take it later."""
     told = f"{path} cannot be {what}: {error.strerror}."
     if is_full(error):

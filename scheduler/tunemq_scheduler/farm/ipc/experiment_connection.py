@@ -114,7 +114,7 @@ class RunningProcess(Protocol):
     def close(self) -> None:
         """Let go of it."""
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The end of what it wrote to stderr."""
 
 
@@ -149,12 +149,12 @@ class ExperimentConnection:
         self.status: r.SearchStatus | None = None
         self.store_use = r.StoreUse()
         #: How it ended; None while it runs.
-        self.ending: ExperimentExit | None = None
-        self._wire = on
+        self.process_exit: ExperimentExit | None = None
+        self._transport = on
         self._client: TransportClient | None = None
-        self._goodbye: r.SearchEnded | None = None
+        self._search_ended: r.SearchEnded | None = None
         self._problem = ""
-        self._news: list[str] = []
+        self._notices: list[str] = []
         self._notes = r.TransportNotices()
         self._offers: dict[str, m.NodeOffered] = {}
         self._known: set[str] = set()
@@ -199,9 +199,9 @@ class ExperimentConnection:
         return self.status.results if self.status is not None else 0
 
     @property
-    def has_said_goodbye(self) -> bool:
+    def has_ended_search(self) -> bool:
         """Whether its trials are done; callbacks and copies may not be."""
-        return self._goodbye is not None
+        return self._search_ended is not None
 
     @property
     def held_up_by(self) -> str:
@@ -245,7 +245,7 @@ class ExperimentConnection:
 
     def attend(self) -> None:
         """Once a turn: hand over what nodes stated and what was offered; see whether it ended."""
-        if self.ending is not None:
+        if self.process_exit is not None:
             return
         try:
             self._hand_over()
@@ -270,12 +270,12 @@ class ExperimentConnection:
 
     def offer(self, offer: m.NodeOffered) -> None:
         """What it may use of a node from now on; said once it knows the node."""
-        self._offers[offer.incarnation] = offer
+        self._offers[offer.instance_id] = offer
 
-    def tell(self, notes: Sequence[str], news: Sequence[str] = ()) -> None:
+    def tell(self, notes: Sequence[str], notices: Sequence[str] = ()) -> None:
         """What holds and what happened on the wire; sent where it is news."""
-        now = r.TransportNotices(tuple(notes), tuple(news))
-        if news or now != self._notes:
+        now = r.TransportNotices(tuple(notes), tuple(notices))
+        if notices or now != self._notes:
             self._notes = r.TransportNotices(now.notes)
             self._send(now)
 
@@ -286,7 +286,7 @@ class ExperimentConnection:
     ) -> None:
         """Ask for something; ``then`` gets the answer later, or a refusal when its process ends."""
         self._last_id += 1
-        if self.ending is not None:
+        if self.process_exit is not None:
             then(RequestRejection(text="its process has ended."))
             return
         self._kinds[self._last_id] = _answer_to(request)
@@ -313,10 +313,10 @@ class ExperimentConnection:
         due = time.monotonic() + seconds
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
-    def take_news(self) -> list[str]:
+    def take_notices(self) -> list[str]:
         """What happened since the last call."""
-        news, self._news = self._news, []
-        return news
+        notices, self._notices = self._notices, []
+        return notices
 
     def _send(self, message: r.ToExperiment) -> None:
         self._frames.put(r.encode(message))
@@ -328,23 +328,23 @@ class ExperimentConnection:
         client = self._client
         if client is None:
             return
-        client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_deaf
+        client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_stalled
         if client.is_full:
             return
-        for facts in frames_of([self._told_of(fact) for fact in client.take()]):
-            self._send(r.NewEvents(facts))
+        for read_events in frames_of([self._told_of(read_event) for read_event in client.take()]):
+            self._send(r.NewEvents(read_events))
         known = [node for node in self._offers if node in self._known]
         if known:
             self._send(r.NewOffers(tuple(self._offers.pop(node) for node in known)))
 
-    def _told_of(self, fact: ReadEvent) -> ReadEvent:
-        if isinstance(fact, m.NodeJoined):
-            self._known.add(fact.incarnation)
-            return msgspec.structs.replace(fact, is_shared=True)
-        if isinstance(fact, m.NodeLost) and fact.is_dead:
-            self._known.discard(fact.incarnation)
-            self._offers.pop(fact.incarnation, None)
-        return fact
+    def _told_of(self, read_event: ReadEvent) -> ReadEvent:
+        if isinstance(read_event, m.NodeJoined):
+            self._known.add(read_event.instance_id)
+            return msgspec.structs.replace(read_event, is_shared=True)
+        if isinstance(read_event, m.NodeLost) and read_event.is_dead:
+            self._known.discard(read_event.instance_id)
+            self._offers.pop(read_event.instance_id, None)
+        return read_event
 
     # --- from the experiment ----------------------------------------------------------------------
 
@@ -355,9 +355,9 @@ class ExperimentConnection:
             case r.TurnOrders():
                 self._order(message)
             case r.EventsAcknowledged() if self._client is not None:
-                if message.accepted is not None:
-                    self._client.release(message.accepted)
-                self._client.settle(message.handled)
+                if message.acknowledged is not None:
+                    self._client.acknowledge(message.acknowledged)
+                self._client.settle(message.events_handled)
             case r.OfferUsageUpdate():
                 self.usage = message.usage
             case r.SearchStatus():
@@ -366,7 +366,7 @@ class ExperimentConnection:
                 if message.is_possible:  # else it is no number that can be added to others
                     self.store_use = message
             case r.ExperimentNotices():
-                self._news += message.lines
+                self._notices += message.lines
             case r.IpcReply():
                 self._answer(message)
             case r.ExperimentProblem():
@@ -375,7 +375,7 @@ class ExperimentConnection:
                 self._exits = message
                 self._kill_within(self._exit_within_s)
             case r.SearchEnded() if self._client is not None:
-                self._goodbye = message
+                self._search_ended = message
                 self._client.close()
                 self._client = None
             case _:
@@ -387,16 +387,16 @@ class ExperimentConnection:
             self._trespassed(f"it asked for the events of {key}")
             return
         if before and before != key:
-            self._wire.add(before).close()
+            self._transport.add(before).close()
         try:
-            self._client = self._wire.add(key)
+            self._client = self._transport.add(key)
         except BugError:  # somebody else has this stream
             self._trespassed(f"it asked for the events of {key}")
             return
         self.events_key = key
         if message.nodes or message.away:
-            self._client.reattach(message.nodes, message.away, message.accepted)
-        self._known.update(one.incarnation for one in (*message.nodes, *message.away))
+            self._client.reattach(message.nodes, message.away, message.acknowledged)
+        self._known.update(one.instance_id for one in (*message.nodes, *message.away))
 
     def _order(self, message: r.TurnOrders) -> None:
         for one in message.orders:
@@ -408,18 +408,18 @@ class ExperimentConnection:
                 continue
             if start is not None and self.job.stores is not None:
                 self.job.stores.check_order(start)
-            orders = self._client.orders(one.incarnation)
+            orders = self._client.orders(one.instance_id)
             if orders is None:  # the node was lost meanwhile
                 continue
             if isinstance(one, r.PutTrialOrder):
                 orders.put(one.order)
             else:
-                orders.release(one.trial, one.epoch)
+                orders.release(one.trial, one.attempt)
 
     def _answer(self, message: r.IpcReply) -> None:
         kind = self._kinds.pop(message.id, RequestDone)
         # First: who asked is told of its end, too, if it sends what cannot be read.
-        reply = message.refusal or msgspec.msgpack.decode(message.answer, type=kind)
+        reply = message.rejection or msgspec.msgpack.decode(message.answer, type=kind)
         then = self._asked.pop(message.id, None)
         if then is not None:
             then(reply)
@@ -443,9 +443,9 @@ class ExperimentConnection:
             self.on_readable()
             if self._frames.received == before:
                 break
-        self.ending = self._judged(returncode)
+        self.process_exit = self._judged(returncode)
         if self._client is not None:
-            if self.ending.outcome is ExperimentOutcome.FINISHED:
+            if self.process_exit.outcome is ExperimentOutcome.FINISHED:
                 self._client.close()
             else:
                 self._client.leave()
@@ -460,30 +460,30 @@ class ExperimentConnection:
         """What became of it; whatever befalls a process that had done all, it ended as it said."""
         if self._exits is None:
             return self._judged_by(returncode)
-        ending = self._judged_by(self._exits.code)
+        process_exit = self._judged_by(self._exits.code)
         if returncode != -signal.SIGKILL:
-            return ending
+            return process_exit
         late = (
             f"its process was killed: {self.held_up_by} had not ended {self._exit_within_s:g} s"
             " after it"
         )
-        return ending._replace(text=f"{ending.text.rstrip('.')}; {late}")
+        return process_exit._replace(text=f"{process_exit.text.rstrip('.')}; {late}")
 
     def _judged_by(self, returncode: int) -> ExperimentExit:
-        words = self._problem or self._process.last_words()
+        words = self._problem or self._process.last_output()
         if self._trespass:
             return ExperimentExit(
                 ExperimentOutcome.FAILED, returncode, f"its process was killed: {self._trespass}."
             )
-        if self._goodbye is not None and self._goodbye.is_interrupted:
-            goodbye = self._goodbye
+        if self._search_ended is not None and self._search_ended.is_interrupted:
+            search_ended = self._search_ended
             return ExperimentExit(
-                ExperimentOutcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail
+                ExperimentOutcome.INTERRUPTED, returncode, search_ended.outcome, search_ended.detail
             )
-        if returncode == 0 and (self._goodbye is not None or not self.events_key):
-            goodbye = self._goodbye or r.SearchEnded("is over")
+        if returncode == 0 and (self._search_ended is not None or not self.events_key):
+            search_ended = self._search_ended or r.SearchEnded("is over")
             return ExperimentExit(
-                ExperimentOutcome.FINISHED, returncode, goodbye.outcome, goodbye.detail
+                ExperimentOutcome.FINISHED, returncode, search_ended.outcome, search_ended.detail
             )
         if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             return ExperimentExit(ExperimentOutcome.LEFT, returncode, words)
@@ -499,16 +499,16 @@ class ExperimentConnection:
         return ExperimentExit(ExperimentOutcome.DIED, returncode, f"its process {how}{said}")
 
 
-def frames_of(facts: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
+def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
     """Facts in frames of a size that can be sent."""
     frames: list[list[ReadEvent]] = []
     size = _FRAME_BYTES
-    for fact in facts:
+    for read_event in read_events:
         if size >= _FRAME_BYTES:
             frames.append([])
             size = 0
-        frames[-1].append(fact)
-        size += len(fact.payload) if isinstance(fact, EventBatch) else _FACT_BYTES
+        frames[-1].append(read_event)
+        size += len(read_event.payload) if isinstance(read_event, EventBatch) else _FACT_BYTES
     return frames
 
 

@@ -76,10 +76,10 @@ class ExperimentJob(IpcMessage, frozen=True, kw_only=True, tag="job"):
     stores: StorePermissions | None = None
 
 
-class NewEvents(IpcMessage, frozen=True, tag="facts"):
+class NewEvents(IpcMessage, frozen=True, tag="read_events"):
     """What nodes stated and what became of them; batches of nodes as those sent them."""
 
-    facts: list[ReadEvent]
+    read_events: list[ReadEvent]
 
 
 class NewOffers(IpcMessage, frozen=True, tag="offers"):
@@ -92,7 +92,7 @@ class TransportNotices(IpcMessage, frozen=True, tag="notes"):
     """What holds now and what happened on the wire, for people."""
 
     notes: tuple[str, ...] = ()
-    news: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 class LeaseProof(IpcMessage, frozen=True, tag="beat"):
@@ -171,22 +171,22 @@ class ExperimentAttached(IpcMessage, frozen=True, tag="attach"):
     events_key: str
     nodes: tuple[NodeJoined, ...] = ()
     away: tuple[NodeJoined, ...] = ()
-    accepted: dict[str, Count] = {}
+    acknowledged: dict[str, Count] = {}
 
 
 class PutTrialOrder(IpcMessage, frozen=True, tag="host"):
     """What a node is to do about a trial; see `put`."""
 
-    incarnation: str
+    instance_id: str
     order: TrialOrder
 
 
 class ReleaseOrder(IpcMessage, frozen=True, tag="release"):
     """Forget a trial whose host is gone."""
 
-    incarnation: str
+    instance_id: str
     trial: str
-    epoch: int
+    attempt: int
 
 
 IpcOrder = PutTrialOrder | ReleaseOrder
@@ -199,13 +199,14 @@ class TurnOrders(IpcMessage, frozen=True, tag="orders"):
 
 
 class EventsAcknowledged(IpcMessage, frozen=True, tag="journalled"):
-    """The first ``handled`` facts of all are handled, their orders are in.
+    """The first ``events_handled`` facts of all are handled, their orders are in.
 
-    ``accepted``: how far nodes' events, by incarnation, may be forgotten; None says nothing new.
+    ``acknowledged``: how far nodes' events, by incarnation, may be forgotten; None says nothing
+    new.
     """
 
-    handled: Count
-    accepted: dict[str, Count] | None = None
+    events_handled: Count
+    acknowledged: dict[str, Count] | None = None
 
 
 class OfferUsageUpdate(IpcMessage, frozen=True, tag="used"):
@@ -256,7 +257,7 @@ class StoreUse(IpcMessage, frozen=True, tag="store use"):
         )
 
 
-class ExperimentNotices(IpcMessage, frozen=True, tag="news"):
+class ExperimentNotices(IpcMessage, frozen=True, tag="notices"):
     """What happened, in lines for people."""
 
     lines: tuple[str, ...]
@@ -267,7 +268,7 @@ class IpcReply(IpcMessage, frozen=True, tag="answered"):
 
     id: int
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
-    refusal: RequestRejection | None = None
+    rejection: RequestRejection | None = None
 
 
 class TrialExplanation(IpcMessage, frozen=True):

@@ -70,7 +70,7 @@ class FrameSocket:
         #: Whether nothing more will come: the other end is closed, or its process has ended.
         self.is_at_end = False
         #: Whether nothing more can be sent; what the other end had said before can be read still.
-        self.is_deaf = False
+        self.is_stalled = False
 
     def fileno(self) -> int:
         """The socket; -1 once it is closed."""
@@ -86,7 +86,7 @@ class FrameSocket:
             raise TransportError(
                 f"a message has {len(payload)} bytes; {MAX_FRAME_BYTES} are possible at most."
             )
-        if not self.is_deaf:
+        if not self.is_stalled:
             self._waiting += (memoryview(_HEADER.pack(len(payload))), memoryview(payload))
             self.waiting += _HEADER.size + len(payload)
 
@@ -98,7 +98,7 @@ class FrameSocket:
             except BlockingIOError:
                 return
             except OSError:  # nobody reads it any more
-                self.is_deaf = True
+                self.is_stalled = True
                 self._waiting.clear()
                 self.waiting = 0
                 return
@@ -131,6 +131,6 @@ class FrameSocket:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
-        self.is_at_end = self.is_deaf = True
+        self.is_at_end = self.is_stalled = True
         self._waiting.clear()
         self.waiting = 0

@@ -33,10 +33,10 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         line: to the supervisor; closed by its owner.
     """
 
-    def __init__(self, line: SupervisorConnection) -> None:
+    def __init__(self, connection: SupervisorConnection) -> None:
         CopyWaitingExecutor.__init__(self)
         DesiredStateExecutor.__init__(self)
-        self._line = line
+        self._connection = connection
         self._is_attached = False
         self._turn: list[r.IpcOrder] = []
         #: How many facts of the wire the loop was given, and how many of those are handled as far
@@ -44,13 +44,13 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self._given, self._handled = 0, -1
         #: The last event that was read of nodes that were not told yet how far theirs are kept.
         self._read: dict[str, int] = {}
-        self._is_anything_released = False
+        self._is_anything_acknowledged = False
         self._results = 0
         self._asked: deque[r.IpcRequest] = deque()
         self._notes = r.TransportNotices()
-        self._news: list[str] = []
+        self._notices: list[str] = []
         #: Answers the supervisor; once the search is known.
-        self._teller: SearchStatusReporter | None = None
+        self._status_reporter: SearchStatusReporter | None = None
         self._usage: OfferUsage | None = None
         self._status: r.SearchStatus | None = None
         self._status_due = 0.0
@@ -60,8 +60,8 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
 
     def watch(self, search: SearchRun, view: ExperimentView) -> None:
         """Tell the supervisor of this search, and answer for it."""
-        self._teller = SearchStatusReporter(search, view)
-        search.records.also_tell = self._tell_news
+        self._status_reporter = SearchStatusReporter(search, view)
+        search.dispatcher.also_notify = self._send_notices
 
     # --- orders -----------------------------------------------------------------------------------
 
@@ -73,39 +73,43 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self,
         nodes: Iterable[m.NodeJoined],
         away: Iterable[m.NodeJoined],
-        accepted: Mapping[str, int],
+        acknowledged: Mapping[str, int],
     ) -> None:
         """Go on with the nodes of the run before."""
         self._is_attached = True
         key = self._opened_plan.events_key
-        self._line.send(r.ExperimentAttached(key, tuple(nodes), tuple(away), dict(accepted)))
+        self._connection.send(
+            r.ExperimentAttached(key, tuple(nodes), tuple(away), dict(acknowledged))
+        )
 
     def on_step_end(self) -> None:
         """Send the turn's orders."""
         # Before it is attached there is nobody whom an order could be about.
         if self._turn and self._is_attached:
-            self._line.send(r.TurnOrders(tuple(self._turn)))
+            self._connection.send(r.TurnOrders(tuple(self._turn)))
         self._turn.clear()
 
-    def _put(self, incarnation: str, order: m.TrialOrder) -> None:
-        self._turn.append(r.PutTrialOrder(incarnation, order))
+    def _put(self, instance_id: str, order: m.TrialOrder) -> None:
+        self._turn.append(r.PutTrialOrder(instance_id, order))
 
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
-        self._turn.append(r.ReleaseOrder(incarnation, trial, epoch))
+    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
+        self._turn.append(r.ReleaseOrder(instance_id, trial, epoch))
 
-    def release_now(self, accepted: dict[str, int]) -> None:
+    def acknowledge_now(self, acknowledged: dict[str, int]) -> None:
         """Have nodes told how far their events are kept."""
         if self._is_attached:
             self._handled = self._given
-            self._line.send(r.EventsAcknowledged(self._given, self._news_of(accepted)))
+            self._connection.send(r.EventsAcknowledged(self._given, self._notices_of(acknowledged)))
 
-    def _news_of(self, accepted: dict[str, int]) -> dict[str, int]:
+    def _notices_of(self, acknowledged: dict[str, int]) -> dict[str, int]:
         """Only what the supervisor was not told: a turn costs what it had to do, on any farm."""
-        if not self._is_anything_released:  # the run before may not have told nodes
-            self._is_anything_released = True
-            return dict(accepted)
-        known = {node: accepted[node] for node in self._read if node in accepted}
-        for node in [one for one, last in self._read.items() if accepted.get(one, last) >= last]:
+        if not self._is_anything_acknowledged:  # the run before may not have told nodes
+            self._is_anything_acknowledged = True
+            return dict(acknowledged)
+        known = {node: acknowledged[node] for node in self._read if node in acknowledged}
+        for node in [
+            one for one, last in self._read.items() if acknowledged.get(one, last) >= last
+        ]:
             del self._read[node]
         return known
 
@@ -122,27 +126,27 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
             self.reattach((), (), {})
         if self._handled != self._given:
             self._handled = self._given
-            self._line.send(r.EventsAcknowledged(self._given))
+            self._connection.send(r.EventsAcknowledged(self._given))
         deadline = time.monotonic() + timeout
         self._tell()
         while True:
             # Not while there are facts: an answer may have consequences, which come behind them.
             is_asked = self._answer()
-            is_woken = self._line.wait(0.0 if is_asked else deadline - time.monotonic())
-            self._line.check_known()
+            is_woken = self._connection.wait(0.0 if is_asked else deadline - time.monotonic())
+            self._connection.check_known()
             self.do_copied()
-            facts, stated = self._take()
-            if facts or is_woken or is_asked or time.monotonic() >= deadline:
-                self._given += stated
-                return facts
+            read_events, num_events = self._take()
+            if read_events or is_woken or is_asked or time.monotonic() >= deadline:
+                self._given += num_events
+                return read_events
 
     def pause(self, seconds: float) -> None:
         """Let time pass, and have the supervisor know that this process does not hang."""
-        self._line.pause(seconds)
+        self._connection.pause(seconds)
 
     def wake(self) -> None:
         """Make a waiting `poll` return at once; for any thread or signal handler."""
-        self._line.wake()
+        self._connection.wake()
 
     def _take(self) -> tuple[list[m.Event], int]:
         """What has come for the loop, and how many facts of the wire that was.
@@ -150,45 +154,45 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         Raises:
             WireError: an event of a node cannot be read.
         """
-        facts: list[m.Event] = []
-        stated = 0
-        for message in self._line.take():
+        read_events: list[m.Event] = []
+        num_events = 0
+        for message in self._connection.take():
             match message:
                 case r.NewEvents():
-                    stated += len(message.facts)
-                    for fact in message.facts:
-                        if isinstance(fact, EventBatch):
-                            self._read[fact.read.incarnation] = fact.read.last
-                    events = events_of(message.facts)
+                    num_events += len(message.read_events)
+                    for read_event in message.read_events:
+                        if isinstance(read_event, EventBatch):
+                            self._read[read_event.read.instance_id] = read_event.read.last
+                    events = events_of(message.read_events)
                     self._results += sum(type(event) is m.ResultReported for event in events)
-                    facts += events
+                    read_events += events
                 case r.NewOffers():
-                    facts += message.offers
+                    read_events += message.offers
                 case r.TransportNotices():
                     self._notes = message
-                    self._news += message.news
+                    self._notices += message.notices
                 case r.IpcRequest():
                     self._asked.append(message)
                 case _:
                     pass  # there is one job, and the line itself notes signs of life
-        return facts, stated
+        return read_events, num_events
 
     def _answer(self) -> bool:
         """Do what was asked for; whether anything was."""
-        is_asked = bool(self._asked) and self._teller is not None
-        while self._asked and self._teller is not None:
-            self._line.send(self._teller.answer(self._asked.popleft()))
+        is_asked = bool(self._asked) and self._status_reporter is not None
+        while self._asked and self._status_reporter is not None:
+            self._connection.send(self._status_reporter.answer(self._asked.popleft()))
         return is_asked
 
     # --- what the supervisor is told --------------------------------------------------------------
 
     def _tell(self) -> None:
-        if self._teller is None:
+        if self._status_reporter is None:
             return
-        usage = self._teller.usage()
+        usage = self._status_reporter.usage()
         if usage != self._usage:
             self._usage = usage
-            self._line.send(r.OfferUsageUpdate(usage))
+            self._connection.send(r.OfferUsageUpdate(usage))
         now = time.monotonic()
         if now >= self._status_due:
             self._status_due = now + _STATUS_EVERY_S
@@ -196,22 +200,22 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
 
     def _tell_status(self) -> None:
         """Say how far the search is, unless that was said already."""
-        if self._teller is None:
+        if self._status_reporter is None:
             return
-        status = msgspec.structs.replace(self._teller.status(), results=self._results)
+        status = msgspec.structs.replace(self._status_reporter.status(), results=self._results)
         timeless = msgspec.structs.replace(status, elapsed_s=0.0)
         if timeless != self._status:
             self._status = timeless
-            self._line.send(status)
+            self._connection.send(status)
         seconds, size = self.copy_lag()
         traffic = TRAFFIC.so_far().plus(StoreTraffic(queue_bytes=size))
-        use = r.StoreUse(traffic, self._teller.waiting_for_store(), seconds)
+        use = r.StoreUse(traffic, self._status_reporter.waiting_for_store(), seconds)
         if use != self._store_use:
             self._store_use = use
-            self._line.send(use)
+            self._connection.send(use)
 
-    def _tell_news(self, text: str) -> None:
-        self._line.send(r.ExperimentNotices((text,)))
+    def _send_notices(self, text: str) -> None:
+        self._connection.send(r.ExperimentNotices((text,)))
 
     # --- for people -------------------------------------------------------------------------------
 
@@ -219,10 +223,10 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         """What holds on the wire."""
         return list(self._notes.notes)
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened on the wire, and to the journal's copy."""
-        news, self._news = self._news + self.copy_news(), []
-        return news
+        notices, self._notices = self._notices + self.copy_notices(), []
+        return notices
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -234,7 +238,11 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
             self.end_copy()
         self._tell()  # what it holds no longer is free at once
         self._tell_status()
-        self._line.send(self._teller.goodbye() if self._teller is not None else r.SearchEnded())
+        self._connection.send(
+            self._status_reporter.search_ended()
+            if self._status_reporter is not None
+            else r.SearchEnded()
+        )
         self.is_left = True
 
     def leave(self) -> None:

@@ -18,11 +18,11 @@ class RelayedFarm:
     """
 
     def __init__(
-        self, line: SupervisorConnection, me: LeaseHolder, term: int, events_key: str
+        self, connection: SupervisorConnection, me: LeaseHolder, term: int, events_key: str
     ) -> None:
         self.me, self.term = me, term
         self.events_key = events_key
-        self._line = line
+        self._connection = connection
 
     def check(self) -> None:
         """Return if we may act; see `SupervisorConnection.check`.
@@ -30,8 +30,8 @@ class RelayedFarm:
         Raises:
             SchedulerSuperseded: another scheduler may have taken the supervisor's place.
         """
-        self._line.check()
+        self._connection.check()
 
     def executor(self) -> RelayedExecutor:
         """A backend for one run."""
-        return RelayedExecutor(self._line)
+        return RelayedExecutor(self._connection)

@@ -123,7 +123,7 @@ class SearchStatusReporter:
         waits = (trial.waits[0] for trial in self._loop.runner.live.values())
         return sum(bool(what) and awaited(what) == STORE for what in waits)
 
-    def goodbye(self) -> r.SearchEnded:
+    def search_ended(self) -> r.SearchEnded:
         """How it ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
         return r.SearchEnded(self._view.outcome, interrupted, self._last_detail())
@@ -147,10 +147,10 @@ class SearchStatusReporter:
         except SchedulerSuperseded:
             raise
         except RequestRejected as error:
-            return r.IpcReply(asked.id, refusal=RequestRejection(text=str(error)))
+            return r.IpcReply(asked.id, rejection=RequestRejection(text=str(error)))
         except TuneError as error:
             return r.IpcReply(
-                asked.id, refusal=RequestRejection(text=str(error), is_wrong_use=True)
+                asked.id, rejection=RequestRejection(text=str(error), is_wrong_use=True)
             )
 
     def _do(self, request: r.SearchRequest) -> RequestDone | ExperimentDetail | r.TrialExplanation:
@@ -280,12 +280,14 @@ class SearchStatusReporter:
         """Return the name of the node that runs the trial; of one that ran, its machine's name."""
         runner = self._loop.runner
         trial = runner.live.get(view.trial_id)
-        instance = runner.slots.node_at(trial.trial_id, trial.epoch) if trial is not None else None
+        instance = (
+            runner.slots.node_at(trial.trial_id, trial.attempt) if trial is not None else None
+        )
         node = runner.nodes.get(instance or "")
         return node.node if node is not None else view.hostname
 
     def _note(self, view: TrialView) -> str:
-        failure = self._search.records.fatal.get(view.trial_id)
+        failure = self._search.dispatcher.fatal.get(view.trial_id)
         if failure is not None:
             return failure.error
         if view.waits[0]:

@@ -53,7 +53,7 @@ class SupervisorConnection:
     @property
     def is_lost(self) -> bool:
         """Whether the supervisor has gone."""
-        return self._frames.is_at_end or self._frames.is_deaf
+        return self._frames.is_at_end or self._frames.is_stalled
 
     def check(self) -> None:
         """Return if we may act: the supervisor lives, and the farm was its own a moment ago.

@@ -118,7 +118,7 @@ class ExperimentProcess:
             os.close(self._pidfd)
         self._server.release()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Why there is none any more, or the end of what it wrote to stderr."""
         if self._why:
             return self._why

@@ -26,7 +26,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True):
     """A node; ``silence_s`` is how long ago it renewed its lease."""
 
     row: NodeRow
-    vitals: NodeMetrics
+    node_metrics: NodeMetrics
     silence_s: float
 
 
@@ -92,7 +92,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     is_redis_away: bool
     nodes: tuple[NodeSnapshot, ...]
     accounts: tuple[OwnerAccount, ...]
-    refused: tuple[RejectionRow, ...] = ()
+    rejected: tuple[RejectionRow, ...] = ()
     waiting: dict[str, dict[str, int]] = {}
     traffic: StoreTraffic = StoreTraffic()
     store_uses: dict[str, StoreUse] = {}

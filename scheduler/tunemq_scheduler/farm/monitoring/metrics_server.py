@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 #: So long a client may take over its request and the answer together.
-_PATIENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 #: So many clients are answered at once; who comes beyond that is hung up on.
 _MOST_CLIENTS: Final = 64
 _LIBRARY: Final = "prometheus_client"
@@ -87,7 +87,7 @@ class MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _PATIENCE_S
+    timeout = _TIMEOUT_S
     server: _Server
 
     def handle(self) -> None:
@@ -106,8 +106,8 @@ class _Handler(WSGIRequestHandler):
             return False
         try:
             self.server.trusted.check(self.command, self.headers)
-        except UntrustedRequest as refusal:
-            self.send_error(HTTPStatus.FORBIDDEN, explain=str(refusal))
+        except UntrustedRequest as rejection:
+            self.send_error(HTTPStatus.FORBIDDEN, explain=str(rejection))
             return False
         return True
 

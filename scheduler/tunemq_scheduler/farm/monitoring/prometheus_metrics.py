@@ -32,21 +32,24 @@ _NODE_STATES: Final = ("ready", "draining", "drained", "silent")
 #: Of each node, by the name of the metric; None where a node does not say.
 _OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]] = {
     "trials": ("Trials that a node is to host.", lambda node: node.row.trials),
-    "hosts": ("Processes of trials on a node.", lambda node: node.vitals.hosts),
+    "trial_processes": (
+        "Processes of trials on a node.",
+        lambda node: node.node_metrics.trial_processes,
+    ),
     "lease_age_seconds": ("How long ago a node renewed its lease.", lambda node: node.silence_s),
     "outbox_bytes": (
         "What a node has reported and no journal has yet.",
-        lambda node: node.vitals.outbox,
+        lambda node: node.node_metrics.outbox,
     ),
-    "cache_bytes": ("Copies of checkpoints on a node.", lambda node: node.vitals.cache),
-    "load1": ("A node's load average of a minute.", lambda node: node.vitals.load),
+    "cache_bytes": ("Copies of checkpoints on a node.", lambda node: node.node_metrics.cache),
+    "load1": ("A node's load average of a minute.", lambda node: node.node_metrics.load),
     "memory_available_bytes": (
         "What is left of a node's memory, whoever has the rest.",
-        lambda node: node.vitals.memory_free,
+        lambda node: node.node_metrics.memory_free,
     ),
     "disk_free_bytes": (
         "What is left of the disk of a node's working folder.",
-        lambda node: node.vitals.disk_free,
+        lambda node: node.node_metrics.disk_free,
     ),
 }
 _OF_OWNER: Final[Mapping[str, tuple[str, str, Callable[[OwnerAccount], float]]]] = {
@@ -128,19 +131,19 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     yield _gauge("redis_away", about, {(): int(farm.is_redis_away)})
     about = "For so long Redis has had no memory for orders and results; 0 while it has."
     yield _gauge("redis_full_seconds", about, {(): farm.redis_full_s})
-    refused = CounterMetricFamily(
+    rejected = CounterMetricFamily(
         "tunemq_messages_refused",
         "Messages that were not believed; node is who refused them, empty for the scheduler.",
         labels=("node", "kind", "reason"),
     )
     for (node, kind, reason), times in _by_node(farm).items():
-        refused.add_metric((node, kind, reason), times)
-    yield refused
+        rejected.add_metric((node, kind, reason), times)
+    yield rejected
 
 
 def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
     """What is asked of object stores: by the scheduler's processes (node is empty) and by nodes."""
-    said = {"": farm.traffic} | {name: one.vitals.store for name, one in nodes.items()}
+    said = {"": farm.traffic} | {name: one.node_metrics.store for name, one in nodes.items()}
     requests = CounterMetricFamily(
         "tunemq_store_requests",
         "Requests to object stores; node is who made them, empty for the scheduler.",
@@ -192,11 +195,11 @@ def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
 
 def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:
     """How many messages were refused; of two incarnations of a node those of both."""
-    refused: dict[tuple[str, str, str], int] = {}
-    for row in farm.refused:
+    rejected: dict[tuple[str, str, str], int] = {}
+    for row in farm.rejected:
         key = row.node, row.kind, row.reason
-        refused[key] = refused.get(key, 0) + row.times
-    return refused
+        rejected[key] = rejected.get(key, 0) + row.times
+    return rejected
 
 
 def _of_nodes(nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
@@ -229,7 +232,7 @@ def _of_gpus(nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
     busy: dict[tuple[str, ...], float | None] = {}
     used: dict[tuple[str, ...], float | None] = {}
     for name, one in nodes.items():
-        said = {gpu.uuid: gpu for gpu in one.vitals.gpus}
+        said = {gpu.uuid: gpu for gpu in one.node_metrics.gpus}
         for gpu in one.row.gpus:
             key = name, gpu.uuid, gpu.model
             held[key], memory[key] = gpu.used, gpu.memory or None

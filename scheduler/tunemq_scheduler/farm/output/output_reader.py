@@ -36,11 +36,11 @@ class OutputReader:
     """
 
     def __init__(
-        self, url: str, news: Callable[[str], None], opened: OpenChunk, refused: OnKeyRejected
+        self, url: str, notices: Callable[[str], None], opened: OpenChunk, rejected: OnKeyRejected
     ) -> None:
-        self._refused = refused
-        self._line = RedisConnection(url)
-        self._news, self._opened = news, opened
+        self._rejected = rejected
+        self._connection = RedisConnection(url)
+        self._notices, self._opened = notices, opened
         #: What was to be followed since the last look, the newest last: some were over before it.
         self._wanted: deque[dict[str, tuple[Path, str]]] = deque([{}])
         self._files: dict[str, TrialOutputFiles] = {}
@@ -67,7 +67,7 @@ class OutputReader:
         if self._thread.is_alive():
             self._thread.join(_CLOSE_WITHIN_S)
         if not self._thread.is_alive():
-            self._line.close()
+            self._connection.close()
 
     def _run(self) -> None:
         is_last = False
@@ -76,7 +76,7 @@ class OutputReader:
             try:
                 self._look()
             except RedisUnavailable:
-                self._line.close()  # the supervisor says that Redis is away
+                self._connection.close()  # the supervisor says that Redis is away
 
     def _look(self) -> None:
         wanted, now = dict(self._wanted[0]), time.monotonic()
@@ -88,18 +88,18 @@ class OutputReader:
                 self._files[name] = TrialOutputFiles(folder, key, self._opened)
             self._until[name] = now + _AFTER_S
         if self._files:
-            self._line.connect()
+            self._connection.connect()
         for name, files in self._files.items():
             try:
                 self._bring(files)
             except RedisUnavailable:
                 raise
             except (TransportError, OSError) as error:  # the others' output comes all the same
-                if clear_wrong_types(self._line, {files.key: KeyType.STREAM}, self._refused):
+                if clear_wrong_types(self._connection, {files.key: KeyType.STREAM}, self._rejected):
                     continue
                 if name not in self._told:
                     self._told.add(name)
-                    self._news(f"What trials of {name} print cannot be written down: {error}")
+                    self._notices(f"What trials of {name} print cannot be written down: {error}")
         for name in [one for one, until in self._until.items() if now > until]:
             del self._files[name], self._until[name]
             self._told.discard(name)
@@ -108,11 +108,11 @@ class OutputReader:
         more = True
         while more:
             try:
-                (reply,) = self._line.ask([files.asks()])
+                (reply,) = self._connection.ask([files.asks()])
             except ReplyTooLong:  # no node writes as much; of output some may be missing
-                self._line.connect()
-                self._line.ask([("DEL", files.key)])
+                self._connection.connect()
+                self._connection.ask([("DEL", files.key)])
                 text = "A stream of what trials print was too long to be read: it is deleted."
-                self._refused("output", "oversized", text)
+                self._rejected("output", "oversized", text)
                 return
             more = files.answered(reply)

@@ -101,7 +101,7 @@ class TrialOutputFiles:
     def _add(self, piece: OutputChunk) -> None:
         if piece.name not in _NAMES or not self._is_trials(piece):
             return
-        key = piece.trial, piece.epoch, piece.name
+        key = piece.trial, piece.attempt, piece.name
         begun, known = self._known.get(key, (piece.round, 0))
         if piece.round > begun:  # it was shortened on its node, and begins anew
             known = 0

@@ -90,7 +90,7 @@ class ExperimentForkserver:
                 if not wanted:
                     return None
                 if len(fds) != _DESCRIPTORS:  # the kernel had no room for all of them
-                    _refuse(fds)
+                    _reject(fds)
                 elif (line := self._fork(*fds)) is not None:
                     return line
             self._bury()
@@ -100,7 +100,7 @@ class ExperimentForkserver:
         try:
             leaving, left = os.pipe()
         except OSError:
-            _refuse([channel_fd, line, output, errors])
+            _reject([channel_fd, line, output, errors])
             return None
         channel, forkserver = socket.socket(fileno=channel_fd), os.getpid()
         try:
@@ -192,7 +192,7 @@ class ExperimentForkserver:
         self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
 
 
-def _refuse(descriptors: list[int]) -> None:
+def _reject(descriptors: list[int]) -> None:
     """The first is the channel; to close it says that there will be no process."""
     if descriptors:
         with socket.socket(fileno=descriptors[0]) as channel:

@@ -55,33 +55,35 @@ _ALL: Final = "*"
 def run(sock: socket.socket) -> int:
     """Run what the supervisor says at the other end of this socket; the exit code."""
     faulthandler.enable()  # a segfault in the experiment's code is told with its place
-    line = SupervisorConnection(sock)
+    connection = SupervisorConnection(sock)
     try:
-        code = _exit_code(line)
-        line.send(ExperimentExiting(code, _threads_that_hold_up_the_exit()))
+        code = _exit_code(connection)
+        connection.send(ExperimentExiting(code, _threads_that_hold_up_the_exit()))
     finally:
-        line.close()
+        connection.close()
         _give_up_unwritten_output()
     return code
 
 
-def _exit_code(line: SupervisorConnection) -> int:
+def _exit_code(connection: SupervisorConnection) -> int:
     """Run it; say why it ends where that is not because it is done."""
     try:
-        _run(line)
+        _run(connection)
     except BugError:
-        _end_with(line, traceback.format_exc())
+        _end_with(connection, traceback.format_exc())
         return EXIT_FAILED
     except TuneError as problem:
-        _end_with(line, str(problem))
+        _end_with(connection, str(problem))
         return process_exit_code(problem)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as error:
-        _end_with(line, f"the experiment's own code ended its process: sys.exit({error.code!r}).")
+        _end_with(
+            connection, f"the experiment's own code ended its process: sys.exit({error.code!r})."
+        )
         return EXIT_FAILED
     except Exception as problem:  # noqa: BLE001  the script's own; its traceback is told here
-        _end_with(line, traceback.format_exc())
+        _end_with(connection, traceback.format_exc())
         return process_exit_code(problem)
     return 0
 
@@ -93,8 +95,8 @@ def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
     return tuple(names[:MOST_THREADS])
 
 
-def _run(line: SupervisorConnection) -> None:
-    job = line.first()
+def _run(connection: SupervisorConnection) -> None:
+    job = connection.first()
     if not isinstance(job, ExperimentJob):
         raise BugError(f"the supervisor said {job!r} before it said what is to be run")
     if job.stores is not None:
@@ -102,7 +104,7 @@ def _run(line: SupervisorConnection) -> None:
     set_name(job.name)
     sys.argv[:] = [job.name]  # until there is a script
     parts, how = _loaded(job)
-    farm = RelayedFarm(line, LeaseHolder.this_process(), job.term, job.events_key)
+    farm = RelayedFarm(connection, LeaseHolder.this_process(), job.term, job.events_key)
     place = place_of(
         parts,
         results=job.results,
@@ -134,7 +136,7 @@ def _loaded(job: ExperimentJob) -> tuple[TunerParts, RunOptions]:
         journal_keys=job.journal_keys,
         variables=dict(job.variables),
     )
-    return _in_surroundings(named(parts, job.name), job), how
+    return _in_environment(named(parts, job.name), job), how
 
 
 def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
@@ -145,7 +147,7 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
     return TunerParts(*load_tuner_parts(Path(ref.path).read_bytes()))
 
 
-def _in_surroundings(parts: TunerParts, job: ExperimentJob) -> TunerParts:
+def _in_environment(parts: TunerParts, job: ExperimentJob) -> TunerParts:
     """With what whoever submitted it said of where its trials run."""
     given: dict[str, Any] = {}
     if job.python:
@@ -155,10 +157,10 @@ def _in_surroundings(parts: TunerParts, job: ExperimentJob) -> TunerParts:
     return parts._replace(run=replace(parts.run, **given))
 
 
-def _end_with(line: SupervisorConnection, problem: str) -> None:
+def _end_with(connection: SupervisorConnection, problem: str) -> None:
     """Say why the process ends: to the supervisor, too, for stderr may be on a full disk."""
     tell(problem)
-    line.send(ExperimentProblem(problem[-MOST_CHARACTERS:]))
+    connection.send(ExperimentProblem(problem[-MOST_CHARACTERS:]))
 
 
 def _give_up_unwritten_output() -> None:

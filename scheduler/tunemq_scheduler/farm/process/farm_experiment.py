@@ -19,7 +19,7 @@ from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.open_experiment import (
-    EPOCHS_BEYOND,
+    ATTEMPTS_BEYOND,
     OpenExperiment,
     ResumeOptions,
     has_work,
@@ -41,7 +41,7 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import SigningKey
 
 #: The folder with the code of an experiment's trials, in the experiment's.
@@ -121,7 +121,7 @@ class FarmExperiment(Experiment):
             opened.journal.guard = farm.check
             if self._event is not None and not has_work(opened, self._event, self.prepared):
                 if self._is_warm:
-                    self._say_late_goodbye(opened)
+                    self._end_search_late(opened)
                 return self._is_over_already(opened, self._event)
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
@@ -143,7 +143,9 @@ class FarmExperiment(Experiment):
     def _run(self, search: SearchRun, executor: RelayedExecutor, opened: OpenExperiment) -> None:
         loop = search.loop
         loop.interrupt_grace_s = INTERRUPT_GRACE_S
-        executor.watch(search, ExperimentView(loop, search.records, self.prepared, opened.elapsed))
+        executor.watch(
+            search, ExperimentView(loop, search.dispatcher, self.prepared, opened.elapsed)
+        )
 
         def stop_now() -> None:
             search.drop()
@@ -161,7 +163,7 @@ class FarmExperiment(Experiment):
                 executor.leave()
                 raise
             finally:
-                if self._says_goodbye(executor):
+                if self._ends_the_search(executor):
                     executor.close(now=search.is_killed)
                 else:
                     executor.leave()
@@ -210,9 +212,9 @@ class FarmExperiment(Experiment):
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
         run = before + 1
         # What the scheduler before started stands in the journal, but perhaps not in a copy of it.
-        is_beyond = self._is_copy or event.epochs_from > 0
-        beyond = run * EPOCHS_BEYOND if is_beyond else 0
-        return msgspec.structs.replace(event, run=run, epochs_from=beyond)
+        is_beyond = self._is_copy or event.attempts_from > 0
+        beyond = run * ATTEMPTS_BEYOND if is_beyond else 0
+        return msgspec.structs.replace(event, run=run, attempts_from=beyond)
 
     def _begin(self, search: SearchRun) -> None:
         super()._begin(search)
@@ -249,9 +251,9 @@ class FarmExperiment(Experiment):
         write_record(self.folder, record)  # first: a store that is ahead of us tells of another
         if self._store_address:
             with open_objects(self._store_address) as objects:
-                store_record(objects, record, journal_seal(self._how.journal_keys))
+                store_record(objects, record, journal_signer(self._how.journal_keys))
 
-    def _says_goodbye(self, executor: RelayedExecutor) -> bool:
+    def _ends_the_search(self, executor: RelayedExecutor) -> bool:
         """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
         if executor.is_left or not self._has_begun:
             return False
@@ -264,7 +266,7 @@ class FarmExperiment(Experiment):
             return False  # nodes go on, and the next one takes them over
         return True
 
-    def _say_late_goodbye(self, opened: OpenExperiment) -> None:
+    def _end_search_late(self, opened: OpenExperiment) -> None:
         """The run before ended in front of its goodbye: say that there is nothing left to do.
 
         Raises:
@@ -274,19 +276,19 @@ class FarmExperiment(Experiment):
         executor = farm.executor()
         search = self._search(self._outlined, executor, opened)
         search.when_copied = executor.when_copied
-        view = ExperimentView(search.loop, search.records, self.prepared, opened.elapsed)
+        view = ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
         with self._copied(opened, executor):
             try:
                 executor.watch(search, view)
                 executor.open(self._outlined)
                 away = [node.joined for node in runner.away.values()]
-                executor.reattach(runner.nodes.values(), away, runner.accepted)
+                executor.reattach(runner.nodes.values(), away, runner.acknowledged)
                 executor.poll(redis_keys.LEASE_PERIOD_S)  # who is heard gets orders to host nothing
                 farm.check()
                 # This run is not in the journal: it is the one before that is over.
                 self._run_number, self._has_begun = runner.run, True
             finally:
-                if self._says_goodbye(executor):
+                if self._ends_the_search(executor):
                     executor.close()
                 else:
                     executor.leave()
@@ -298,8 +300,8 @@ class FarmExperiment(Experiment):
             yield
             return
         with open_objects(self._store_address) as objects:
-            seal = journal_seal(self._how.journal_keys)
-            copy = JournalCopy(opened.journal, objects, seal, copied=executor.wake)
+            message_signer = journal_signer(self._how.journal_keys)
+            copy = JournalCopy(opened.journal, objects, message_signer, copied=executor.wake)
             executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
             try:
                 yield

@@ -29,7 +29,7 @@ from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
 from tunemq_shared.base.errors import ConfigError, JournalLocked
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import canonical_address, join
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
 
 #: A killed process gives its locks back with its last file, which a slow disk may hold up.
@@ -64,11 +64,11 @@ def run_on_farm(
     Raises:
         TuneError: it cannot be run, or could not go on.
     """
-    seal = journal_seal(how.journal_keys)
-    record = _newest_record(place, seal)
+    message_signer = journal_signer(how.journal_keys)
+    record = _newest_record(place, message_signer)
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
-        bring_experiment(place.copy, place.folder, seal)
+        bring_experiment(place.copy, place.folder, message_signer)
     prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,
@@ -147,7 +147,7 @@ def _has_journal(folder: str) -> bool:
     return True
 
 
-def _newest_record(place: ExperimentLocation, seal: MessageSigner) -> RunRecord | None:
+def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> RunRecord | None:
     """Who ran the experiment last.
 
     Args:
@@ -160,7 +160,7 @@ def _newest_record(place: ExperimentLocation, seal: MessageSigner) -> RunRecord 
     if not (place.store and place.is_there):
         return local
     with open_objects(place.store) as objects:
-        stored = stored_record(objects, seal)
+        stored = stored_record(objects, message_signer)
     if place.copy:
         return stored
     check_newest(local, stored, place.folder)

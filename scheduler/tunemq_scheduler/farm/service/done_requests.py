@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.farm.common.small_files import refused, replace_file
+from tunemq_scheduler.farm.common.small_files import rejected, replace_file
 from tunemq_shared.base.errors import JournalFull
 from tunemq_shared.broker import redis_keys
 
@@ -61,7 +61,7 @@ class DoneRequests:
             if whole < len(data):
                 os.truncate(self._path, whole)  # of an append that a crash cut short
         except OSError as error:
-            raise refused(self._path, "read", error) from error
+            raise rejected(self._path, "read", error) from error
 
     def get(self, request: str) -> bytes | None:
         """What was answered; None if it was not done, as far as is remembered."""
@@ -102,7 +102,7 @@ class DoneRequests:
             if size is not None:
                 with contextlib.suppress(OSError):
                     os.truncate(self._path, size)  # what is behind half a record is not read
-            raise refused(self._path, "written", error) from error
+            raise rejected(self._path, "written", error) from error
         self._unsaved.clear()
 
     def _put(self, request: str, answer: bytes) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.farm.common.small_files import make_folder, refused, write_beside
+from tunemq_scheduler.farm.common.small_files import make_folder, rejected, write_beside
 from tunemq_scheduler.farm.service.queue_entry import ENTRY_VERSION, ID_DIGITS, LEGAL, QueueEntry
 from tunemq_scheduler.storage.folders import safe_name
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError, JournalFull
@@ -321,7 +321,7 @@ class ExperimentQueue:
         try:
             yield
         except OSError as error:
-            raise refused(path, what, error) from error
+            raise rejected(path, what, error) from error
 
 
 def check_name(name: str) -> None:

@@ -35,7 +35,7 @@ from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
-from tunemq_shared.system.stopped_process import LOOK_S, StoppedProcessDetector
+from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
 #: died so often in a row, each time before it had lived for so long.
@@ -79,7 +79,7 @@ class _ExperimentRun:
     """
 
     name: str
-    link: ExperimentConnection | None = None
+    connection: ExperimentConnection | None = None
     ends: int = 0
     deaths: int = 0
     failure: str = ""
@@ -121,20 +121,20 @@ class RunningExperiments:
         self,
         folder: Path,
         queue: ExperimentQueue,
-        allotter: FairShareAllocator,
-        start_link: StartConnection,
+        allocator: FairShareAllocator,
+        start_connection: StartConnection,
         *,
-        end_hosts: Callable[[str], None],
+        end_trial_processes: Callable[[str], None],
         folders: ResultsFolders,
         max_running: int,
         pause_grace_s: float,
         unresponsive_after_s: float,
-        news: Callable[[str], None],
+        notices: Callable[[str], None],
     ) -> None:
-        self._queue, self._allotter, self._start_link = queue, allotter, start_link
-        self._end_hosts, self._pause_grace_s = end_hosts, pause_grace_s
+        self._queue, self._allocator, self._start_connection = queue, allocator, start_connection
+        self._end_trial_processes, self._pause_grace_s = end_trial_processes, pause_grace_s
         self._unresponsive_after_s = unresponsive_after_s
-        self._folders, self._max_running, self._news = folders, max_running, news
+        self._folders, self._max_running, self._notices = folders, max_running, notices
         self._streams = EventStreams(folder / STREAMS)
         self._running: dict[str, _ExperimentRun] = {}
         #: Those of a lost machine that were not submitted yet.
@@ -165,11 +165,13 @@ class RunningExperiments:
     @property
     def results(self) -> int:
         """How many results experiments were given, all in all."""
-        return self._results_before + sum(link.results for link in self.links())
+        return self._results_before + sum(connection.results for connection in self.connections())
 
     def trials(self) -> dict[str, dict[str, int]]:
         """Of each that has a process, how many trials are in each state."""
-        statuses = {one.name: one.link.status for one in self._running.values() if one.link}
+        statuses = {
+            one.name: one.connection.status for one in self._running.values() if one.connection
+        }
         return {name: status.counts for name, status in statuses.items() if status is not None}
 
     def troubles(self) -> dict[str, str]:
@@ -183,7 +185,9 @@ class RunningExperiments:
 
     def store_uses(self) -> dict[str, r.StoreUse]:
         """Of each that has a process, what it asks of stores, and who waits for one."""
-        return {one.name: one.link.store_use for one in self._running.values() if one.link}
+        return {
+            one.name: one.connection.store_use for one in self._running.values() if one.connection
+        }
 
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
         """Which processes of the scheduler, this one included, an object store fails now."""
@@ -219,7 +223,7 @@ class RunningExperiments:
                 self._start(known)  # its trials have still to save
                 self._end(self._running[name], State.PAUSED, known.reason)
             elif name not in self._running and name not in self._lost:
-                self._end_hosts(key)
+                self._end_trial_processes(key)
                 self._streams.drop(name)
                 self._await_hosts(name)
                 self._leaving[name] = time.monotonic() + _FREED_AFTER_S
@@ -236,26 +240,26 @@ class RunningExperiments:
 
     def _await_hosts(self, name: str) -> None:
         """Have no search get a place before it is known which slots this one's hosts hold."""
-        self._allotter.experiment_added(name, "", 0, 0)
-        self._allotter.expect(name)
+        self._allocator.experiment_added(name, "", 0, 0)
+        self._allocator.expect(name)
 
-    def links(self) -> Iterator[ExperimentConnection]:
+    def connections(self) -> Iterator[ExperimentConnection]:
         """The processes there are."""
-        return (one.link for one in self._running.values() if one.link is not None)
+        return (one.connection for one in self._running.values() if one.connection is not None)
 
     def turn(self) -> None:
         """Start what is due, take what processes said, see to those that ended."""
         now = time.monotonic()
         for one in list(self._running.values()):
-            if one.link is not None:
-                self._attend(one, one.link)
+            if one.connection is not None:
+                self._attend(one, one.connection)
             elif now >= one.restart_at:
                 self._begin(one)
         for name, due in list(self._leaving.items()):
             if now >= due:
                 del self._leaving[name]
                 self._looked_at = None
-                self._allotter.experiment_gone(name)
+                self._allocator.experiment_gone(name)
         self._start_waiting()
 
     def save(self) -> None:
@@ -274,33 +278,33 @@ class RunningExperiments:
 
     def offer(self) -> None:
         """Pass on what experiments may use from now on."""
-        for name, offered in self._allotter.offers():
+        for name, offered in self._allocator.offers():
             one = self._running.get(name)
-            if one is not None and one.link is not None:
-                one.link.offer(offered)
-                one.pace.offered(offered.incarnation, offered.resources, time.monotonic())
+            if one is not None and one.connection is not None:
+                one.connection.offer(offered)
+                one.pace.offered(offered.instance_id, offered.resources, time.monotonic())
 
     def forget_nodes(self, dead: Iterable[str]) -> None:
         """These incarnations will not come back."""
-        for incarnation in dead:
+        for instance_id in dead:
             for one in self._running.values():
-                one.pace.forget(incarnation)
+                one.pace.forget(instance_id)
 
     def beat(self, at: float) -> None:
         """At this time the farm was certainly ours."""
-        for link in self.links():
-            link.beat(at)
+        for connection in self.connections():
+            connection.beat(at)
 
     def leave(self, grace_s: float) -> None:
         """End all processes and tell no node: trials go on, for the next supervisor."""
-        for link in self.links():
-            link.stop(r.DetachSearch(), grace_s)
+        for connection in self.connections():
+            connection.stop(r.DetachSearch(), grace_s)
 
     @property
     def next_due(self) -> float | None:
         """When something has to be done although nothing happens, by the monotonic clock."""
         due = [*self._leaving.values()]
-        due += [one.restart_at for one in self._running.values() if one.link is None]
+        due += [one.restart_at for one in self._running.values() if one.connection is None]
         return min(due, default=None)
 
     # --- beginning --------------------------------------------------------------------------------
@@ -349,10 +353,10 @@ class RunningExperiments:
         one = self._running[entry.name] = _ExperimentRun(entry.name)
         if entry.name in self._lost:
             self._lost.remove(entry.name)
-            self._allotter.experiment_gone(entry.name)  # until now it had no owner
-        self._allotter.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
+            self._allocator.experiment_gone(entry.name)  # until now it had no owner
+        self._allocator.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
         if entry.name in self._streams.keys:
-            self._allotter.expect(entry.name)
+            self._allocator.expect(entry.name)
         self._begin(one)
 
     def _begin(self, one: _ExperimentRun) -> None:
@@ -362,7 +366,7 @@ class RunningExperiments:
             return
         is_first, one.began_at = one.began_at is None, time.monotonic()
         try:
-            one.link = self._start_link(entry, self._streams.keys.get(one.name, ""))
+            one.connection = self._start_connection(entry, self._streams.keys.get(one.name, ""))
         except ConfigError as error:
             if may_pass(error):
                 self._ended(one, ExperimentExit(ExperimentOutcome.LEFT, EXIT_AGAIN, str(error)))
@@ -370,104 +374,106 @@ class RunningExperiments:
                 self._finish(one, State.FAILED, str(error))
             return
         if not is_first:
-            self._allotter.experiment_restarted(one.name)
+            self._allocator.experiment_restarted(one.name)
         one.is_told_to_end = one.is_silent = one.is_aborted = False
         if entry.state is State.STOPPING:
-            one.link.ask(r.StopSearch(entry.reason))
+            one.connection.ask(r.StopSearch(entry.reason))
 
     # --- while it runs ----------------------------------------------------------------------------
 
-    def _attend(self, one: _ExperimentRun, link: ExperimentConnection) -> None:
-        link.attend()
+    def _attend(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
+        connection.attend()
         if one.ends and _is_steady(one):
             one.ends = one.deaths = 0
-        if link.events_key:
-            self._streams.put(one.name, link.events_key)
+        if connection.events_key:
+            self._streams.put(one.name, connection.events_key)
             self._queue.begun(one.name)
             if one.waits:
                 one.waits = ""
                 self._queue.explain(one.name, "")
-        if link.usage is not None and link.usage is not one.usage:
-            one.usage = link.usage
-            self._allotter.usage(one.name, one.pace.heard(link.usage, time.monotonic()))
-        for line in link.take_news():
-            self._news(f"{one.name}: {line}")
-        if link.ending is not None:
-            self._keep(one.name, link)
-            self._results_before += link.results
-            before = self._traffic_before.plus(link.store_use.traffic.ended)
+        if connection.usage is not None and connection.usage is not one.usage:
+            one.usage = connection.usage
+            self._allocator.usage(one.name, one.pace.heard(connection.usage, time.monotonic()))
+        for line in connection.take_notices():
+            self._notices(f"{one.name}: {line}")
+        if connection.process_exit is not None:
+            self._keep(one.name, connection)
+            self._results_before += connection.results
+            before = self._traffic_before.plus(connection.store_use.traffic.ended)
             self._traffic_before = before if before.is_possible else StoreTraffic()
-            one.link = None
-            self._ended(one, link.ending)
+            one.connection = None
+            self._ended(one, connection.process_exit)
         elif one.end_by is not None and time.monotonic() > one.end_by:
-            link.kill()
+            connection.kill()
         elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
             one.is_told_to_end = True
-            link.stop(r.InterruptSearch(one.because), _END_GRACE_S)
-        elif link.pid is not None and time.monotonic() >= one.look_at:
-            one.look_at = time.monotonic() + LOOK_S
-            if one.stops.look(link.pid):
-                self._news(f"{one.name}: its process {link.pid} is stopped (SIGSTOP or a debugger)")
+            connection.stop(r.InterruptSearch(one.because), _END_GRACE_S)
+        elif connection.pid is not None and time.monotonic() >= one.look_at:
+            one.look_at = time.monotonic() + POLL_INTERVAL_S
+            if one.stops.look(connection.pid):
+                self._notices(
+                    f"{one.name}: its process {connection.pid} is stopped (SIGSTOP or a debugger)"
+                )
                 one.stops = StoppedProcessDetector()
-                link.kill()
+                connection.kill()
             else:
-                self._end_if_it_hangs(one, link)
+                self._end_if_it_hangs(one, connection)
 
-    def _end_if_it_hangs(self, one: _ExperimentRun, link: ExperimentConnection) -> None:
+    def _end_if_it_hangs(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
         """Tell people of a process that says nothing; end it where others wait for what it holds.
 
         Its code may be slow, or hang: only who wrote it can know.
         """
-        limit_s = self._limit_s(link)
-        if link.silent_s < min(_SILENT_S, limit_s):
+        limit_s = self._limit_s(connection)
+        if connection.silent_s < min(_SILENT_S, limit_s):
             one.is_silent = False
             return
         if not one.is_silent:
             one.is_silent = True
-            self._news(_silence(one))
-        if link.silent_s >= limit_s and not one.is_aborted and self._is_awaited(one.name):
+            self._notices(_silence(one))
+        if connection.silent_s >= limit_s and not one.is_aborted and self._is_awaited(one.name):
             one.is_aborted = True
             one.hangs += 1
-            self._news(f"{one.name}: its process is ended, since others wait for what it holds")
-            link.abort()
+            self._notices(f"{one.name}: its process is ended, since others wait for what it holds")
+            connection.abort()
 
-    def _limit_s(self, link: ExperimentConnection) -> float:
+    def _limit_s(self, connection: ExperimentConnection) -> float:
         limit_s = self._unresponsive_after_s
-        return max(limit_s, _LAST_STEPS_S) if link.has_said_goodbye else limit_s
+        return max(limit_s, _LAST_STEPS_S) if connection.has_ended_search else limit_s
 
     def _is_awaited(self, name: str) -> bool:
         """Whether others wait for its slots, or for its place among those that may run."""
         is_full = len(self._running) >= self._max_running and self._no_room is None
-        return self._allotter.is_awaited(name) or (is_full and bool(self._queue.waiting()))
+        return self._allocator.is_awaited(name) or (is_full and bool(self._queue.waiting()))
 
     # --- the end ----------------------------------------------------------------------------------
 
     def _end(self, one: _ExperimentRun, state: State, because: str) -> None:
         one.ends_for, one.because = state, because
-        if one.link is None and one.name not in self._streams.keys:
+        if one.connection is None and one.name not in self._streams.keys:
             self._finish(one, state, because)
             return
         # One whose process has just died is started again for it: its trials have to save.
         one.restart_at = 0.0
         one.end_by = time.monotonic() + self._pause_grace_s + 2 * _END_GRACE_S
-        self._allotter.experiment_paused(one.name, self._pause_grace_s)
+        self._allocator.experiment_paused(one.name, self._pause_grace_s)
 
-    def _keep(self, name: str, link: ExperimentConnection) -> None:
+    def _keep(self, name: str, connection: ExperimentConnection) -> None:
         """Keep what its process said last, for those who ask when there is none."""
-        if link.status is not None and self._queue.get(name) is not None:
-            self._queue.count(name, link.status.counts, link.status.total)
-        if link.ending is not None and link.ending.detail:
-            self._details.keep(name, link.ending.detail)
+        if connection.status is not None and self._queue.get(name) is not None:
+            self._queue.count(name, connection.status.counts, connection.status.total)
+        if connection.process_exit is not None and connection.process_exit.detail:
+            self._details.keep(name, connection.process_exit.detail)
 
-    def _ended(self, one: _ExperimentRun, ending: ExperimentExit) -> None:
+    def _ended(self, one: _ExperimentRun, process_exit: ExperimentExit) -> None:
         entry = self._queue.get(one.name)
         has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
-        is_over = ending.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
-        if ending.outcome is ExperimentOutcome.OTHER_VERSION and (
+        is_over = process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
+        if process_exit.outcome is ExperimentOutcome.OTHER_VERSION and (
             not has_begun or (entry is not None and entry.state is State.STOPPING)
         ):
             is_over = True
-        if ending.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:
+        if process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:
             self._streams.drop(one.name)  # it has said goodbye to its nodes
         is_late = one.end_by is not None and time.monotonic() > one.end_by
         if entry is None:
@@ -476,44 +482,46 @@ class RunningExperiments:
             late = "; its process did not end by itself, and was killed" if is_late else ""
             self._finish(one, State.STOPPED, f"{entry.reason}{late}")
         elif is_over:
-            is_good = ending.outcome is ExperimentOutcome.FINISHED
-            self._finish(one, State.FINISHED if is_good else State.FAILED, ending.text)
+            is_good = process_exit.outcome is ExperimentOutcome.FINISHED
+            self._finish(one, State.FINISHED if is_good else State.FAILED, process_exit.text)
         elif one.ends_for is not None and (
-            ending.outcome is ExperimentOutcome.INTERRUPTED or is_late
+            process_exit.outcome is ExperimentOutcome.INTERRUPTED or is_late
         ):
             self._finish(one, one.ends_for, one.because)
-        elif ending.outcome is ExperimentOutcome.OTHER_VERSION:
-            self._wait_for_version(one, ending.text)
+        elif process_exit.outcome is ExperimentOutcome.OTHER_VERSION:
+            self._wait_for_version(one, process_exit.text)
         else:
-            self._try_again(one, ending)
+            self._try_again(one, process_exit)
 
     def _wait_for_version(self, one: _ExperimentRun, why: str) -> None:
         """Its trials go on meanwhile, and the scheduler of the right version takes them over."""
         if one.waits != why:
             one.waits = why
-            self._news(f"{one.name} waits: {why}")
+            self._notices(f"{one.name} waits: {why}")
             self._queue.explain(one.name, f"waits: {why}")
         one.restart_at = time.monotonic() + _RESTART_S[1]
 
-    def _try_again(self, one: _ExperimentRun, ending: ExperimentExit) -> None:
+    def _try_again(self, one: _ExperimentRun, process_exit: ExperimentExit) -> None:
         if _is_steady(one):
             one.ends = one.deaths = 0
         one.ends += 1
-        one.failure = ending.text
-        one.deaths += ending.outcome is ExperimentOutcome.DIED
+        one.failure = process_exit.text
+        one.deaths += process_exit.outcome is ExperimentOutcome.DIED
         if one.is_aborted and one.hangs >= _HANGS_AT_MOST:
             self._finish(
                 one,
                 State.FAILED,
                 f"its own code did not return for {self._unresponsive_after_s:g} s, {one.hangs}"
-                f" times, while others waited for what it held: {ending.text}",
+                f" times, while others waited for what it held: {process_exit.text}",
             )
             return
         if one.deaths >= _DEATHS_AT_MOST:
-            self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
+            self._finish(
+                one, State.FAILED, f"died {one.deaths} times in a row: {process_exit.text}"
+            )
             return
         pause = backoff_s(one.ends, *_RESTART_S)
-        self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
+        self._notices(f"{one.name}: {process_exit.text}; it is started again in {pause:g} s.")
         one.restart_at = time.monotonic() + pause
 
     def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
@@ -529,12 +537,12 @@ class RunningExperiments:
         self._looked_at = None
         del self._running[one.name]
         if key := self._streams.keys.get(one.name):
-            self._end_hosts(key)
+            self._end_trial_processes(key)
             self._streams.drop(one.name)
         if key or _holds(one):
             self._leaving[one.name] = time.monotonic() + _FREED_AFTER_S
         else:
-            self._allotter.experiment_gone(one.name)
+            self._allocator.experiment_gone(one.name)
 
     # --- what users ask, see `tunemq_scheduler.farm.service.farm_api.RunningExperiments`
     # -----------------------------
@@ -545,9 +553,9 @@ class RunningExperiments:
 
     def counts(self, name: str) -> TrialCounts | None:
         """What its process said last."""
-        link = self._running[name].link if name in self._running else None
-        if link is not None and link.status is not None:
-            return TrialCounts(link.status.counts, link.status.total)
+        connection = self._running[name].connection if name in self._running else None
+        if connection is not None and connection.status is not None:
+            return TrialCounts(connection.status.counts, connection.status.total)
         entry = self._queue.get(name)
         return None if entry is None else TrialCounts(entry.trials, entry.total)
 
@@ -556,7 +564,7 @@ class RunningExperiments:
         one = self._running.get(name)
         if one is None or one.waits:
             return ""
-        if one.link is not None and one.link.events_key:
+        if one.connection is not None and one.connection.events_key:
             return _silence(one) if one.is_silent else ""
         return _failed(one) if one.ends else ""
 
@@ -564,15 +572,15 @@ class RunningExperiments:
         self, name: str, trials: int
     ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
         """From its process; where it has none, or none any more, what that said last."""
-        link = self._running[name].link if name in self._running else None
-        if link is None or self._running[name].is_silent:
+        connection = self._running[name].connection if name in self._running else None
+        if connection is None or self._running[name].is_silent:
             return self._kept_detail(name, trials)
 
         def at_its_end() -> a.ExperimentDetail | None:
-            self._keep(name, link)
+            self._keep(name, connection)
             return self._kept_detail(name, trials)
 
-        return _ask(link, r.ShowTrials(trials), at_its_end)
+        return _ask(connection, r.ShowTrials(trials), at_its_end)
 
     def _kept_detail(self, name: str, trials: int) -> a.ExperimentDetail | None:
         known = self._details.read(name)
@@ -587,8 +595,8 @@ class RunningExperiments:
         one.ends_for = None
         one.restart_at = 0.0  # one whose process has just died is started again for it
         one.end_by = time.monotonic() + _STOP_WITHIN_S
-        if one.link is not None:
-            one.link.ask(r.StopSearch(reason))
+        if one.connection is not None:
+            one.connection.ask(r.StopSearch(reason))
 
     def pause(self, name: str, reason: str) -> None:
         """Have it save and end, until it is resumed."""
@@ -601,57 +609,57 @@ class RunningExperiments:
             one.ends_for, one.because = State.QUEUED, "resumed"
         else:
             one.ends_for = one.end_by = None
-            self._allotter.experiment_resumed(name)
+            self._allocator.experiment_resumed(name)
 
     def stop_trial(self, name: str, trial: str, reason: str) -> DeferredAnswer[a.RequestDone]:
         """Stop one trial."""
-        return _ask(self._link(name), r.StopOneTrial(trial, reason))
+        return _ask(self._connection(name), r.StopOneTrial(trial, reason))
 
     def retry(self, name: str, trial: str) -> DeferredAnswer[a.RequestDone]:
         """Have trials in ERROR go on."""
-        return _ask(self._link(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
+        return _ask(self._connection(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
 
     def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
         """Why a trial waits; without one, why the experiment has not all it wants."""
         one = self._running[name]
         if one.waits:
             return a.Explanation(lines=(f"{name} waits: {one.waits}",))
-        if one.link is None and not trial and one.ends:
+        if one.connection is None and not trial and one.ends:
             return a.Explanation(lines=(_failed(one),))
-        link = self._link(name)
-        silence = (self._why_silent(one, link),) if one.is_silent else ()
+        connection = self._connection(name)
+        silence = (self._why_silent(one, connection),) if one.is_silent else ()
         if trial and silence:
             return a.Explanation(lines=silence)
         if trial:
-            reasons: DeferredAnswer[r.TrialExplanation] = _ask(link, r.ExplainTrial(trial))
+            reasons: DeferredAnswer[r.TrialExplanation] = _ask(connection, r.ExplainTrial(trial))
             return reasons.then(
                 lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
             )
-        use = link.store_use
+        use = connection.store_use
         failed = (_failed(one),) if one.ends else silence
-        if link.usage is None:
+        if connection.usage is None:
             return a.Explanation(lines=(*failed, f"{name} starts"))
-        held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
+        held = sum(bool(amounts.resources) for amounts in connection.usage.held.values())
         ends = "" if one.ends_for is None else f"gives its slots back ({one.because}), and still "
         lines = [*failed, f"{name} {ends}runs, on {held} node{'' if held == 1 else 's'}"]
-        lines += link.status.waits if link.status is not None else ()
-        for wanted in link.usage.wants:
-            lines += self._allotter.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
+        lines += connection.status.waits if connection.status is not None else ()
+        for wanted in connection.usage.wants:
+            lines += self._allocator.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
         if use.waiting:
             lines.append(f"{use.waiting} of its trials wait for the store")
         if trouble := use.traffic.shown(f"the process of {name}"):
             lines.append(trouble)
         return a.Explanation(lines=tuple(lines))
 
-    def _why_silent(self, one: _ExperimentRun, link: ExperimentConnection) -> str:
-        left_s = max(0.0, self._limit_s(link) - link.silent_s)
+    def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
+        left_s = max(0.0, self._limit_s(connection) - connection.silent_s)
         then = f"If others wait for what it holds, it is ended and started again in {left_s:.0f} s."
         return f"{_silence(one)}. {then}"
 
     def _reasons(self, name: str, found: r.TrialExplanation) -> Iterator[str]:
         yield from found.lines
         if found.request and name in self._running:
-            yield from self._allotter.why(name, found.request)
+            yield from self._allocator.why(name, found.request)
 
     def log(self, name: str, trial: str) -> Path | None:
         """Where a log of it is."""
@@ -663,15 +671,15 @@ class RunningExperiments:
         if with_files:
             self._folders.remove(name)
 
-    def _link(self, name: str) -> ExperimentConnection:
+    def _connection(self, name: str) -> ExperimentConnection:
         one = self._running[name]
-        if one.link is None:
+        if one.connection is None:
             raise RequestRejected(
                 f"experiment {name} has no process now: {_failed(one)}"
                 if one.ends
                 else f"the process of {name} has just ended, and is started again."
             )
-        return one.link
+        return one.connection
 
 
 def _is_steady(one: _ExperimentRun) -> bool:
@@ -690,18 +698,20 @@ def _trouble_kind(one: _ExperimentRun) -> str:
 def _failed(one: _ExperimentRun) -> str:
     """How often its processes have ended in a row, why the last one did, and what happens next."""
     how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
-    wait_s = max(0.0, one.restart_at - time.monotonic()) if one.link is None else 0.0
-    next_one = f"It starts again in {wait_s:.0f} s." if one.link is None else "It started again."
+    wait_s = max(0.0, one.restart_at - time.monotonic()) if one.connection is None else 0.0
+    next_one = (
+        f"It starts again in {wait_s:.0f} s." if one.connection is None else "It started again."
+    )
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
 
 
 def _silence(one: _ExperimentRun) -> str:
     """For how long its process has said nothing, and what may be the reason."""
-    if one.link is None:
+    if one.connection is None:
         return ""
-    if one.link.held_up_by:
-        what = f"all is done but {one.link.held_up_by}, which its process waits for before it ends"
-    elif one.link.has_said_goodbye:
+    if one.connection.held_up_by:
+        what = f"its process waits for {one.connection.held_up_by}; all else is done"
+    elif one.connection.has_ended_search:
         what = (
             "its trials are done, and on_experiment_end of its callbacks or the copying of its"
             " files takes long"
@@ -711,7 +721,7 @@ def _silence(one: _ExperimentRun) -> str:
             "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
             " not returned"
         )
-    return f"the process of {one.name} has not answered for {one.link.silent_s:.0f} s: {what}"
+    return f"the process of {one.name} has not answered for {one.connection.silent_s:.0f} s: {what}"
 
 
 def _holds(one: _ExperimentRun) -> bool:
@@ -720,7 +730,7 @@ def _holds(one: _ExperimentRun) -> bool:
 
 
 def _ask(
-    link: ExperimentConnection,
+    connection: ExperimentConnection,
     request: r.SearchRequest,
     at_its_end: Callable[[], Any] | None = None,
 ) -> DeferredAnswer[Any]:
@@ -728,13 +738,15 @@ def _ask(
     deferred: DeferredAnswer[Any] = DeferredAnswer()
 
     def take(reply: ExperimentReply) -> None:
-        kept = at_its_end() if at_its_end is not None and link.ending is not None else None
+        kept = (
+            at_its_end() if at_its_end is not None and connection.process_exit is not None else None
+        )
         if kept is not None:
             deferred.resolve(kept)
         elif isinstance(reply, RequestRejection):
-            deferred.refuse(reply.text, is_wrong_use=reply.is_wrong_use)
+            deferred.reject(reply.text, is_wrong_use=reply.is_wrong_use)
         else:
             deferred.resolve(reply)
 
-    link.ask(request, take)
+    connection.ask(request, take)
     return deferred

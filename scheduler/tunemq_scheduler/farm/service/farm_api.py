@@ -93,23 +93,23 @@ class NodeControl(Protocol):
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
 
-    def refused(self) -> tuple[a.RejectionRow, ...]:
+    def rejected(self) -> tuple[a.RejectionRow, ...]:
         """What the scheduler and its nodes did not believe."""
 
     def asked(self) -> Collection[str]:
         """The names of the nodes that are to get nothing, there or not."""
 
-    def drain(self, incarnation: str, reason: str) -> str:
+    def drain(self, instance_id: str, reason: str) -> str:
         """Place nothing new there, have what runs go elsewhere; what happens now, in words."""
 
-    def resume(self, incarnation: str) -> str:
+    def resume(self, instance_id: str) -> str:
         """Place trials there again; what happens now, in words.
 
         Args:
             incarnation: or a name that was `asked`, where there is no such node now.
         """
 
-    def retire(self, incarnation: str, reason: str) -> str:
+    def retire(self, instance_id: str, reason: str) -> str:
         """Drain it and have it end; what happens now, in words."""
 
 
@@ -319,14 +319,14 @@ class FarmApi:
         del request, caller
         return a.NodeList(
             nodes=self._nodes.rows(),
-            refused=self._nodes.refused(),
+            rejected=self._nodes.rejected(),
             stores=self._experiments.store_troubles(),
         )
 
     def drain(self, request: r.DrainNode, caller: RequestCaller) -> a.RequestDone:
         """Drain it."""
-        incarnation = self._node(request.node)
-        return a.RequestDone(text=self._nodes.drain(incarnation, f"drained by {caller.owner}"))
+        instance_id = self._node(request.node)
+        return a.RequestDone(text=self._nodes.drain(instance_id, f"drained by {caller.owner}"))
 
     def resume_node(self, request: r.ResumeNode, caller: RequestCaller) -> a.RequestDone:
         """Use it again."""
@@ -335,8 +335,8 @@ class FarmApi:
 
     def retire(self, request: r.RetireNode, caller: RequestCaller) -> a.RequestDone:
         """Retire it."""
-        incarnation = self._node(request.node)
-        return a.RequestDone(text=self._nodes.retire(incarnation, f"retired by {caller.owner}"))
+        instance_id = self._node(request.node)
+        return a.RequestDone(text=self._nodes.retire(instance_id, f"retired by {caller.owner}"))
 
     # --- what they share --------------------------------------------------------------------------
 
@@ -370,11 +370,11 @@ class FarmApi:
         Of several of one name it is the newest that is heard. Names among ``others`` need no node.
         """
         rows = self._nodes.rows()
-        if any(name == row.incarnation for row in rows):
+        if any(name == row.instance_id for row in rows):
             return name
         there = [row for row in rows if row.state != "gone"]
         if named := [row for row in there if name == row.node]:
-            return max(named, key=lambda row: (row.state != "silent", row.since)).incarnation
+            return max(named, key=lambda row: (row.state != "silent", row.since)).instance_id
         if name in others:
             return name
         raise unknown_name("node", name, (*(row.node for row in there), *others))

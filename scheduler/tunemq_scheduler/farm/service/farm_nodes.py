@@ -30,7 +30,7 @@ EVENTS_KEY: Final = names.events("farm")
 #: How long what runs on a drained node gets to save.
 DRAIN_GRACE_S: Final = 60.0
 #: So much is told of what was refused; a node may say what it likes.
-_MOST_REFUSED: Final = 1_000
+_MOST_REJECTED: Final = 1_000
 
 
 class _KnownNode(NamedTuple):
@@ -54,13 +54,18 @@ class FarmNodes:
     def __init__(
         self,
         path: Path,
-        wire: NodeTransport,
-        allotter: FairShareAllocator,
+        transport: NodeTransport,
+        allocator: FairShareAllocator,
         *,
         grace_s: float = DRAIN_GRACE_S,
     ) -> None:
-        self._path, self._wire, self._allotter, self._grace_s = path, wire, allotter, grace_s
-        self._client = wire.add(EVENTS_KEY)
+        self._path, self._transport, self._allocator, self._grace_s = (
+            path,
+            transport,
+            allocator,
+            grace_s,
+        )
+        self._client = transport.add(EVENTS_KEY)
         self._nodes: dict[str, _KnownNode] = {}
         #: The nodes that are to get nothing, and why, by name.
         self._asked = _read(path)
@@ -68,49 +73,49 @@ class FarmNodes:
     def turn(self) -> list[str]:
         """Take note of who came and went; returns the incarnations that will not come back."""
         dead = []
-        for fact in self._client.take():
-            match fact:
+        for read_event in self._client.take():
+            match read_event:
                 case m.NodeJoined():
-                    self._nodes[fact.incarnation] = _KnownNode(fact, time.time())
-                    self._allotter.node_joined(fact)
-                    self._ask_again(fact)
+                    self._nodes[read_event.instance_id] = _KnownNode(read_event, time.time())
+                    self._allocator.node_joined(read_event)
+                    self._ask_again(read_event)
                 case m.NodeLost():
-                    if fact.is_dead:
-                        self._nodes.pop(fact.incarnation, None)
-                        dead.append(fact.incarnation)
-                    self._allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
+                    if read_event.is_dead:
+                        self._nodes.pop(read_event.instance_id, None)
+                        dead.append(read_event.instance_id)
+                    self._allocator.node_lost(read_event.instance_id, is_dead=read_event.is_dead)
                 case m.NodeReturned():
-                    self._allotter.node_returned(fact.incarnation)
+                    self._allocator.node_returned(read_event.instance_id)
                 case m.DevicesWithheld():
-                    self._allotter.devices_withheld(fact.incarnation, fact.devices)
+                    self._allocator.devices_withheld(read_event.instance_id, read_event.devices)
                 case _:
                     pass  # nobody reports to the farm itself
         self._client.settle()
         return dead
 
-    def name_of(self, incarnation: str) -> str:
+    def name_of(self, instance_id: str) -> str:
         """The name of the node; the incarnation where it is not known any more."""
-        known = self._nodes.get(incarnation)
-        return known.about.node if known is not None else incarnation
+        known = self._nodes.get(instance_id)
+        return known.about.node if known is not None else instance_id
 
     def rows(self) -> tuple[NodeRow, ...]:
         """All nodes, by name."""
-        rows = [self._row(one) for one in self._allotter.snapshot()]
+        rows = [self._row(one) for one in self._allocator.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
 
-    def refused(self) -> tuple[RejectionRow, ...]:
+    def rejected(self) -> tuple[RejectionRow, ...]:
         """What the scheduler and its nodes did not believe, since each began."""
         rows = [
             RejectionRow(kind=kind, reason=reason, times=times)
-            for kind, reason, times in self._wire.refusals.counts()
+            for kind, reason, times in self._transport.rejections.counts()
         ]
-        for incarnation, known in sorted(self._nodes.items()):
-            for about, times in sorted(self._wire.vitals(incarnation).refused.items()):
+        for instance_id, known in sorted(self._nodes.items()):
+            for about, times in sorted(self._transport.node_metrics(instance_id).rejected.items()):
                 kind, _, reason = about.partition(":")
                 if kind.isidentifier() and reason.isidentifier():
                     node = known.about.node
                     rows.append(RejectionRow(node=node, kind=kind, reason=reason, times=times))
-        return tuple(rows[:_MOST_REFUSED])
+        return tuple(rows[:_MOST_REJECTED])
 
     def asked(self) -> Collection[str]:
         """The names of the nodes that are to get nothing, there or not."""
@@ -120,7 +125,9 @@ class FarmNodes:
         """All nodes, and what they say of their machines."""
         return tuple(
             NodeSnapshot(
-                row, self._wire.vitals(row.incarnation), self._wire.silence_s(row.incarnation)
+                row,
+                self._transport.node_metrics(row.instance_id),
+                self._transport.silence_s(row.instance_id),
             )
             for row in self.rows()
         )
@@ -128,24 +135,24 @@ class FarmNodes:
     def store_troubles(self) -> Iterator[str]:
         """Which nodes get no answer from an object store, in lines for people."""
         for state in self.states():
-            if line := state.vitals.store.shown(f"node {state.row.node}"):
+            if line := state.node_metrics.store.shown(f"node {state.row.node}"):
                 yield line
 
-    def drain(self, incarnation: str, reason: str) -> str:
+    def drain(self, instance_id: str, reason: str) -> str:
         """Place nothing new on a node; what runs there is saved and goes on elsewhere.
 
         Raises:
             JournalError: that it was asked cannot be kept; nothing was done.
         """
-        node = self.name_of(incarnation)
+        node = self.name_of(instance_id)
         self._keep({**self._asked, node: reason})
-        self._allotter.node_drained(incarnation, self._grace_s)
+        self._allocator.node_drained(instance_id, self._grace_s)
         return (
             f"{node} is {reason}: its trials have {self._grace_s:g} s to save and go on elsewhere;"
             f" it gets no others until `tunemq nodes resume {node}`"
         )
 
-    def resume(self, incarnation: str) -> str:
+    def resume(self, instance_id: str) -> str:
         """Place trials on a node again.
 
         Args:
@@ -154,48 +161,48 @@ class FarmNodes:
         Raises:
             JournalError: that it was asked cannot be kept; nothing was done.
         """
-        node = self.name_of(incarnation)
+        node = self.name_of(instance_id)
         if node not in self._asked:
             return f"{node} takes trials already"
         self._keep({name: reason for name, reason in self._asked.items() if name != node})
-        if incarnation not in self._nodes:
+        if instance_id not in self._nodes:
             return f"{node} is not there now; it takes trials when it comes"
-        self._allotter.node_resumed(incarnation)
+        self._allocator.node_resumed(instance_id)
         return f"{node} takes trials again"
 
-    def retire(self, incarnation: str, reason: str) -> str:
+    def retire(self, instance_id: str, reason: str) -> str:
         """Drain a node, and have its worker end.
 
         Raises:
             JournalError: that it was asked cannot be kept; nothing was done.
         """
-        node = self.name_of(incarnation)
+        node = self.name_of(instance_id)
         self._keep({**self._asked, node: reason})
-        self._allotter.node_drained(incarnation, self._grace_s)
-        self._wire.retire(incarnation, reason)
+        self._allocator.node_drained(instance_id, self._grace_s)
+        self._transport.retire(instance_id, reason)
         return (
             f"{node} is {reason}: its trials are saved and go on elsewhere, and it ends; if it is"
             f" started again it gets nothing until `tunemq nodes resume {node}`"
         )
 
-    def _row(self, allotment: NodeAllocation) -> NodeRow:
-        known = self._nodes.get(allotment.incarnation)
+    def _row(self, allocation: NodeAllocation) -> NodeRow:
+        known = self._nodes.get(allocation.instance_id)
         gpus = known.about.gpus if known is not None else ()
-        rest = plus(allotment.free, allotment.aside)
-        there = minus(allotment.total, allotment.aside).resources
-        vitals = self._wire.vitals(allotment.incarnation)
-        foreign = {gpu.uuid: gpu.foreign for gpu in vitals.gpus}
-        is_idle = not allotment.held
-        state = {"ready": "ready", "lost": "silent"}.get(allotment.state)
+        rest = plus(allocation.free, allocation.aside)
+        there = minus(allocation.total, allocation.aside).resources
+        node_metrics = self._transport.node_metrics(allocation.instance_id)
+        foreign = {gpu.uuid: gpu.foreign for gpu in node_metrics.gpus}
+        is_idle = not allocation.held
+        state = {"ready": "ready", "lost": "silent"}.get(allocation.state)
         return NodeRow(
-            node=allotment.node,
-            incarnation=allotment.incarnation,
+            node=allocation.node,
+            instance_id=allocation.instance_id,
             state=state or ("drained" if is_idle else "draining"),
-            health=self._health(allotment),
-            total={name: there.get(name, 0.0) for name in allotment.total.resources},
+            health=self._health(allocation),
+            total={name: there.get(name, 0.0) for name in allocation.total.resources},
             used={
                 name: round(amount - rest.resources.get(name, 0.0), 6)
-                for name, amount in allotment.total.resources.items()
+                for name, amount in allocation.total.resources.items()
             },
             gpus=tuple(
                 GpuRow(
@@ -203,33 +210,33 @@ class FarmNodes:
                     model=gpu.model,
                     memory=int(gpu.memory),
                     used=round(1.0 - rest.devices.get(gpu.uuid, 0.0), 6),
-                    withheld=allotment.withheld.get(gpu.uuid),
+                    withheld=allocation.withheld.get(gpu.uuid),
                     foreign=foreign.get(gpu.uuid, ""),
                 )
                 for gpu in gpus
             ),
-            trials=self._wire.hosted(allotment.incarnation),
-            version=vitals.version,
-            refused=sum(vitals.refused.values()),
+            trials=self._transport.trial_count(allocation.instance_id),
+            version=node_metrics.version,
+            rejected=sum(node_metrics.rejected.values()),
             since=known.since if known is not None else 0.0,
         )
 
-    def _health(self, allotment: NodeAllocation) -> str:
-        if allotment.state == "lost":
+    def _health(self, allocation: NodeAllocation) -> str:
+        if allocation.state == "lost":
             return "not heard for longer than its lease"
-        if allotment.node in self._asked:
-            return self._asked[allotment.node]
-        store = self._wire.vitals(allotment.incarnation).store
+        if allocation.node in self._asked:
+            return self._asked[allocation.node]
+        store = self._transport.node_metrics(allocation.instance_id).store
         if store.failing_s:
             return f"store requests have been failing for {store.failing_s:.0f} s: tunemq doctor"
-        if not allotment.withheld:
+        if not allocation.withheld:
             return "ok"
-        all_, aside = len(allotment.total.devices), len(allotment.withheld)
+        all_, aside = len(allocation.total.devices), len(allocation.withheld)
         return f"{aside} of {all_} GPUs set aside"
 
     def _ask_again(self, joined: m.NodeJoined) -> None:
         if joined.node in self._asked:
-            self._allotter.node_drained(joined.incarnation, self._grace_s)
+            self._allocator.node_drained(joined.instance_id, self._grace_s)
 
     def _keep(self, asked: dict[str, str]) -> None:
         replace_file(self._path, msgspec.json.encode(asked))

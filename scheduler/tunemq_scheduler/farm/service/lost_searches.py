@@ -23,7 +23,7 @@ from tunemq_shared.objects.store_address import (
     name_in,
     without_settings,
 )
-from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.live_keys import LiveKeys
 
 
@@ -82,13 +82,13 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
         address = str(parse_beside(given, parse_address(store, {}), os.environ))
     name = name_in(address)
     with open_objects(address) as objects:
-        record = stored_record(objects, journal_seal(keys.journal_keys(name)))
+        record = stored_record(objects, journal_signer(keys.journal_keys(name)))
     if record is None:
         raise ConfigError(f"--take-over {without_settings(address)}: no farm ran a search there.")
     return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
 
 
-def is_hosted(url: str, lost: LostSearch) -> bool:
+def is_running(url: str, lost: LostSearch) -> bool:
     """Whether nodes of this Redis may still host trials of a search.
 
     They gave those up if another scheduler had the farm meanwhile, and if the search ended: then

@@ -31,7 +31,7 @@ class ReceivedRequest(NamedTuple):
     id: str
     owner: str
     request: r.AnyRequest
-    seal: MessageSigner
+    message_signer: MessageSigner
 
     @property
     def key(self) -> str:
@@ -49,10 +49,14 @@ class InvalidRequest(Exception):
     """
 
     def __init__(
-        self, text: str, reason: str, request: str = "", seal: MessageSigner | None = UNSIGNED
+        self,
+        text: str,
+        reason: str,
+        request: str = "",
+        message_signer: MessageSigner | None = UNSIGNED,
     ) -> None:
         super().__init__(text)
-        self.reason, self.request, self.seal = reason, request, seal
+        self.reason, self.request, self.message_signer = reason, request, message_signer
 
 
 def decode_entry(
@@ -82,14 +86,14 @@ def decode_entry(
             request,
             None,
         )
-    owner, sealed = _text(fields, b"owner"), fields.get(b"body", b"")
+    owner, signed_message = _text(fields, b"owner"), fields.get(b"body", b"")
     if not SUBMITTER_NAME.fullmatch(owner):
         raise InvalidRequest(
             f"the owner {owner!r} cannot be used: give letters, digits and .@+=-, 64 at most.",
             "unreadable",
             request,
         )
-    size = len(sealed) - (HEAD_BYTES if keys.is_signed else 1)
+    size = len(signed_message) - (HEAD_BYTES if keys.is_signed else 1)
     if size > r.MAX_REQUEST_BYTES:
         raise InvalidRequest(
             f"the request has more than {r.MAX_REQUEST_BYTES} bytes, which are the most.",
@@ -98,12 +102,12 @@ def decode_entry(
         )
     sent = _text(fields, b"sent")
     try:
-        seal = keys.submitter(owner)
-        body = open_request(seal, sealed, request=request, kind=kind, sent=sent)
+        message_signer = keys.submitter(owner)
+        body = open_request(message_signer, signed_message, request=request, kind=kind, sent=sent)
     except InvalidSignature as error:
         raise InvalidRequest(_not_hers(error, owner), error.reason, request) from error
-    if seal.is_signed:
-        _check_time(sent, now, request, seal)
+    if message_signer.is_signed:
+        _check_time(sent, now, request, message_signer)
     wanted = KINDS.get(kind)
     if wanted is None:
         raise InvalidRequest(
@@ -111,13 +115,15 @@ def decode_entry(
             f" older than the TuneMQ that sent it ({_shown(fields, b'tunemq')}).",
             "unknown_kind",
             request,
-            seal,
+            message_signer,
         )
     try:
-        return ReceivedRequest(request, owner, msgspec.msgpack.decode(body, type=wanted), seal)
+        return ReceivedRequest(
+            request, owner, msgspec.msgpack.decode(body, type=wanted), message_signer
+        )
     except UNDECODABLE as error:
         raise InvalidRequest(
-            f"the request {kind!r} cannot be read: {error}.", "unreadable", request, seal
+            f"the request {kind!r} cannot be read: {error}.", "unreadable", request, message_signer
         ) from error
 
 
@@ -138,7 +144,7 @@ def _not_hers(error: InvalidSignature, owner: str) -> str:
     return f"the request {error}."
 
 
-def _check_time(sent: str, now: float, request: str, seal: MessageSigner) -> None:
+def _check_time(sent: str, now: float, request: str, message_signer: MessageSigner) -> None:
     """Refuse what was sent long ago, or is yet to be: somebody may have kept it.
 
     Raises:
@@ -146,7 +152,7 @@ def _check_time(sent: str, now: float, request: str, seal: MessageSigner) -> Non
     """
     if not _SENT.fullmatch(sent):
         raise InvalidRequest(
-            "the request does not say when it was sent.", "unreadable", request, seal
+            "the request does not say when it was sent.", "unreadable", request, message_signer
         )
     at = int(sent) / 1000
     behind = now - at
@@ -160,7 +166,7 @@ def _check_time(sent: str, now: float, request: str, seal: MessageSigner) -> Non
         f" {most} s are the most. Set the clock of the one machine or the other (with NTP).",
         "expired" if is_late else "early",
         request,
-        seal,
+        message_signer,
     )
 
 

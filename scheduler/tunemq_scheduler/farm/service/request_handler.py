@@ -29,7 +29,7 @@ class RequestCaller(NamedTuple):
 
 
 class DeferredAnswer(Generic[T]):
-    """An answer that comes later: whoever has it calls `resolve` or `refuse`, once."""
+    """An answer that comes later: whoever has it calls `resolve` or `reject`, once."""
 
     def __init__(self) -> None:
         self.outcome: T | RequestRejection | None = None
@@ -39,7 +39,7 @@ class DeferredAnswer(Generic[T]):
         """This is the answer."""
         self._settle(answer)
 
-    def refuse(self, text: str, *, is_wrong_use: bool = False) -> None:
+    def reject(self, text: str, *, is_wrong_use: bool = False) -> None:
         """There is none, for this reason."""
         self._settle(RequestRejection(text=text, is_wrong_use=is_wrong_use))
 
@@ -49,7 +49,7 @@ class DeferredAnswer(Generic[T]):
 
         def settle(outcome: T | RequestRejection) -> None:
             if isinstance(outcome, RequestRejection):
-                changed.refuse(outcome.text, is_wrong_use=outcome.is_wrong_use)
+                changed.reject(outcome.text, is_wrong_use=outcome.is_wrong_use)
             else:
                 changed.resolve(change(outcome))
 

@@ -41,7 +41,7 @@ from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.system.standard_streams import tell
 
 #: Who is asked about a request has so long to answer.
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 #: Redis is looked for so often while it is away.
 _RETRY_S: Final = 0.5
 #: Answers that Redis has no room for; who asked asks again.
@@ -81,12 +81,12 @@ class RequestServer:
         done: DoneRequests,
         term: Callable[[], int],
         keys: LiveKeys,
-        refused: OnRejected = lambda _kind, _reason, _text: None,
+        rejected: OnRejected = lambda _kind, _reason, _text: None,
     ) -> None:
-        self._stream = RequestStream(url, refused)
+        self._stream = RequestStream(url, rejected)
         self._handlers = _methods(handler)
         self._done, self._term = done, term
-        self._keys, self._refused = keys, refused
+        self._keys, self._rejected = keys, rejected
         self._pending: dict[str, _Pending] = {}
         #: Ids of requests, and their answers as they travel, by what the requests are known by.
         self._unsent: dict[str, tuple[str, bytes]] = {}
@@ -149,32 +149,36 @@ class RequestServer:
         try:
             asked = decode_entry(fields, self._keys, self._tunemq, time.time())
         except InvalidRequest as problem:
-            self._refuse(problem)
+            self._reject(problem)
             return
         if asked.key in self._pending:
-            self._refused("request", "repeated", "")
+            self._rejected("request", "repeated", "")
             return
         if (reply := self._done.get(asked.key)) is not None:
-            self._refused("request", "repeated", "")
+            self._rejected("request", "repeated", "")
             self._put(asked, reply)
             return
         failpoint("requests.after_taken")
         outcome = self._do(asked)
         is_change = isinstance(asked.request, r.ChangeRequest)
         if isinstance(outcome, DeferredAnswer):
-            until = time.monotonic() + _PATIENCE_S
+            until = time.monotonic() + _TIMEOUT_S
             self._pending[asked.key] = _Pending(asked, outcome, is_change, until)
         else:
             self._answer(asked, outcome, is_change=is_change)
 
-    def _refuse(self, problem: InvalidRequest) -> None:
-        self._refused("request", problem.reason, f"A request was refused: {problem}")
+    def _reject(self, problem: InvalidRequest) -> None:
+        self._rejected("request", problem.reason, f"A request was refused: {problem}")
         if not problem.request:
             return
         reply, request = self._reply(RequestRejection(text=str(problem))), problem.request
         # Its own version reads what is common to all versions, and finds no seal before it.
-        sealed = reply if problem.seal is None else close_answer(problem.seal, reply, request)
-        self._unsent[request] = (request, sealed)
+        signed_message = (
+            reply
+            if problem.message_signer is None
+            else close_answer(problem.message_signer, reply, request)
+        )
+        self._unsent[request] = (request, signed_message)
 
     def _do(self, asked: ReceivedRequest) -> _Outcome | DeferredAnswer[Any]:
         try:
@@ -216,7 +220,7 @@ class RequestServer:
         self._put(asked, reply)
 
     def _put(self, asked: ReceivedRequest, reply: bytes) -> None:
-        self._unsent[asked.key] = (asked.id, close_answer(asked.seal, reply, asked.id))
+        self._unsent[asked.key] = (asked.id, close_answer(asked.message_signer, reply, asked.id))
 
     def _reply(self, outcome: _Outcome) -> bytes:
         try:
@@ -225,7 +229,7 @@ class RequestServer:
                 return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, answer=answer))
         except (TypeError, ValueError, OverflowError) as error:
             outcome = _failed(error)
-        return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, refusal=outcome))
+        return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, rejection=outcome))
 
     def _send(self) -> None:
         if not self._unsent:

@@ -85,8 +85,8 @@ class RequestStream:
         refused: is told of a stream that was none.
     """
 
-    def __init__(self, url: str, refused: OnKeyRejected) -> None:
-        self._refused = refused
+    def __init__(self, url: str, rejected: OnKeyRejected) -> None:
+        self._rejected = rejected
         self._reading, self._writing = RedisConnection(url), RedisConnection(url)
         self._asked_at: float | None = None
 
@@ -137,7 +137,7 @@ class RequestStream:
         if not self._reading.is_open:
             self._reading.connect()
             types = {redis_keys.REQUESTS: KeyType.STREAM}
-            clear_wrong_types(self._reading, types, self._refused)
+            clear_wrong_types(self._reading, types, self._rejected)
         block = str(int(_BLOCK_S * 1000))
         streams = ("STREAMS", redis_keys.REQUESTS, "0-0")
         self._reading.post([("XREAD", "COUNT", "1", "BLOCK", block, *streams)])

@@ -25,8 +25,10 @@ class ResultsFolders:
         news: shows a line to people; called from another thread.
     """
 
-    def __init__(self, results: Path, trash: Path, store: str, news: Callable[[str], None]) -> None:
-        self._results, self._trash, self._store, self._news = results, trash, store, news
+    def __init__(
+        self, results: Path, trash: Path, store: str, notices: Callable[[str], None]
+    ) -> None:
+        self._results, self._trash, self._store, self._notices = results, trash, store, notices
         make_folder(trash)
         for left in trash.iterdir():
             self._remove_soon(left, "")
@@ -76,7 +78,7 @@ class ResultsFolders:
             with open_objects(store) as objects:
                 objects.delete([one.key for one in objects.list()])
         except TuneError as error:
-            self._news(f"What {store} has cannot be removed: {error}")
+            self._notices(f"What {store} has cannot be removed: {error}")
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -33,7 +33,7 @@ from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.experiments import RunningExperiments
 from tunemq_scheduler.farm.service.farm_api import FarmApi
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
-from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_hosted
+from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_running
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.request_server import RequestServer
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
@@ -112,38 +112,38 @@ class Supervisor:
         self._queue = ExperimentQueue(folder / "experiments", ids=ids)
         for line in self._queue.damaged:
             tell(line)
-        self._allotter = FairShareAllocator(farm.settings.for_allotter())
+        self._allocator = FairShareAllocator(farm.settings.fair_share_settings())
         self._forkservers = ExperimentForkservers(farm.store)
         self._experiments = RunningExperiments(
             folder,
             self._queue,
-            self._allotter,
-            self._start_link,
-            end_hosts=self._end_hosts,
+            self._allocator,
+            self._start_connection,
+            end_trial_processes=self._end_trial_processes,
             folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store, tell),
             max_running=farm.settings.max_running,
             pause_grace_s=farm.settings.preempt_grace_s,
             unresponsive_after_s=farm.settings.unresponsive_after_s,
-            news=tell,
+            notices=tell,
         )
         for one in farm.lost.values():
-            if is_hosted(farm.url, one):
+            if is_running(farm.url, one):
                 self._experiments.expect(one.name, one.events_key)
-        self._wire = NodeTransport(
+        self._transport = NodeTransport(
             farm.url,
             term=lease.term,
             guard=lease,
             absent=self._experiments.streams.values(),
-            wants_vitals=True,
+            wants_node_metrics=True,
             keys=farm.keys,
             store=farm.store if is_remote(farm.store) else "",
         )
-        self._nodes = FarmNodes(folder / "nodes.json", self._wire, self._allotter)
+        self._nodes = FarmNodes(folder / "nodes.json", self._transport, self._allocator)
         known = described(farm.store, str(me))
-        desk = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
+        api = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
         done = DoneRequests(folder / "requests")
         self._server = RequestServer(
-            farm.url, desk, done, lambda: lease.term, farm.keys, self._wire.refusals.add
+            farm.url, api, done, lambda: lease.term, farm.keys, self._transport.rejections.add
         )
         self._announcement = announcing(lease.term)
         self._output = self._output_reader() if is_remote(farm.store) else None
@@ -155,7 +155,7 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """Have `serve` return soon; for signal handlers, too."""
         self._stop_reason = reason
-        self._wire.wake()
+        self._transport.wake()
 
     def serve(self) -> None:
         """Serve until `stop`; trials go on behind it.
@@ -165,7 +165,7 @@ class Supervisor:
             WireUnavailable: Redis cannot be reached at the start.
             JournalError: the disk refuses what has to be kept.
         """
-        self._wire.open()
+        self._transport.open()
         try:
             if self._output is not None:
                 self._output.start()
@@ -182,30 +182,30 @@ class Supervisor:
 
     def _turn(self) -> None:
         with selectors.EpollSelector() as ready:
-            for link in self._experiments.links():
-                if link.is_readable:
-                    write = selectors.EVENT_WRITE if link.wants_write else 0
-                    ready.register(link, selectors.EVENT_READ | write, link)
-                ready.register(link.watched, selectors.EVENT_READ)
+            for connection in self._experiments.connections():
+                if connection.is_readable:
+                    write = selectors.EVENT_WRITE if connection.wants_write else 0
+                    ready.register(connection, selectors.EVENT_READ | write, connection)
+                ready.register(connection.watched, selectors.EVENT_READ)
             if (requests := self._server.fileno()) is not None:
                 ready.register(requests, selectors.EVENT_READ)
-            self._wire.poll(self._pause(), also=(ready.fileno(),))
+            self._transport.poll(self._pause(), also=(ready.fileno(),))
             began = time.monotonic()
             for key, _ in ready.select(0):
                 if key.data is not None:
                     key.data.on_readable()
         now = time.monotonic()
-        self._allotter.advance(now)
+        self._allocator.advance(now)
         self._experiments.forget_nodes(self._nodes.turn())
         with contextlib.suppress(RedisUnavailable):  # the wire says so, and so does whoever asks
             self._server.turn()
         self._experiments.turn()
         self._experiments.offer()
-        self._wire.send()
+        self._transport.send()
         self._follow_output()
         if now >= self._beat_at + _BEAT_S:
             self._beat(now)
-        for line in self._wire.news():
+        for line in self._transport.notices():
             self._tell(line)
         self._turns.add(time.monotonic() - began)
 
@@ -221,11 +221,11 @@ class Supervisor:
         self._experiments.beat(self._lease.proven_at)
         self._save()
         self._forkservers.close_unused()
-        notes = self._wire.notes()
-        for link in self._experiments.links():
-            link.tell(notes)
+        notes = self._transport.notes()
+        for connection in self._experiments.connections():
+            connection.tell(notes)
         with contextlib.suppress(TransportError):
-            self._wire.announce(self._announcement)
+            self._transport.announce(self._announcement)
         if self._publish is not None:
             self._publish(self._snapshot())
 
@@ -254,8 +254,8 @@ class Supervisor:
             self._output.follow({name: (results / name, key) for name, key in streams.items()})
 
     def _output_reader(self) -> OutputReader:
-        seals = SchedulerSigning(self._farm.keys, self._wire.refusals)
-        return OutputReader(self._farm.url, self._tell, seals.output, seals.refused.add)
+        signing = SchedulerSigning(self._farm.keys, self._transport.rejections)
+        return OutputReader(self._farm.url, self._tell, signing.output, signing.rejected.add)
 
     def _snapshot(self) -> FarmSnapshot:
         return FarmSnapshot(
@@ -263,21 +263,21 @@ class Supervisor:
             experiments={state: len(self._queue.in_state(state)) for state in ExperimentState},
             trials=self._experiments.trials(),
             troubles=self._experiments.troubles(),
-            waiting=self._allotter.waiting(),
+            waiting=self._allocator.waiting(),
             results=self._experiments.results,
             turns=self._turns.so_far(),
-            is_redis_away=self._wire.is_away,
-            redis_full_s=self._wire.full_s,
+            is_redis_away=self._transport.is_away,
+            redis_full_s=self._transport.full_s,
             nodes=self._nodes.states(),
-            accounts=tuple(self._allotter.accounts()),
-            refused=self._nodes.refused(),
+            accounts=tuple(self._allocator.accounts()),
+            rejected=self._nodes.rejected(),
             traffic=TRAFFIC.so_far().plus(self._experiments.traffic),
             store_uses=self._experiments.store_uses(),
         )
 
     # --- experiments ------------------------------------------------------------------------------
 
-    def _start_link(self, entry: QueueEntry, events_key: str) -> ExperimentConnection:
+    def _start_connection(self, entry: QueueEntry, events_key: str) -> ExperimentConnection:
         farm, settings = self._farm, entry.settings
         lost = farm.lost.get(entry.name)
         job = r.ExperimentJob(
@@ -302,14 +302,14 @@ class Supervisor:
         folder = Path(farm.results, entry.name)
         return ExperimentConnection(
             job,
-            self._wire,
+            self._transport,
             folder=folder,
             begin=self._forkservers.start,
             exit_within_s=farm.settings.unresponsive_after_s,
         )
 
-    def _end_hosts(self, events_key: str) -> None:
-        self._wire.add(events_key).close()
+    def _end_trial_processes(self, events_key: str) -> None:
+        self._transport.add(events_key).close()
 
     # --- beginning and end ------------------------------------------------------------------------
 
@@ -323,16 +323,16 @@ class Supervisor:
     def _leave(self) -> None:
         self._experiments.leave(_LEAVE_GRACE_S)
         deadline = time.monotonic() + _LEAVE_GRACE_S
-        for link in list(self._experiments.links()):
+        for connection in list(self._experiments.connections()):
             left = max(0.0, deadline - time.monotonic())
-            if link.watched < 0:  # it has ended already
+            if connection.watched < 0:  # it has ended already
                 continue
             with selectors.DefaultSelector() as ended:
-                ended.register(link.watched, selectors.EVENT_READ)
+                ended.register(connection.watched, selectors.EVENT_READ)
                 if not ended.select(left):
-                    link.kill()
+                    connection.kill()
         self._forkservers.close()
         self._server.close()
         if self._output is not None:
             self._output.close()
-        self._wire.close(now=True)
+        self._transport.close(now=True)

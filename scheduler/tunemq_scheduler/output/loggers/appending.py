@@ -63,7 +63,7 @@ class AppendedFiles:
         held += b"\n"
         self._waiting[file] = None
         if len(held) > HELD_BYTES:
-            self.write(file, is_patient=True)
+            self.write(file, waits_for_disk=True)
 
     def flush(self) -> None:
         """Write all that is held, but for what a full disk does not take now.
@@ -74,9 +74,9 @@ class AppendedFiles:
             StoreError: a file cannot be written; what was not written is still held.
         """
         for file in list(self._waiting):
-            self.write(file, is_patient=True)
+            self.write(file, waits_for_disk=True)
 
-    def write(self, file: AppendedFile, *, is_patient: bool = False) -> bool:
+    def write(self, file: AppendedFile, *, waits_for_disk: bool = False) -> bool:
         """Write what one file holds; returns whether all of it is written.
 
         Args:
@@ -91,7 +91,7 @@ class AppendedFiles:
             while held:
                 del held[: os.write(descriptor, held)]
         except OSError as error:
-            if is_patient and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if waits_for_disk and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._unsynced.hold(file.path)
                 return False
             raise StoreError(
@@ -108,7 +108,7 @@ class AppendedFiles:
         Raises:
             StoreError: it cannot be written.
         """
-        if not file.held or self.write(file, is_patient=True):
+        if not file.held or self.write(file, waits_for_disk=True):
             self.release(file)
 
     def first_line(self, file: AppendedFile) -> bytes:

@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
-from tunemq_scheduler.output.syncing.destinations import FolderDestination, join, open_place
+from tunemq_scheduler.output.syncing.destinations import FolderDestination, join, open_destination
 from tunemq_scheduler.output.syncing.mirroring import overlap
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
 from tunemq_scheduler.output.syncing.syncer import Syncer
@@ -75,7 +75,7 @@ def _check_copies(syncer: Syncer) -> None:
 
 def _check_folder(remote: str, local_folder: str) -> None:
     """The folder at the address can be written, and is apart from the other."""
-    place = open_place(remote)
+    place = open_destination(remote)
     folder = place.root if isinstance(place, FolderDestination) else remote
     if overlap(folder, local_folder):
         raise ConfigError(

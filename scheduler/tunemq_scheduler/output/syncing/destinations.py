@@ -162,7 +162,7 @@ class ObjectDestination(SyncDestination):
             _log.warning("A sync waits: %s", trouble)
 
 
-def open_place(address: str) -> SyncDestination:
+def open_destination(address: str) -> SyncDestination:
     """The place at an ``s3://`` or ``file://`` address, or a path.
 
     Raises:

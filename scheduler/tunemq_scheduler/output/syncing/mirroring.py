@@ -15,7 +15,7 @@ from tunemq_scheduler.output.syncing.destinations import (
     SyncDestination,
     list_files,
     new_file,
-    open_place,
+    open_destination,
 )
 from tunemq_scheduler.output.syncing.excludes import UNFINISHED, excluding
 from tunemq_shared.base.errors import StoreError, TuneError
@@ -146,7 +146,7 @@ def delete_folder(uri: str, copied: MirroredFiles, *, cancel: CancelToken) -> No
 @contextlib.contextmanager
 def _place(uri: str, local: str) -> Iterator[SyncDestination]:
     """The place, and plain errors of the operating system as StoreErrors."""
-    with contextlib.closing(open_place(uri)) as place:
+    with contextlib.closing(open_destination(uri)) as place:
         if isinstance(place, FolderDestination) and local and overlap(local, place.root):
             raise StoreError(
                 f"{local} cannot be synced with {uri}: one is inside the other; choose another "

@@ -163,7 +163,7 @@ class _Work:
 
     def __init__(
         self,
-        lane: SyncQueue,
+        sync_queue: SyncQueue,
         syncer: Syncer,
         *,
         expected: tuple[str, ...],
@@ -175,22 +175,24 @@ class _Work:
         #: What is still to be removed.
         self.condemned = condemned
         #: The syncer is not used after this transfer.
-        self.is_closing = lane.is_last
-        self._lane = lane
-        self._copies = lane.wants_copy
+        self.is_closing = sync_queue.is_last
+        self._sync_queue = sync_queue
+        self._copies = sync_queue.wants_copy
         self._left_out = left_out
 
     def sync_folder(self, *, cancel: CancelToken) -> None:
         """Remove the copies of what is condemned, and copy what changed."""
-        lane, syncer = self._lane, self.syncer
+        sync_queue, syncer = self._sync_queue, self.syncer
         try:
             while self.condemned:
-                address = join(lane.remote, self.condemned[0])
+                address = join(sync_queue.remote, self.condemned[0])
                 self._do(partial(syncer.delete, address), cancel)
                 self.condemned.pop(0)
             if self._copies:
-                exclude = [*lane.left_out(), *self._left_out]
-                self._do(partial(syncer.sync_up, lane.local, lane.remote, exclude), cancel)
+                exclude = [*sync_queue.left_out(), *self._left_out]
+                self._do(
+                    partial(syncer.sync_up, sync_queue.local, sync_queue.remote, exclude), cancel
+                )
         finally:
             if self.is_closing:
                 syncer.close()
@@ -206,7 +208,9 @@ class _Work:
             except Exception as error:
                 if tries == _ASKED - 1:
                     raise
-                _log.warning("%s: a sync failed and is tried again: %s", self._lane.title, error)
+                _log.warning(
+                    "%s: a sync failed and is tried again: %s", self._sync_queue.title, error
+                )
                 continue
             self.syncer.wait_or_retry()  # for this, or for what it was still busy with
             if begun:

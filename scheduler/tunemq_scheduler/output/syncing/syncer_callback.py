@@ -60,7 +60,7 @@ _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_C
 _IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 #: What `SyncerCallback` begins anew in another process.
 _IN_FLIGHT: Final = {
-    *("_bell", "_condemned", "_given_up", "_lanes"),
+    *("_bell", "_condemned", "_given_up", "_sync_queues"),
     *("_experiment", "_waiting", "_running", "_failures"),
 }
 
@@ -125,7 +125,7 @@ class SyncerCallback(LoggerCallback):
         self._condemned: deque[str] = deque()
         self._given_up = False
         #: The trials' folders by their names.
-        self._lanes: dict[str, SyncQueue] = {}
+        self._sync_queues: dict[str, SyncQueue] = {}
         self._experiment: SyncQueue | None = None
         self._waiting: dict[int, SyncQueue] = {}
         self._running: list[SyncQueue] = []
@@ -136,19 +136,19 @@ class SyncerCallback(LoggerCallback):
 
     def log_trial_start(self, trial: TrialView) -> None:
         """Begin to keep account of the trial."""
-        self._lane(os.path.basename(trial.local_path))
+        self._sync_queue(os.path.basename(trial.local_path))
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
         """Its folder is due if it ran long enough and was last synced a period ago."""
         del iteration
-        lane = self._lane(os.path.basename(trial.local_path))
+        sync_queue = self._sync_queue(os.path.basename(trial.local_path))
         # What a result does not say does not hold its trial back.
-        lane.progress = (
+        sync_queue.progress = (
             result.get("training_iteration", self._min_iterations),
             result.get("time_total_s", self._min_time_s),
         )
-        if self._is_due(lane):
-            self._want(lane)
+        if self._is_due(sync_queue):
+            self._want(sync_queue)
 
     def on_checkpoint(
         self,
@@ -161,22 +161,22 @@ class SyncerCallback(LoggerCallback):
         """Its folder is due: at once if checkpoints are carried or sync it, else if it is time."""
         del iteration, trials, info
         folder, _, name = checkpoint.key.partition("/")
-        lane = self._lane(os.path.basename(trial.local_path))
-        if self.carries_checkpoints and os.path.basename(lane.local) == folder:
-            lane.expect(name)
-        if self.carries_checkpoints or self._sync_on_checkpoint or self._is_due(lane):
-            self._want(lane)
+        sync_queue = self._sync_queue(os.path.basename(trial.local_path))
+        if self.carries_checkpoints and os.path.basename(sync_queue.local) == folder:
+            sync_queue.expect(name)
+        if self.carries_checkpoints or self._sync_on_checkpoint or self._is_due(sync_queue):
+            self._want(sync_queue)
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
         """Its folder is due for the last time."""
         del failed
-        lane = self._lane(os.path.basename(trial.local_path))
-        lane.is_last = True
-        self._want(lane)
+        sync_queue = self._sync_queue(os.path.basename(trial.local_path))
+        sync_queue.is_last = True
+        self._want(sync_queue)
 
     def flush(self) -> None:
         """The end of a turn: look at what has ended, and launch what is due."""
-        own = self._experiment_lane()
+        own = self._experiment_queue()
         if not own.is_last and time.monotonic() - own.synced_at >= self._sync_period:
             self._want(own)
         self._turn()
@@ -187,9 +187,9 @@ class SyncerCallback(LoggerCallback):
         What could not be synced is logged.
         """
         del trials, info
-        for lane in (self._experiment_lane(), *self._lanes.values()):
-            lane.is_last = True
-            self._want(lane)
+        for sync_queue in (self._experiment_queue(), *self._sync_queues.values()):
+            sync_queue.is_last = True
+            self._want(sync_queue)
         try:
             self.wait_for_all()
         except TuneError as error:
@@ -211,7 +211,7 @@ class SyncerCallback(LoggerCallback):
     def copy_again(self, folders: Iterable[str]) -> None:
         """Copy these folders of trials at the end, whether or not their trials continue."""
         for folder in folders:
-            self._lane(os.path.basename(folder))
+            self._sync_queue(os.path.basename(folder))
 
     def give_up(self) -> None:
         """Let `on_experiment_end` return now, with what has been synced."""
@@ -268,71 +268,73 @@ class SyncerCallback(LoggerCallback):
             self._bell.get()
         while self._condemned:
             self._condemn(self._condemned.popleft())
-        for lane in [one for one in self._running if one.is_ready]:
-            self._running.remove(lane)
-            self._record(lane, lane.collect())
+        for sync_queue in [one for one in self._running if one.is_ready]:
+            self._running.remove(sync_queue)
+            self._record(sync_queue, sync_queue.collect())
         now = time.monotonic()
-        for lane in [one for one in self._waiting.values() if not one.is_busy]:
+        for sync_queue in [one for one in self._waiting.values() if not one.is_busy]:
             rest_s = REST_S if self.carries_checkpoints else ARTIFACTS_REST_S
-            if not lane.is_last and now - lane.synced_at < rest_s:
+            if not sync_queue.is_last and now - sync_queue.synced_at < rest_s:
                 continue
             if self._given_up or len(self._running) >= TRANSFERS:
                 break
-            del self._waiting[id(lane)]
-            self._running.append(lane)
-            lane.launch()
+            del self._waiting[id(sync_queue)]
+            self._running.append(sync_queue)
+            sync_queue.launch()
         return bool(self._running or self._waiting)
 
-    def _record(self, lane: SyncQueue, error: Exception | None) -> None:
+    def _record(self, sync_queue: SyncQueue, error: Exception | None) -> None:
         if error is None:
-            self._failures.pop(lane.title, None)
+            self._failures.pop(sync_queue.title, None)
         else:
-            self._failures[lane.title] = str(error) or type(error).__name__
-            place = without_settings(lane.remote)
-            _log.error("%s was not wholly copied to %s: %s", lane.title, place, error)
-        if lane.is_last and id(lane) not in self._waiting:
-            self._lanes.pop(os.path.basename(lane.local), None)
+            self._failures[sync_queue.title] = str(error) or type(error).__name__
+            place = without_settings(sync_queue.remote)
+            _log.error("%s was not wholly copied to %s: %s", sync_queue.title, place, error)
+        if sync_queue.is_last and id(sync_queue) not in self._waiting:
+            self._sync_queues.pop(os.path.basename(sync_queue.local), None)
 
     def _cancel_all(self) -> None:
-        for lane in [*self._running, *self._waiting.values()]:
-            lane.cancel()
-            self._failures.setdefault(lane.title, "it was not done in time, and was cancelled")
+        for sync_queue in [*self._running, *self._waiting.values()]:
+            sync_queue.cancel()
+            self._failures.setdefault(
+                sync_queue.title, "it was not done in time, and was cancelled"
+            )
         self._running.clear()
         self._waiting.clear()
 
     def _condemn(self, key: str) -> None:
         folder, _, name = key.partition("/")
-        lane = self._lanes.get(folder)
-        if lane is None:  # its trial is over: nothing but this is left to do
-            lane = self._lane(folder)
-            lane.is_last = True
-        lane.condemn(name)
-        self._waiting.setdefault(id(lane), lane)
+        sync_queue = self._sync_queues.get(folder)
+        if sync_queue is None:  # its trial is over: nothing but this is left to do
+            sync_queue = self._sync_queue(folder)
+            sync_queue.is_last = True
+        sync_queue.condemn(name)
+        self._waiting.setdefault(id(sync_queue), sync_queue)
 
-    def _want(self, lane: SyncQueue) -> None:
-        lane.wants_copy = True
-        self._waiting.setdefault(id(lane), lane)
+    def _want(self, sync_queue: SyncQueue) -> None:
+        sync_queue.wants_copy = True
+        self._waiting.setdefault(id(sync_queue), sync_queue)
 
-    def _is_due(self, lane: SyncQueue) -> bool:
-        iteration, trained_s = lane.progress
+    def _is_due(self, sync_queue: SyncQueue) -> bool:
+        iteration, trained_s = sync_queue.progress
         if iteration < self._min_iterations and trained_s < self._min_time_s:
             return False
-        return time.monotonic() - lane.synced_at >= self._sync_period
+        return time.monotonic() - sync_queue.synced_at >= self._sync_period
 
     # --- lanes ------------------------------------------------------------------------------------
 
-    def _lane(self, folder: str) -> SyncQueue:
-        lane = self._lanes.get(folder)
-        if lane is None:
-            lane = self._lanes[folder] = self._new_lane(
+    def _sync_queue(self, folder: str) -> SyncQueue:
+        sync_queue = self._sync_queues.get(folder)
+        if sync_queue is None:
+            sync_queue = self._sync_queues[folder] = self._new_lane(
                 f"trial {folder}",
                 os.path.join(self.local_dir, folder),
                 join(self.remote_dir, folder),
                 self._not_of_trial,
             )
-        return lane
+        return sync_queue
 
-    def _experiment_lane(self) -> SyncQueue:
+    def _experiment_queue(self) -> SyncQueue:
         if self._experiment is None:
             self._experiment = self._new_lane(
                 "the experiment", self.local_dir, self.remote_dir, lambda _: _IN_FOLDERS

@@ -40,7 +40,7 @@ class Display:
     def trial_waits(self, trial: TrialView) -> None:
         """The trial begins to wait for the store, as ``trial.waits`` says, or goes on."""
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         """Something happened that is about no trial: a node warned, a service was started again."""
 
     def update(self, view: SearchView) -> None:

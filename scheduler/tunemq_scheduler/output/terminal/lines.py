@@ -37,9 +37,9 @@ _BURST: Final = 40.0
 _PER_SECOND: Final = 5.0
 _WIDTH: Final = 120
 #: Characters of something that happened; a reason may be long.
-_NEWS: Final = 500
+_NOTICES: Final = 500
 #: Seconds that a trial waits before that is said: short waits are nothing unusual.
-_PATIENCE_S: Final = 2.0
+_TIMEOUT_S: Final = 2.0
 
 
 class _Allowance:
@@ -103,7 +103,7 @@ class LineDisplay(Display):
         """Say where and with what."""
         self._waits_no_more(trial)
         if self._may(self._events):
-            again = " again" if trial.epoch > 1 else ""
+            again = " again" if trial.attempt > 1 else ""
             again += f" (attempt {trial.num_failures + 1})" if trial.num_failures else ""
             host, node = clean(trial.hostname), clean(trial.node)
             where = f" on {node or host}" if node or host else ""
@@ -123,7 +123,7 @@ class LineDisplay(Display):
             about = ", ".join(clean(one) for one in (failure.hostname, failure.file) if one)
             again = "" if failure.is_final else "it is tried again"
             then = "".join(f"; {one}" for one in [failure.consequence or again] if one)
-            told = f"trial {clean(trial.trial_id)} failed: {clean(failure.error, _NEWS)}"
+            told = f"trial {clean(trial.trial_id)} failed: {clean(failure.error, _NOTICES)}"
             self._say(f"{told} ({about}){then}" if about else f"{told}{then}")
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
@@ -147,10 +147,10 @@ class LineDisplay(Display):
             waited_for = "a GPU" if what == "device" else "the store"
             self._say(f"trial {clean(name)} no longer waits for {waited_for}")
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         """Say it at once."""
         if self._may(self._failures):
-            self._say(clean(text, _NEWS))
+            self._say(clean(text, _NOTICES))
 
     def update(self, view: SearchView) -> None:
         """Say that there is a new best, and how far the search is, each not too often."""
@@ -173,13 +173,13 @@ class LineDisplay(Display):
 
     def _tell_waits(self, now: float) -> None:
         for name, (since, trial) in list(self._waits.items()):
-            if now - since < _PATIENCE_S:
+            if now - since < _TIMEOUT_S:
                 break
             del self._waits[name]
             if self._may(self._failures):
                 what, reason = trial.waits
                 self._waiting[name] = what
-                self._say(f"trial {clean(name)} {waits_in_words(what)} ({clean(reason, _NEWS)})")
+                self._say(f"trial {clean(name)} {waits_in_words(what)} ({clean(reason, _NOTICES)})")
 
     def _waits_no_more(self, trial: TrialView) -> str:
         """Forget that it waits; for what, if anybody was told of it."""

@@ -13,7 +13,7 @@ from tunemq_shared.protocol import messages as m
 _NAMED: Final = 5
 
 
-def told_of_lost(node: m.NodeLost, keys: Sequence[str]) -> str:
+def format_lost_node(node: m.NodeLost, keys: Sequence[str]) -> str:
     """One line about checkpoints that were on the disk of a node, and nowhere else, when it went.
 
     Args:
@@ -25,7 +25,7 @@ def told_of_lost(node: m.NodeLost, keys: Sequence[str]) -> str:
     return f"{what} not in the store yet when their node was lost ({node.reason}): {named}{then}"
 
 
-def told_of_superseded(results: int) -> str:
+def format_superseded(results: int) -> str:
     """One line about results that came too late, because somebody else had taken over."""
     what = "1 result" if results == 1 else f"{results} results"
     return (
@@ -34,7 +34,7 @@ def told_of_superseded(results: int) -> str:
     )
 
 
-def told_of_node(node: WarnFailingNode) -> str:
+def format_failing_node(node: WarnFailingNode) -> str:
     """One line about a node on which trial after trial fails."""
     return (
         f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
@@ -42,7 +42,7 @@ def told_of_node(node: WarnFailingNode) -> str:
     )
 
 
-def told_of_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
+def format_trial_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
     """One line about a trial whose host was gone before it had ended by itself.
 
     Args:
@@ -65,7 +65,7 @@ def told_of_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
     )
 
 
-def told_of(event: m.CheckpointLost | m.CheckpointDamaged) -> str:
+def format_checkpoint_event(event: m.CheckpointLost | m.CheckpointDamaged) -> str:
     """One line for the person at the terminal; names every checkpoint that it is about first."""
     about = f"checkpoint {event.key} of trial {event.trial}"
     if isinstance(event, m.CheckpointLost):

@@ -161,7 +161,7 @@ class _UserReporter(Display):
         self._reporter = reporter
         self._output = output
         self._ended: list[TrialView] = []
-        self._news: list[str] = []
+        self._notices: list[str] = []
 
     def begin(self, view: SearchView) -> None:
         self._reporter.setup(
@@ -175,8 +175,8 @@ class _UserReporter(Display):
         del reason
         self._ended.append(trial)
 
-    def news(self, text: str) -> None:
-        self._news.append(text)
+    def notices(self, text: str) -> None:
+        self._notices.append(text)
 
     def update(self, view: SearchView) -> None:
         self._ask(view, done=False)
@@ -190,8 +190,8 @@ class _UserReporter(Display):
         if self._reporter.should_report(trials, done=done):
             used = resources(view.resources_used, view.resources_total)
             about = f"{view.name}: {duration(view.elapsed_s)}, {used}"
-            self._reporter.report(trials, done, about, *view.notes, *self._news)
-            self._news.clear()
+            self._reporter.report(trials, done, about, *view.notes, *self._notices)
+            self._notices.clear()
 
 
 def display_for(

@@ -91,7 +91,7 @@ def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Summ
         if group.place:
             lines.append(f"  raised at {clean(group.place)}")
         # A traceback says by itself that it is the trial's code which failed.
-        what = "" if group.kind == "user" else f"{CLASSES[group.kind].words}: "
+        what = "" if group.kind == "user" else f"{CLASSES[group.kind].description}: "
         lines.append(f"  {what}{times}{hosts}; trials {_names(group)}")
         if group.file:
             lines.append(f"  see {clean(group.file)}")

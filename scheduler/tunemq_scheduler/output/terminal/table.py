@@ -51,7 +51,7 @@ _OTHER_LINES: Final = 10
 _LEAST_ROWS: Final = 3
 _NOTES: Final = 4
 #: Characters of something that happened; a reason may be long.
-_NEWS: Final = 500
+_NOTICES: Final = 500
 
 _STYLES: Final = {
     "RUNNING": "cyan",
@@ -109,10 +109,10 @@ class TableDisplay(Display):
         del reason
         self._finished.appendleft(row_of(trial))
 
-    def news(self, text: str) -> None:
+    def notices(self, text: str) -> None:
         """Print it above the table, where it stays."""
         with contextlib.suppress(OSError):
-            self._console.print(Text(clean(text, _NEWS), style="yellow"), soft_wrap=True)
+            self._console.print(Text(clean(text, _NOTICES), style="yellow"), soft_wrap=True)
 
     def update(self, view: SearchView) -> None:
         """Draw, if it is time to."""
@@ -211,7 +211,7 @@ def _states(view: SearchView) -> Text:
 
 def _in_lines(notes: Sequence[str], width: int) -> list[str]:
     """The notes in as many lines as there is room for; why something waits is at a note's end."""
-    lines = [line for note in notes for line in textwrap.wrap(clean(note, _NEWS), width)]
+    lines = [line for note in notes for line in textwrap.wrap(clean(note, _NOTICES), width)]
     if len(lines) > _NOTES:
         lines[_NOTES - 1] += " ..."
     return lines[:_NOTES]

@@ -196,14 +196,14 @@ def _look_at_nodes(
 ) -> list[Finding]:
     line = RedisConnection(url)
     try:
-        facts = read_farm(line, keys.seal_of_events())
+        farm_report = read_farm(line, keys.events_signer())
     except RedisUnavailable as error:
         return [_unreachable(error)]
     except TransportError as error:
         return [warning("nodes", f"nodes cannot be looked at: {error}", _AS_SCHEDULER)]
     finally:
         line.close()
-    return check_nodes(facts, RequiredVersions.of_farm(description), searches)
+    return check_nodes(farm_report, RequiredVersions.of_farm(description), searches)
 
 
 def check_store(address: str, farm: DoctorTarget, *, is_in_use: bool = False) -> list[Finding]:

@@ -19,12 +19,12 @@ from tunemq_scheduler.transport.redis.redis_connection import (
 )
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics, decode_vitals
-from tunemq_shared.protocol.message_limits import VITALS_BYTES
+from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics, decode_node_metrics
+from tunemq_shared.protocol.message_limits import NODE_METRICS_BYTES
 from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
 
 _SCANNED_AT_ONCE: Final = "1000"
-_PREFIX: Final = redis_keys.vitals("")
+_PREFIX: Final = redis_keys.node_metrics("")
 _STRANGE: Final = re.compile(r"[^\w.+:@/ -]", re.ASCII)
 _LONGEST_WORD: Final = 80
 
@@ -36,14 +36,18 @@ class NodeReport(NamedTuple):
         clock_ahead_s: of its clock before Redis's; None where it does not say.
     """
 
-    incarnation: str
-    vitals: NodeMetrics
+    instance_id: str
+    node_metrics: NodeMetrics
     clock_ahead_s: float | None
 
     @property
     def name(self) -> str:
         """As people know it."""
-        return self.vitals.about.node if self.vitals.about is not None else self.incarnation
+        return (
+            self.node_metrics.about.node
+            if self.node_metrics.about is not None
+            else self.instance_id
+        )
 
 
 class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +61,7 @@ class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[NodeReport, ...]
     unreadable: dict[str, str]
-    sealed: int
+    signed: int
     clock_ahead_s: float
 
 
@@ -78,45 +82,49 @@ def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
     here = (before + time.time()) / 2
     nodes: list[NodeReport] = []
     unreadable: dict[str, str] = {}
-    sealed = 0
-    for key in _vitals_keys(line):
-        incarnation = key.removeprefix(_PREFIX)
+    signed = 0
+    for key in _node_metrics_keys(line):
+        instance_id = key.removeprefix(_PREFIX)
         try:
             said, left_ms, at = line.ask([("GET", key), ("PTTL", key), ("TIME",)])
         except ReplyTooLong as error:
-            unreadable[incarnation] = str(error)
+            unreadable[instance_id] = str(error)
             line.connect()
             continue
         if said is None:
             continue  # it has ended meanwhile
-        if len(said) > VITALS_BYTES:
-            unreadable[incarnation] = f"has {len(said)} bytes, and {VITALS_BYTES} are the most"
+        if len(said) > NODE_METRICS_BYTES:
+            unreadable[instance_id] = (
+                f"has {len(said)} bytes, and {NODE_METRICS_BYTES} are the most"
+            )
             continue
         try:
-            body = events.open(said, b"vitals", incarnation.encode())
-            vitals = _harmless(decode_vitals(body))
+            body = events.open(said, b"vitals", instance_id.encode())
+            node_metrics = _harmless(decode_node_metrics(body))
         except InvalidSignature as error:
             if error.reason == "signed_without_keys":
-                sealed += 1
+                signed += 1
                 continue
-            unreadable[incarnation] = str(error)
+            unreadable[instance_id] = str(error)
             continue
         except UNDECODABLE:
-            unreadable[incarnation] = "cannot be read: it is of another version of TuneMQ"
+            unreadable[instance_id] = "cannot be read: it is of another version of TuneMQ"
             continue
-        nodes.append(NodeReport(incarnation, vitals, _ahead(vitals, left_ms, _unix(at))))
-    nodes.sort(key=lambda node: (node.name, node.incarnation))
+        nodes.append(
+            NodeReport(instance_id, node_metrics, _ahead(node_metrics, left_ms, _unix(at)))
+        )
+    nodes.sort(key=lambda node: (node.name, node.instance_id))
     return FarmReport(
         nodes=tuple(nodes),
         unreadable=unreadable,
-        sealed=sealed,
+        signed=signed,
         clock_ahead_s=here - _unix(now),
     )
 
 
-def _harmless(vitals: NodeMetrics) -> NodeMetrics:
+def _harmless(node_metrics: NodeMetrics) -> NodeMetrics:
     """What stands in commands that people copy has nothing in it that a shell understands."""
-    about = vitals.about
+    about = node_metrics.about
     if about is not None:
         about = NodeDescription(
             harmless_word(about.node),
@@ -128,7 +136,9 @@ def _harmless(vitals: NodeMetrics) -> NodeMetrics:
             },
             tuple(map(harmless_word, about.gpus)),
         )
-    return msgspec.structs.replace(vitals, version=harmless_word(vitals.version), about=about)
+    return msgspec.structs.replace(
+        node_metrics, version=harmless_word(node_metrics.version), about=about
+    )
 
 
 def harmless_word(said: str) -> str:
@@ -136,7 +146,7 @@ def harmless_word(said: str) -> str:
     return _STRANGE.sub("?", said[:_LONGEST_WORD])
 
 
-def _vitals_keys(line: RedisConnection) -> list[str]:
+def _node_metrics_keys(line: RedisConnection) -> list[str]:
     found: set[str] = set()
     cursor = "0"
     while True:
@@ -144,7 +154,7 @@ def _vitals_keys(line: RedisConnection) -> list[str]:
             "SCAN",
             cursor,
             "MATCH",
-            redis_keys.vitals("*"),
+            redis_keys.node_metrics("*"),
             "COUNT",
             _SCANNED_AT_ONCE,
         )
@@ -155,11 +165,11 @@ def _vitals_keys(line: RedisConnection) -> list[str]:
             return sorted(found)
 
 
-def _ahead(vitals: NodeMetrics, left_ms: int, now: float) -> float | None:
+def _ahead(node_metrics: NodeMetrics, left_ms: int, now: float) -> float | None:
     """How far a node's clock was ahead when it said this, which Redis knows by what is left."""
-    if vitals.clock is None or left_ms < 0:
+    if node_metrics.clock is None or left_ms < 0:
         return None
-    return vitals.clock - (now - (redis_keys.LEASE_TTL_S - left_ms / 1000))
+    return node_metrics.clock - (now - (redis_keys.LEASE_TTL_S - left_ms / 1000))
 
 
 def _unix(answer: list[bytes]) -> float:

@@ -59,24 +59,24 @@ class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_nodes(
-    facts: FarmReport, wanted: RequiredVersions, searches: Sequence[str] = ()
+    farm_report: FarmReport, wanted: RequiredVersions, searches: Sequence[str] = ()
 ) -> list[Finding]:
     """All checks of the nodes, and of the clocks of all machines.
 
     Args:
         searches: those that run or are queued, for which a farm without nodes is a problem.
     """
-    nodes = facts.nodes
-    if not nodes and not facts.unreadable and not facts.sealed:
-        return [_no_node(searches), *check_clocks(facts)]
+    nodes = farm_report.nodes
+    if not nodes and not farm_report.unreadable and not farm_report.signed:
+        return [_no_node(searches), *check_clocks(farm_report)]
     return [
-        *check_words(facts),
+        *check_messages(farm_report),
         *check_versions(nodes, wanted),
         *check_libraries(nodes),
         *check_gpus(nodes),
         *check_disks(nodes),
         *check_node_reports(nodes),
-        *check_clocks(facts),
+        *check_clocks(farm_report),
     ]
 
 
@@ -89,35 +89,35 @@ def _no_node(searches: Sequence[str]) -> Finding:
     return problem("nodes", f"{what}, and these searches wait for one: {named}", fix)
 
 
-def check_words(facts: FarmReport) -> list[Finding]:
+def check_messages(farm_report: FarmReport) -> list[Finding]:
     """Whether what nodes say can be believed."""
     found = [
         problem(
             "nodes",
-            f"what the node with the incarnation {incarnation} says {why}; it is not believed",
+            f"what the node with the incarnation {instance_id} says {why}; it is not believed",
             "start that worker with the farm's key file, tunemq worker --keys worker.toml, and"
             " with the TuneMQ of the scheduler; if you know of no such worker, somebody else"
             " writes to this Redis: change its passwords",
         )
-        for incarnation, why in facts.unreadable.items()
+        for instance_id, why in farm_report.unreadable.items()
     ]
-    if facts.sealed:
+    if farm_report.signed:
         found.append(
             warning(
                 "nodes",
-                f"{facts.sealed} nodes sign what they say, and it cannot be checked without keys",
+                f"{farm_report.signed} nodes sign what they say; checking that needs keys",
                 "run this where the scheduler runs: tunemq doctor --keys scheduler.toml",
             )
         )
-    names = ", ".join(node.name for node in facts.nodes)
-    return found or [ok("nodes", f"{len(facts.nodes)}: {names}")]
+    names = ", ".join(node.name for node in farm_report.nodes)
+    return found or [ok("nodes", f"{len(farm_report.nodes)}: {names}")]
 
 
 def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> list[Finding]:
     """Whether nodes have the Python, the cloudpickle and the TuneMQ of the scheduler."""
     found: list[Finding] = []
     for node in nodes:
-        about = node.vitals.about
+        about = node.node_metrics.about
         if about is None:
             continue
         python = ".".join(about.python.split(".")[:2])
@@ -142,11 +142,11 @@ def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> lis
                     " the worker again",
                 )
             )
-        if node.vitals.version != wanted.tunemq:
+        if node.node_metrics.version != wanted.tunemq:
             found.append(
                 warning(
                     "node-libraries",
-                    f"node {node.name} has TuneMQ {node.vitals.version}, {wanted.whose}"
+                    f"node {node.name} has TuneMQ {node.node_metrics.version}, {wanted.whose}"
                     f" {wanted.tunemq}",
                     f"on {about.hostname}: install TuneMQ {wanted.tunemq} as on the head, and start"
                     " the worker again",
@@ -160,7 +160,7 @@ def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> lis
 def check_libraries(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether the libraries that trials use are the same on all nodes."""
     found: list[Finding] = []
-    abouts = [about for node in nodes if (about := node.vitals.about) is not None]
+    abouts = [about for node in nodes if (about := node.node_metrics.about) is not None]
     for library in sorted({name for about in abouts for name in about.libraries} - {_PICKLER}):
         usual = _most_common(about.libraries.get(library, "") for about in abouts)
         for about in abouts:
@@ -193,7 +193,7 @@ def check_gpus(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether each GPU belongs to one node; one that was started again counts once."""
     owners: dict[str, dict[str, str]] = {}
     for node in nodes:
-        if (about := node.vitals.about) is not None:
+        if (about := node.node_metrics.about) is not None:
             for uuid in about.gpus:
                 owners.setdefault(uuid, {})[about.node] = f"{about.node} on {about.hostname}"
     found = [
@@ -214,19 +214,22 @@ def check_disks(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether nodes have room for what trials write."""
     found = [
         judge_disk(
-            "node-disk", f"the working folder of node {node.name}", free, node.vitals.disk_size
+            "node-disk",
+            f"the working folder of node {node.name}",
+            free,
+            node.node_metrics.disk_size,
         )
         for node in nodes
-        if (free := node.vitals.disk_free) is not None
+        if (free := node.node_metrics.disk_free) is not None
     ]
     bad = [one for one in found if one.fix]
     return bad or [ok("node-disk", "every node has room")]
 
 
-def check_clocks(facts: FarmReport) -> list[Finding]:
+def check_clocks(farm_report: FarmReport) -> list[Finding]:
     """Whether the clocks of Redis, of this machine and of the nodes agree; most are right."""
-    ahead: dict[str, float] = {"Redis": 0.0, "this machine": facts.clock_ahead_s}
-    for node in facts.nodes:
+    ahead: dict[str, float] = {"Redis": 0.0, "this machine": farm_report.clock_ahead_s}
+    for node in farm_report.nodes:
         if node.clock_ahead_s is not None:
             ahead[f"node {node.name}"] = node.clock_ahead_s
     truth = statistics.median_low(ahead.values())

@@ -37,7 +37,7 @@ def check_scheduler_reports(listed: NodeList) -> list[Finding]:
         *_idle(listed.nodes),
         *_withheld(listed.nodes),
         *_scheduler_store(listed),
-        *_refused(listed),
+        *_rejected(listed),
     ]
 
 
@@ -60,16 +60,16 @@ def check_node_reports(nodes: Iterable[NodeReport]) -> list[Finding]:
     """What nodes say of their requests to the store, and of reports that no journal has."""
     found: list[Finding] = []
     for node in nodes:
-        if store := node.vitals.store.shown(f"node {node.name}"):
-            what = f"{store} (it began at {_ago(node.vitals.store.failing_s)})"
-            kind = problem if node.vitals.store.failing_s >= _FAILS_S else warning
+        if store := node.node_metrics.store.shown(f"node {node.name}"):
+            what = f"{store} (it began at {_ago(node.node_metrics.store.failing_s)})"
+            kind = problem if node.node_metrics.store.failing_s >= _FAILS_S else warning
             found.append(kind(_STORE, what, _fix_of_node(node)))
-        if node.vitals.outbox > _OUTBOX_BYTES:
+        if node.node_metrics.outbox > _OUTBOX_BYTES:
             found.append(
                 warning(
                     "node-outbox",
-                    f"node {node.name} has {show_bytes(node.vitals.outbox)} of reports that no"
-                    " journal has: its trials wait when that is full",
+                    f"node {node.name} has {show_bytes(node.node_metrics.outbox)} of reports"
+                    " that no journal has: its trials wait when that is full",
                     "see the logs of the searches (tunemq ls, tunemq logs NAME) and the disk of"
                     " the head: a search's process is slow or gone",
                 )
@@ -156,19 +156,19 @@ def _scheduler_store(listed: NodeList) -> list[Finding]:
     return found or [ok(_STORE, "the scheduler reports no failure")]
 
 
-def _refused(listed: NodeList) -> list[Finding]:
+def _rejected(listed: NodeList) -> list[Finding]:
     """What was refused since each began: a note, for it may have been long ago."""
     counts = [
         f"{f'node {harmless_word(row.node)}' if row.node else 'the scheduler'} refused {row.times}"
         f" of the kind {harmless_word(row.kind)} ({harmless_word(row.reason)})"
-        for row in listed.refused
+        for row in listed.rejected
         if row.reason not in OFTEN_HONEST
     ]
-    return [ok("messages", f"{'; '.join(counts) or 'none refused'}, since each began")]
+    return [ok("messages", f"{'; '.join(counts) or 'none rejected'}, since each began")]
 
 
 def _fix_of_node(node: NodeReport) -> str:
-    about = node.vitals.about
+    about = node.node_metrics.about
     return (
         f"on {about.hostname if about else 'its machine'}: see that the store is reached from"
         " there (a shared folder: is mounted), and correct the worker's keys of the store"

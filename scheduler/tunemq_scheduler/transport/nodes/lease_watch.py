@@ -10,7 +10,7 @@ from tunemq_shared.broker.redis_keys import LEASE_PERIOD_S, LEASE_TTL_S
 #: Between two looks no more than this counts as looking; the loop may be late by a period or two.
 _LONGEST_GAP_S: Final = 3 * LEASE_PERIOD_S
 #: When many fall silent at once it is the network: nobody is lost for so long.
-_NETWORK_PATIENCE_S: Final = 30.0
+_NETWORK_OUTAGE_S: Final = 30.0
 _NETWORK_SHARE: Final = 1 / 3
 #: Who has been silent for this part of a lease when another's lease runs out falls silent with it.
 _WITH_IT: Final = 1 / 2
@@ -32,29 +32,29 @@ class LeaseWatch:
         self._away: set[str] = set()
         self._looked_at: float | None = None
         self._was_late = False
-        self._patient_until = float("-inf")
+        self._network_outage_until = float("-inf")
 
-    def watch(self, incarnation: str, value: bytes | None) -> None:
+    def watch(self, instance_id: str, value: bytes | None) -> None:
         """Begin to watch a node, whose lease says ``value``; or have a node that was away back."""
-        self._seen[incarnation] = value
-        self._silence_s[incarnation] = 0.0
-        self._away.discard(incarnation)
+        self._seen[instance_id] = value
+        self._silence_s[instance_id] = 0.0
+        self._away.discard(instance_id)
 
-    def put_away(self, incarnation: str) -> None:
+    def put_away(self, instance_id: str) -> None:
         """A node is lost: listen for it, and count its silence no longer."""
-        self._seen.setdefault(incarnation, None)
-        self._silence_s.pop(incarnation, None)
-        self._away.add(incarnation)
+        self._seen.setdefault(instance_id, None)
+        self._silence_s.pop(instance_id, None)
+        self._away.add(instance_id)
 
-    def forget(self, incarnation: str) -> None:
+    def forget(self, instance_id: str) -> None:
         """Watch a node no longer."""
-        self._seen.pop(incarnation, None)
-        self._silence_s.pop(incarnation, None)
-        self._away.discard(incarnation)
+        self._seen.pop(instance_id, None)
+        self._silence_s.pop(instance_id, None)
+        self._away.discard(instance_id)
 
-    def silence_s(self, incarnation: str) -> float:
+    def silence_s(self, instance_id: str) -> float:
         """For how long we have looked and not heard a node that is watched; 0 of any other."""
-        return self._silence_s.get(incarnation, 0.0)
+        return self._silence_s.get(instance_id, 0.0)
 
     def start_anew(self) -> None:
         """We could not look, or the wire was reset: all that was counted is void."""
@@ -75,15 +75,15 @@ class LeaseWatch:
             gap = _LONGEST_GAP_S if was_late else 0.0
         self._looked_at = now
         renewed: list[str] = []
-        for incarnation, last in self._seen.items():
-            value = values.get(incarnation)
+        for instance_id, last in self._seen.items():
+            value = values.get(instance_id)
             if value is not None and value != last:
-                renewed.append(incarnation)
-                self._seen[incarnation] = value
-                if incarnation not in self._away:
-                    self._silence_s[incarnation] = 0.0
-            elif incarnation not in self._away:
-                self._silence_s[incarnation] += gap
+                renewed.append(instance_id)
+                self._seen[instance_id] = value
+                if instance_id not in self._away:
+                    self._silence_s[instance_id] = 0.0
+            elif instance_id not in self._away:
+                self._silence_s[instance_id] += gap
         return renewed, self._lost(now)
 
     def _lost(self, now: float) -> list[str]:
@@ -91,8 +91,8 @@ class LeaseWatch:
         if not silent:
             return []
         longest = max(self._silence_s.values())
-        if longest <= LEASE_TTL_S + _NETWORK_PATIENCE_S and now >= self._patient_until:
+        if longest <= LEASE_TTL_S + _NETWORK_OUTAGE_S and now >= self._network_outage_until:
             together = sum(one > LEASE_TTL_S * _WITH_IT for one in self._silence_s.values())
             if together > 1 and together > _NETWORK_SHARE * len(self._silence_s):
-                self._patient_until = now + _NETWORK_PATIENCE_S
-        return silent if now >= self._patient_until else []
+                self._network_outage_until = now + _NETWORK_OUTAGE_S
+        return silent if now >= self._network_outage_until else []

@@ -13,14 +13,14 @@ from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
-from tunemq_shared.protocol.registration import NodeRegistration, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
 
 #: So much is kept of what a node says of its devices, and stands in every journal; it may lie.
 _MOST_WITHHELD: Final = 64
 _LONGEST_REASON: Final = 200
 
 
-def read_hello(data: bytes) -> NodeRegistration:
+def read_registration(data: bytes) -> NodeRegistration:
     """Read a node's introduction.
 
     Raises:
@@ -28,38 +28,42 @@ def read_hello(data: bytes) -> NodeRegistration:
             versions are named.
     """
     try:
-        hello = decode_hello(data)
+        registration = decode_registration(data)
     except UNDECODABLE as error:
         raise TransportError(_why_unreadable(data, error)) from error
-    if hello.protocol != PROTOCOL_VERSION:
+    if registration.protocol != PROTOCOL_VERSION:
         raise TransportError(
-            _mismatch(hello.node, "TuneMQ's protocol", hello.protocol, PROTOCOL_VERSION)
+            _mismatch(
+                registration.node, "TuneMQ's protocol", registration.protocol, PROTOCOL_VERSION
+            )
         )
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    theirs = ".".join(hello.python.split(".")[:2])
+    theirs = ".".join(registration.python.split(".")[:2])
     if theirs != ours:
-        raise TransportError(_mismatch(hello.node, "Python", theirs, ours))
-    if hello.cloudpickle != cloudpickle.__version__:
+        raise TransportError(_mismatch(registration.node, "Python", theirs, ours))
+    if registration.cloudpickle != cloudpickle.__version__:
         raise TransportError(
-            _mismatch(hello.node, "cloudpickle", hello.cloudpickle, cloudpickle.__version__)
+            _mismatch(
+                registration.node, "cloudpickle", registration.cloudpickle, cloudpickle.__version__
+            )
         )
-    return hello
+    return registration
 
 
-def joined(hello: NodeRegistration) -> NodeJoined:
+def joined(registration: NodeRegistration) -> NodeJoined:
     """The introduction as a fact for the runner."""
     return NodeJoined(
-        hello.incarnation,
-        hello.node,
-        hello.hostname,
-        hello.node_ip,
-        hello.resources,
-        hello.gpus,
-        withheld=_withheld(hello),
+        registration.instance_id,
+        registration.node,
+        registration.hostname,
+        registration.node_ip,
+        registration.resources,
+        registration.gpus,
+        withheld=_withheld(registration),
     )
 
 
-def told_of_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
+def report_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
     """What is new about the devices that it withholds, in lines for people."""
     told = [
         f"{device_set_aside(node.node, uuid, why)}."
@@ -70,10 +74,10 @@ def told_of_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
     return [*told, *(f"GPU {uuid} of node {node.node} may be used again." for uuid in back)]
 
 
-def _withheld(hello: NodeRegistration) -> dict[str, str]:
+def _withheld(registration: NodeRegistration) -> dict[str, str]:
     """Those of its devices that it withholds, each with one short line."""
-    uuids = [gpu.uuid for gpu in hello.gpus if gpu.uuid in hello.withheld]
-    return {uuid: _short(hello.withheld[uuid]) for uuid in uuids[:_MOST_WITHHELD]}
+    uuids = [gpu.uuid for gpu in registration.gpus if gpu.uuid in registration.withheld]
+    return {uuid: _short(registration.withheld[uuid]) for uuid in uuids[:_MOST_WITHHELD]}
 
 
 def _short(reason: str) -> str:

@@ -20,30 +20,30 @@ class StreamDecoder:
         seals: open them.
     """
 
-    def __init__(self, roster: NodeRegistry, seals: SchedulerSigning) -> None:
-        self._roster, self._seals = roster, seals
+    def __init__(self, registry: NodeRegistry, signing: SchedulerSigning) -> None:
+        self._registry, self._signing = registry, signing
         self._departures = Deregistrations()
 
-    def introductions(self, entries: Iterable[StreamEntry]) -> None:
+    def registrations(self, entries: Iterable[StreamEntry]) -> None:
         """Entries of the nodes' stream."""
         for entry_id, fields in entries:
-            said = self._seals.introduction(fields)
+            said = self._signing.registration_entry(fields)
             if said is None:
-                self._roster.commands.append(("XDEL", redis_keys.NODES, entry_id))
-            elif said.is_goodbye:
-                incarnation = self._roster.read_goodbye(entry_id, said.body)
-                self._departures.add(incarnation, entry_id, "it took its leave")
+                self._registry.commands.append(("XDEL", redis_keys.NODES, entry_id))
+            elif said.is_deregistration:
+                instance_id = self._registry.read_deregistration(entry_id, said.body)
+                self._departures.add(instance_id, entry_id, "it took its leave")
             else:
-                for incarnation in self._roster.read_hello(entry_id, said.body):
-                    self._departures.add(incarnation, entry_id, redis_keys.STARTED_AGAIN)
+                for instance_id in self._registry.read_registration(entry_id, said.body):
+                    self._departures.add(instance_id, entry_id, redis_keys.STARTED_AGAIN)
 
-    def batches(self, tenant: ExperimentChannel, entries: Iterable[StreamEntry]) -> None:
+    def batches(self, channel: ExperimentChannel, entries: Iterable[StreamEntry]) -> None:
         """Entries of an experiment's stream."""
         for entry_id, fields in entries:
-            batch, read = self._seals.batch(tenant.events_key, fields), NOBODYS
+            batch, read = self._signing.batch(channel.events_key, fields), NOBODYS
             if batch is not None:
-                read = self._roster.read_batch(tenant, entry_id, batch)
-            tenant.was_read(entry_id, *read)
+                read = self._registry.read_batch(channel, entry_id, batch)
+            channel.was_read(entry_id, *read)
 
     def without(
         self, exhausted: Sequence[str], taken: Mapping[bytes, list[StreamEntry]]
@@ -54,7 +54,7 @@ class StreamDecoder:
                 f"The stream {key} has an entry of a time that has not come yet, and takes no"
                 " others. Somebody who is no node of this farm may write to its Redis."
             )
-            self._roster.refusals.add(
+            self._registry.rejections.add(
                 "hello" if key == redis_keys.NODES else "events", "early", text
             )
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
@@ -66,7 +66,7 @@ class StreamDecoder:
                 f"An entry of the stream {key} was longer than any message of a node: it is"
                 " removed. Somebody who is no node of this farm may write to its Redis."
             )
-            self._roster.refusals.add(
+            self._registry.rejections.add(
                 "hello" if key == redis_keys.NODES else "events", "oversized", text
             )
         streams.clear()

@@ -79,7 +79,7 @@ class CeleryPublisher:
         self._connection: Connection | None = None
         self._producer: Producer | None = None
 
-    def publish(self, incarnation: str, task_id: str, payload: str) -> None:
+    def publish(self, instance_id: str, task_id: str, payload: str) -> None:
         """Queue one assignment for a node.
 
         A failed attempt is repeated once on a new connection (the old one may have died in an idle
@@ -100,7 +100,7 @@ class CeleryPublisher:
             kwargsrepr="{}",
             origin="tunemq",
         )
-        queue = redis_keys.queue(incarnation)
+        queue = redis_keys.queue(instance_id)
         try:
             self._send(queue, message)
         except RedisUnavailable:

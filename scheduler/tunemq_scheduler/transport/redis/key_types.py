@@ -58,7 +58,7 @@ end
 
 
 def clear_wrong_types(
-    line: RedisConnection, types: Mapping[str, KeyType], refused: OnKeyRejected
+    line: RedisConnection, types: Mapping[str, KeyType], rejected: OnKeyRejected
 ) -> list[str]:
     """Delete the keys that have another type than this, or are too long; which they were.
 
@@ -80,7 +80,7 @@ def clear_wrong_types(
         raise line.unexpected(cleared)
     keys = [key.decode() for key in cleared]
     for key in keys:
-        refused(
+        rejected(
             "key",
             "wrong_type",
             f"The key {key} in Redis was no {types[key].value} of ours: it is deleted, and what it"

@@ -171,7 +171,7 @@ class RedisConnection:
 
     def _read(self) -> list[Any]:
         replies: list[Any] = []
-        refused: ResponseError | None = None
+        rejected: ResponseError | None = None
         full: ResponseError | None = None
         while self._due:
             try:
@@ -184,24 +184,24 @@ class RedisConnection:
                 if "-OOM " in str(error):  # in a script of Redis 6.2
                     full = error
                 else:
-                    refused = refused or error
+                    rejected = rejected or error
             except TooLong as error:
                 self.close()
                 raise ReplyTooLong(f"Redis at {self.address}: {error}") from error
             except RedisError as error:
                 raise self._broken(error) from error
             self._due -= 1
-        if refused is not None and str(refused).startswith(_NO_DISK):
+        if rejected is not None and str(rejected).startswith(_NO_DISK):
             raise RedisRefusesWrites(
                 f"Redis at {self.address} cannot write to its disk, and refuses orders and results"
-                f" ({str(refused).partition('.')[0]}).",
+                f" ({str(rejected).partition('.')[0]}).",
                 "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that"
                 " its user may write there; its log says why it fails.",
-            ) from refused
-        if refused is not None:
+            ) from rejected
+        if rejected is not None:
             raise TransportError(
-                f"Redis at {self.address} refused a command: {refused}{rights_fix(refused)}"
-            ) from refused
+                f"Redis at {self.address} refused a command: {rejected}{rights_fix(rejected)}"
+            ) from rejected
         if full is not None:
             raise RedisFull(
                 f"Redis at {self.address} is full, and refuses orders and results ({full})."
@@ -213,9 +213,9 @@ class RedisConnection:
         return RedisUnavailable(f"Redis at {self.address} cannot be reached: {error}")
 
 
-def rights_fix(refused: BaseException) -> str:
+def rights_fix(rejected: BaseException) -> str:
     """What to do where our user may not give that command, or a script of ours one of its own."""
-    lacks = isinstance(refused, NoPermissionError) or any(
-        words in str(refused) for words in ("executing the script can't run", "NOPERM")
+    lacks = isinstance(rejected, NoPermissionError) or any(
+        words in str(rejected) for words in ("executing the script can't run", "NOPERM")
     )
     return f"; {LACKS_RIGHTS}" if lacks else ""

@@ -35,7 +35,7 @@ class RedisGeneration:
     """
 
     def __init__(self, line: RedisConnection) -> None:
-        self._line = line
+        self._connection = line
         #: How many have begun since we look.
         self.begun = 0
         self._known: bytes | None = None
@@ -84,11 +84,11 @@ class RedisGeneration:
         Args:
             signer: the id of the key that this scheduler signs with; empty without keys.
         """
-        run, begins = run_id(self._line), True
-        *answers, signs = self._line.ask([*self.questions, ("GET", redis_keys.SIGNS)])
+        run, begins = run_id(self._connection), True
+        *answers, signs = self._connection.ask([*self.questions, ("GET", redis_keys.SIGNS)])
         if self._known is None and (signer or signs):
             # Who was here before may have had other keys, and have thrown away what nodes said.
-            self._line.ask([("DEL", redis_keys.GENERATION)])
+            self._connection.ask([("DEL", redis_keys.GENERATION)])
             self._begin(None, run)
         elif run != self._run_id:
             self._begin(answers[0], run)
@@ -106,7 +106,7 @@ class RedisGeneration:
         """
         # The generation goes first: without it no node appends what it had in its hands.
         emptied = [("DEL", *streams)] if streams else []
-        self._line.ask([("DEL", redis_keys.GENERATION), *emptied])
+        self._connection.ask([("DEL", redis_keys.GENERATION), *emptied])
         self._begin(None, self._run_id)
 
     def exhausted(self, taken: Mapping[bytes, Sequence[StreamEntry]]) -> list[str]:
@@ -124,7 +124,7 @@ class RedisGeneration:
         places = {key.decode(): place_of(entries[-1][0])[0] for key, entries in taken.items()}
         if max(places.values(), default=0) <= time.time() * 1000 + _AHEAD_AT_MOST_MS:
             return []
-        ((seconds, _),) = self._line.ask([("TIME",)])  # our clock may be wrong
+        ((seconds, _),) = self._connection.ask([("TIME",)])  # our clock may be wrong
         latest = int(seconds) * 1000 + _AHEAD_AT_MOST_MS
         return [key for key, milliseconds in places.items() if milliseconds > latest]
 
@@ -145,11 +145,11 @@ class RedisGeneration:
                 ("SET", redis_keys.GENERATION, fresh, *only_if_none),
                 ("GET", redis_keys.GENERATION),
             ]
-            generation = self._line.ask(setting)[1]
+            generation = self._connection.ask(setting)[1]
         self._known = generation
         self.begun += 1
 
     def _make(self, key: str) -> None:
         """This is how an empty stream is made."""
         make = ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM")
-        self._line.ask([make, ("XGROUP", "DESTROY", key, "maker")])
+        self._connection.ask([make, ("XGROUP", "DESTROY", key, "maker")])

@@ -24,7 +24,7 @@ class EmbeddedServices(Protocol):
     def trouble(self) -> str | None:
         """Why it will never work again, if so."""
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened since the last call that a person should know."""
 
     def excuse_node(self) -> None:
@@ -63,7 +63,7 @@ class RedisLink:
         self._away_since: float | None = None
         self._away_because = ""
         #: What happened since it was looked at that people should know.
-        self.news: list[str] = []
+        self.notices: list[str] = []
         self._told, self._told_until = "", 0.0
         #: When to try again, while it is away.
         self.retry_due = 0.0
@@ -90,7 +90,7 @@ class RedisLink:
         self._away_because = str(error)
         if LACKS_RIGHTS in self._away_because:
             if self._away_because != self._told or now > self._told_until:
-                self.news.append(f"{error}. The scheduler waits for that; trials go on.")
+                self.notices.append(f"{error}. The scheduler waits for that; trials go on.")
             self._told, self._told_until = self._away_because, now + _TOLD_FOR_S
         self.close()
         self.ask_backing()

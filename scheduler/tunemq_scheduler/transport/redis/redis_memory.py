@@ -43,7 +43,7 @@ class RedisMemory:
 
     def __init__(self) -> None:
         self.full_since: float | None = None
-        self._news: list[str] = []
+        self._notices: list[str] = []
 
     @property
     def full_s(self) -> float:
@@ -54,7 +54,7 @@ class RedisMemory:
         """It refused something for want of memory."""
         if self.full_since is None:
             self.full_since = time.monotonic()
-            self._news.append(
+            self._notices.append(
                 f"{error} Trials go on, and wait when their nodes have no room for results either;"
                 " nothing is lost."
             )
@@ -64,7 +64,7 @@ class RedisMemory:
         if self.full_since is None:
             return False
         seconds, self.full_since = self.full_s, None
-        self._news.append(f"Redis has room again after {seconds:.0f} s.")
+        self._notices.append(f"Redis has room again after {seconds:.0f} s.")
         return True
 
     def notes(self) -> list[str]:
@@ -73,7 +73,7 @@ class RedisMemory:
             return []
         return [f"Redis has been full for {self.full_s:.0f} s: results and orders wait."]
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         """What happened since the last call."""
-        news, self._news = self._news, []
-        return news
+        notices, self._notices = self._notices, []
+        return notices

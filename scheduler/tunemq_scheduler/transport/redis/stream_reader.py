@@ -70,7 +70,7 @@ class StreamReader:
     """Reads streams from their beginnings; `rewind` reads them from there again."""
 
     def __init__(self, line: RedisConnection) -> None:
-        self._line = line
+        self._connection = line
         self._cursors: dict[bytes, bytes] = {}
         #: Those that are not read for now.
         self._held: set[bytes] = set()
@@ -115,7 +115,7 @@ class StreamReader:
 
     def reset(self) -> None:
         """Drop the connection; the next `ask` opens another and reads on."""
-        self._line.close()
+        self._connection.close()
         self._asked_at = None
 
     def ask(self) -> None:
@@ -127,14 +127,16 @@ class StreamReader:
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at > _ANSWER_WITHIN_S:
                 self.reset()
-                raise RedisUnavailable(f"Redis at {self._line.address} does not answer any more.")
+                raise RedisUnavailable(
+                    f"Redis at {self._connection.address} does not answer any more."
+                )
             return
-        self._line.connect()
+        self._connection.connect()
         block = str(int(_BLOCK_S * 1000))
         cursors = {key: place for key, place in self._cursors.items() if key not in self._held}
         self._count = max(1, min(self._most, _ENTRIES // len(cursors)))
         command = ("XREAD", "COUNT", str(self._count), "BLOCK", block, "STREAMS")
-        self._line.post([(*command, *cursors, *cursors.values())])
+        self._connection.post([(*command, *cursors, *cursors.values())])
         self._asked_at = time.monotonic()
 
     def wait(self, seconds: float, others: Collection[int]) -> tuple[bool, set[int]]:
@@ -143,7 +145,7 @@ class StreamReader:
         Returns:
             Whether `take` has something to take, and which of the others are readable.
         """
-        ours = -1 if self._asked_at is None else self._line.fileno()
+        ours = -1 if self._asked_at is None else self._connection.fileno()
         poll = select.poll()  # not select.select: a script may have more than 1024 files open
         for descriptor in others if ours < 0 else (ours, *others):
             poll.register(descriptor, select.POLLIN)
@@ -157,7 +159,7 @@ class StreamReader:
             WireUnavailable: the connection broke; nothing is skipped.
         """
         try:
-            answer = self._line.receive()
+            answer = self._connection.receive()
             self._unfinished = {key for key, entries in answer or () if len(entries) >= self._count}
             self._most = min(COUNT, 2 * self._most)
         except ReplyTooLong:
@@ -187,8 +189,8 @@ class StreamReader:
         random.shuffle(keys)  # the first may leave no room for others
         bounds = (COUNT, _PIECE_BYTES, _LOOKED_AT_BYTES)
         places = [part for key in keys for part in (self._cursors[key], _longest(key))]
-        self._line.connect()
-        ((read, removed),) = self._line.ask(
+        self._connection.connect()
+        ((read, removed),) = self._connection.ask(
             [("EVAL", _SCRIPT, str(len(keys)), *keys, *bounds, *places)]
         )
         self.removed += [key.decode() for key in removed]
@@ -198,5 +200,5 @@ class StreamReader:
 def _longest(key: bytes) -> int:
     """How many bytes an entry of this stream has at most, the names of its fields included."""
     is_nodes = key == redis_keys.NODES.encode()
-    longest = limits.HELLO_BYTES if is_nodes else limits.EVENTS_BYTES + limits.HEADER_BYTES
+    longest = limits.REGISTRATION_BYTES if is_nodes else limits.EVENTS_BYTES + limits.HEADER_BYTES
     return longest + 1024

@@ -32,16 +32,16 @@ class Node(Story):
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
         order = self.choose("a")
         if kind == "died":
-            fact: m.Event = m.TrialProcessDied("a", order.epoch, 1, None, 1, 0.0, "cuda_memory")
+            fact: m.Event = m.TrialProcessDied("a", order.attempt, 1, None, 1, 0.0, "cuda_memory")
         else:
-            fact = m.TrialFailed("a", order.epoch, kind, "out of memory", "", 0.0)
+            fact = m.TrialFailed("a", order.attempt, kind, "out of memory", "", 0.0)
         commands = self.tell(fact)
-        self.free("a", order.epoch)
+        self.free("a", order.attempt)
         (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
     def is_as_replayed(self) -> None:
-        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        assert replay(self.settings, self.journal_records).snapshot() == self.runner.snapshot()
         loaded = TrialRunner.load(self.settings, dump(self.runner), self.runner.finished)
         assert loaded.snapshot() == self.runner.snapshot()
 
@@ -124,8 +124,8 @@ def test_other_failures_have_the_budget_that_they_would_have_had() -> None:
 def test_a_log_policy_about_it_keeps_it_away_from_the_node_as_well() -> None:
     node = Node({"gpu": 0.5}, log_rules=(LogRule("out of memory", EXCLUDE_NODE),))
     order = node.choose("a")
-    node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
-    node.tell(m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0))
+    node.tell(m.LogMatched("a", order.attempt, "out of memory", "CUDA out of memory", 0.0))
+    node.tell(m.TrialFailed("a", order.attempt, "cuda_memory", "out of memory", "", 0.0))
     trial = node.runner.live["a"]
     assert (trial.resources, trial.excluded) == ({"gpu": 1.0}, ["g"])
 
@@ -134,8 +134,8 @@ def test_where_the_only_node_is_shunned_for_good_it_ends() -> None:
     rules = (LogRule("out of memory", EXCLUDE_NODE),)
     node = Node({"gpu": 0.5}, log_rules=rules, nodes_may_come=False)
     order = node.choose("a")
-    node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
-    failed = m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0)
+    node.tell(m.LogMatched("a", order.attempt, "out of memory", "CUDA out of memory", 0.0))
+    failed = m.TrialFailed("a", order.attempt, "cuda_memory", "out of memory", "", 0.0)
     (record,) = [one for one in node.tell(failed) if isinstance(one, c.NotifyFailure)]
     assert not record.retried
     assert "no other node that could hold it" in record.told

@@ -18,8 +18,8 @@ AGAIN = DeviceUse("GPU-a", "H100", 10.0, 1.0, 1.0, 3e9, 300.0)
 TOTAL = (DeviceUse("GPU-a", "H100", 20.0, 1.0, 0.75, 3e9, 400.0), SECOND)
 
 
-def used(trial: str, epoch: int, *devices: DeviceUse) -> m.DevicesUsed:
-    return m.DevicesUsed(trial, epoch, devices)
+def used(trial: str, attempt: int, *devices: DeviceUse) -> m.DevicesUsed:
+    return m.DevicesUsed(trial, attempt, devices)
 
 
 def test_all_tries_of_a_trial_count_also_those_that_were_lost() -> None:

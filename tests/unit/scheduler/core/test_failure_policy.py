@@ -18,13 +18,13 @@ COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "s
 
 
 def failing(
-    kind: str, trial: str = "a", epoch: int = 1, *, is_shared: bool = False
+    kind: str, trial: str = "a", attempt: int = 1, *, is_shared: bool = False
 ) -> m.TrialFailed | m.TrialProcessDied:
     """A fact of this class."""
     if kind == "died":
-        return m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0)
+        return m.TrialProcessDied(trial, attempt, 1, 9, None, 0.0)
     error = f"{kind}: it went wrong"
-    return m.TrialFailed(trial, epoch, kind, error, "", 0.0, is_shared=is_shared)
+    return m.TrialFailed(trial, attempt, kind, error, "", 0.0, is_shared=is_shared)
 
 
 class Tries(Story):
@@ -40,9 +40,9 @@ class Tries(Story):
         self.choose("a")
         trial = self.runner.live["a"]
         for _ in range(new_results):
-            self.report("a", trial.last_step + 1, epoch=trial.epoch)
-        commands = self.tell(failing(kind, epoch=trial.epoch))
-        self.free("a", trial.epoch)
+            self.report("a", trial.last_step + 1, attempt=trial.attempt)
+        commands = self.tell(failing(kind, attempt=trial.attempt))
+        self.free("a", trial.attempt)
         (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
@@ -79,7 +79,7 @@ def test_a_failure_of_the_trial_counts_towards_max_failures_and_says_which_it_is
     assert tries.status == "ERROR"
     summary = tries.runner.summary("a")
     assert (summary.num_failures, summary.failures) == (3, {kind: 3})
-    assert summary.reason == f"{CLASSES[kind].words}: failure 3 of at most 3"
+    assert summary.reason == f"{CLASSES[kind].description}: failure 3 of at most 3"
 
 
 def test_failures_of_different_classes_share_max_failures() -> None:
@@ -190,7 +190,7 @@ def test_the_counters_are_the_same_after_a_replay() -> None:
     tries = Tries(max_failures=5, max_storage_failures=5)
     for kind in ("user", "storage", "died", "restore"):
         tries.fail_once(kind, new_results=kind == "died")
-    again = replay(tries.settings, tries.entries)
+    again = replay(tries.settings, tries.journal_records)
     assert again.snapshot() == tries.runner.snapshot()
     assert again.live["a"].in_a_row == {"died": 1, "restore": 1}
 
@@ -226,9 +226,9 @@ class Falling(Story):
         """Lose the process from which all trials on the node were forked."""
         trials = list(self.runner.slots.trials_on(self.node))
         for trial in trials:
-            epoch = self.runner.live[trial].epoch
-            self.tell(failing("forkserver", trial, epoch, is_shared=len(trials) > 1))
-            self.free(trial, epoch)
+            attempt = self.runner.live[trial].attempt
+            self.tell(failing("forkserver", trial, attempt, is_shared=len(trials) > 1))
+            self.free(trial, attempt)
 
     def start_all(self) -> list[str]:
         """Start what may be started, when it may."""
@@ -264,7 +264,7 @@ def test_f22_a_new_result_between_two_losses_clears_a_trial_of_suspicion() -> No
     story.add("a")
     for step in range(1, 6):
         story.start_all()
-        story.report("a", step, epoch=story.runner.live["a"].epoch)
+        story.report("a", step, attempt=story.runner.live["a"].attempt)
         story.fall()
     assert story.runner.live["a"].status == "PENDING"
 
@@ -279,7 +279,7 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
     assert story.start_all() == []
-    story.report("a", 1, epoch=3)
+    story.report("a", 1, attempt=3)
     assert story.start_all() == [], "the node is emptied for the next one"
     story.tell(m.TrialFinished("a", 3))
     story.tell(m.SlotFreed("a", 3))
@@ -287,7 +287,7 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     story.fall()
     for trial in ("b", "d"):
         assert story.start_all() == [trial]
-        story.report(trial, 1, epoch=3)
+        story.report(trial, 1, attempt=3)
         story.tell(m.TrialFinished(trial, 3))
         story.tell(m.SlotFreed(trial, 3))
     for _ in range(2):
@@ -297,7 +297,7 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     assert "NotifyFailure" in kinds(last)
     assert story.runner.summary("poison").status == "ERROR"
     assert "node.3, node.4, node.5" in story.runner.summary("poison").reason
-    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+    assert replay(story.settings, story.journal_records).snapshot() == story.runner.snapshot()
 
 
 def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> None:
@@ -310,14 +310,14 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
         story.lose_forkserver()
     # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
-    story.report("a", 1, epoch=3)
+    story.report("a", 1, attempt=3)
     assert story.start_all() == [], "the node is emptied for the next one"
     story.tell(m.TrialFinished("a", 3))
     story.free("a", 3)
     assert story.start_all() == ["killer"]
     story.lose_forkserver()
     assert story.start_all() == ["b"]
-    story.report("b", 1, epoch=3)
+    story.report("b", 1, attempt=3)
     story.tell(m.TrialFinished("b", 3))
     story.free("b", 3)
     for _ in range(2):
@@ -325,7 +325,7 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
         assert story.start_all() == []
         story.lose_forkserver()
     assert story.runner.summary("killer").status == "ERROR"
-    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+    assert replay(story.settings, story.journal_records).snapshot() == story.runner.snapshot()
 
 
 def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allowed() -> None:
@@ -341,12 +341,12 @@ def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allow
         if trial == "killer":
             story.lose_forkserver()
         else:
-            story.report(trial, 1, epoch=2)
+            story.report(trial, 1, attempt=2)
             story.tell(m.TrialFinished(trial, 2))
             story.free(trial, 2)
     statuses = [story.runner.summary(trial).status for trial in ("a", "killer", "b")]
     assert statuses == ["TERMINATED", "ERROR", "TERMINATED"]
-    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+    assert replay(story.settings, story.journal_records).snapshot() == story.runner.snapshot()
 
 
 def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
@@ -389,7 +389,7 @@ def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
     assert nodes == {"node.2", "other.1"}
     story.add("c")
     assert story.start_all() == [], "nothing runs beside a suspect"
-    story.report("a", 1, epoch=2)
+    story.report("a", 1, attempt=2)
     assert story.start_all() == ["c"], "a trial that got on shares its node again"
 
 
@@ -401,7 +401,7 @@ def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
     story.start_all()
     story.fall()
     assert story.start_all() == ["a"]
-    story.report("a", 1, epoch=2)
+    story.report("a", 1, attempt=2)
     story.add("c")
     assert story.start_all() == []
     story.tell(m.TrialFinished("a", 2))

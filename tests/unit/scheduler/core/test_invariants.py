@@ -20,8 +20,8 @@ def suggested(n: int, trial: str) -> m.ConfigSuggested:
     return m.ConfigSuggested(n, trial, b"", "", {"cpu": 1.0})
 
 
-def result(step: int, epoch: int = 1) -> m.ResultReported:
-    return m.ResultReported("t", epoch, step, {}, 0.0, 1.0, 1.0, 1.0, step)
+def result(step: int, attempt: int = 1) -> m.ResultReported:
+    return m.ResultReported("t", attempt, step, {}, 0.0, 1.0, 1.0, 1.0, step)
 
 
 def running(**options: object) -> JournalAuditor:
@@ -69,7 +69,7 @@ def test_i2_a_batch_follows_the_one_before(first: int) -> None:
 
 def test_i2_what_is_journalled_is_what_the_node_has_stated() -> None:
     auditor = running()
-    auditor._said = lambda _incarnation, number: result(number)
+    auditor._said = lambda _instance_id, number: result(number)
     auditor.event(m.BatchRead("n.1", 2, 2, "2-0"))
     with pytest.raises(InvariantBroken, match=r"I2.*n\.1's event 2 is ResultReported"):
         auditor.event(result(1))
@@ -77,7 +77,7 @@ def test_i2_what_is_journalled_is_what_the_node_has_stated() -> None:
 
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the runner take every result."""
-    monkeypatch.setattr(RunnerState, "review", lambda *_: ResultReview.PASSING)
+    monkeypatch.setattr(RunnerState, "review", lambda *_: ResultReview.BEFORE_HORIZON)
 
 
 def test_i2_no_step_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,9 @@ class Farm(Story):
             self.join_as(f"n{number}.1")
         self.add("a")
 
-    def join_as(self, incarnation: str, **fields: Any) -> None:
-        node = incarnation.partition(".")[0]
-        joined = m.NodeJoined(incarnation, node, f"{node}-host", "127.0.0.1", {"cpu": 1.0})
+    def join_as(self, instance_id: str, **fields: Any) -> None:
+        node = instance_id.partition(".")[0]
+        joined = m.NodeJoined(instance_id, node, f"{node}-host", "127.0.0.1", {"cpu": 1.0})
         self.tell(msgspec.structs.replace(joined, **fields))
 
     def node(self) -> str:
@@ -50,16 +50,16 @@ class Farm(Story):
     def place(self) -> str:
         """Start it as soon as that may be; returns its node."""
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
-        return self.choose("a").incarnation
+        return self.choose("a").instance_id
 
     def print_(self, pattern: str, trial: str = "a") -> None:
-        epoch = self.runner.live[trial].epoch
-        self.tell(m.LogMatched(trial, epoch, pattern, f"oh, {pattern}!", 0.0))
+        attempt = self.runner.live[trial].attempt
+        self.tell(m.LogMatched(trial, attempt, pattern, f"oh, {pattern}!", 0.0))
 
     def fail(self, trial: str = "a", kind: str = "user") -> c.NotifyFailure:  # type: ignore[override]
-        epoch = self.runner.live[trial].epoch
-        commands = self.tell(m.TrialFailed(trial, epoch, kind, "it went wrong", "", 0.0))
-        self.free(trial, epoch)
+        attempt = self.runner.live[trial].attempt
+        commands = self.tell(m.TrialFailed(trial, attempt, kind, "it went wrong", "", 0.0))
+        self.free(trial, attempt)
         (record,) = [one for one in commands if isinstance(one, c.NotifyFailure)]
         return record
 
@@ -74,7 +74,7 @@ class Farm(Story):
 
     def is_as_replayed(self) -> None:
         """The journal, and a snapshot, give this state."""
-        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        assert replay(self.settings, self.journal_records).snapshot() == self.runner.snapshot()
         loaded = TrialRunner.load(self.settings, dump(self.runner), self.runner.finished)
         assert loaded.snapshot() == self.runner.snapshot()
         assert [one.trial_id for one in loaded.waiting()] == [
@@ -203,7 +203,7 @@ def test_in_a_farm_it_waits_for_another_node_and_others_use_the_one_that_it_shun
     assert farm.runner.shuns_all(farm.trial)
     assert farm.runner.wants_config(), "who shuns nodes keeps nobody waiting"
     assert SlotDemand(request, 1, "", ("n1.1",)) in farm.runner.usage().wants
-    assert farm.start("b").incarnation == "n1.1"
+    assert farm.start("b").instance_id == "n1.1"
     assert farm.trial.status == PENDING
 
 
@@ -274,18 +274,18 @@ def test_whatever_happens_nothing_begins_where_it_is_not_to_and_the_journal_give
         elif what < 0.5 and waiting:
             trial = draw.choice(waiting)
             excluded = list(trial.excluded)
-            incarnation = farm.choose(trial.trial_id).incarnation
-            assert incarnation.partition(".")[0] not in excluded
+            instance_id = farm.choose(trial.trial_id).instance_id
+            assert instance_id.partition(".")[0] not in excluded
         elif running:
             trial = draw.choice(running)
             if draw.random() < 0.5:
                 farm.print_(draw.choice([ECC, ECC, ECC, ASSERT]), trial.trial_id)
             elif draw.random() < 0.2:
-                farm.report(trial.trial_id, trial.last_step + 1, epoch=trial.epoch)
+                farm.report(trial.trial_id, trial.last_step + 1, attempt=trial.attempt)
             else:
                 farm.fail(trial.trial_id)
     farm.is_as_replayed()
     auditor = JournalAuditor(farm.settings)
-    for entry in farm.entries:
+    for entry in farm.journal_records:
         auditor.event(entry.event, entry.answers)
     auditor.same_as(farm.runner)

@@ -52,10 +52,10 @@ class SharedNode(Story):
     def check(self) -> None:
         """The journal gives the same state, and so does the state when it is read again."""
         auditor = JournalAuditor(self.settings)
-        auditor.turn(self.entries)
+        auditor.turn(self.journal_records)
         auditor.check()
         auditor.same_as(self.runner)
-        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        assert replay(self.settings, self.journal_records).snapshot() == self.runner.snapshot()
         again = TrialRunner.load(self.settings, dump(self.runner), dict(self.runner.finished))
         assert again.snapshot() == self.runner.snapshot()
         assert dump(again) == dump(self.runner)
@@ -70,7 +70,7 @@ def test_of_a_shared_node_nothing_is_used_before_it_is_offered() -> None:
     story.offer("g2")
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
     order = story.choose("a")
-    assert (order.incarnation, order.devices) == (story.NODE, {"g2": 1.0})
+    assert (order.instance_id, order.devices) == (story.NODE, {"g2": 1.0})
     assert not story.runner.wants_config()
     story.check()
 
@@ -88,7 +88,7 @@ def test_an_older_offer_that_comes_late_changes_nothing() -> None:
 
 def test_a_node_that_is_not_shared_is_used_as_always() -> None:
     story = Story()
-    assert story.start("a").incarnation == "node.1"
+    assert story.start("a").instance_id == "node.1"
     assert story.runner.usage().seen == {"node.1": 0}
 
 
@@ -189,8 +189,8 @@ def test_who_has_not_given_way_in_time_is_stopped_and_its_repeated_steps_are_cou
     story.offer("g0")
     order = story.choose("a")
     assert [ref.step for ref in order.restore] == [1]
-    story.report("a", 2, epoch=2)
-    story.report("a", 3, epoch=2)
+    story.report("a", 2, attempt=2)
+    story.report("a", 3, attempt=2)
     summary = story.runner.summary("a")
     assert (summary.preemptions, summary.repeated, summary.num_failures) == (1, 1, 0)
     story.check()

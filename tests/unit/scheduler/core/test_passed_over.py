@@ -6,7 +6,7 @@ from tests.unit.scheduler.stories import NODE, Story
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.waiting_trials import PATIENCE
+from tunemq_scheduler.core.trials.waiting_trials import MAX_TIMES_PASSED_OVER
 from tunemq_shared.protocol import messages as m
 
 
@@ -45,7 +45,7 @@ class Busy(Story):
             assert self.next_small()
 
     def check(self) -> None:
-        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        assert replay(self.settings, self.journal_records).snapshot() == self.runner.snapshot()
         again = TrialRunner.load(self.settings, dump(self.runner), dict(self.runner.finished))
         assert again.snapshot() == self.runner.snapshot()
         assert dump(again) == dump(self.runner)
@@ -54,7 +54,7 @@ class Busy(Story):
 def test_a_large_trial_among_small_ones_has_a_node_kept_for_it() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
-    story.end_and_begin(PATIENCE - 1)
+    story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     assert not story.place("large")
     story.check()
     for left in (3, 2, 1):
@@ -72,7 +72,7 @@ def test_a_large_trial_among_small_ones_has_a_node_kept_for_it() -> None:
 def test_smaller_trials_go_on_where_no_node_is_kept() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
-    story.end_and_begin(PATIENCE - 1)
+    story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     story.end(story.running[0])
     story.add("late")
     assert not story.place("late")
@@ -84,7 +84,7 @@ def test_smaller_trials_go_on_where_no_node_is_kept() -> None:
 def test_who_waits_no_longer_keeps_no_node() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
-    story.end_and_begin(PATIENCE - 1)
+    story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     story.end(story.running[0])
     assert not story.next_small()
     story.tell(m.StopRequested("large", "nobody wants it"))
@@ -96,7 +96,7 @@ def test_who_waits_no_longer_keeps_no_node() -> None:
 def test_what_no_node_can_ever_hold_keeps_none() -> None:
     story = Busy()
     story.add("huge", cpus=5.0)
-    story.end_and_begin(3 * PATIENCE)
+    story.end_and_begin(3 * MAX_TIMES_PASSED_OVER)
     assert story.runner.placement.reserved == []
     story.check()
 
@@ -105,7 +105,7 @@ def test_who_is_served_in_its_turn_is_not_passed_over() -> None:
     story = Busy()
     for n in range(4):
         story.add(f"waits{n}")
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * MAX_TIMES_PASSED_OVER):
         story.end(story.running[0])
         first = next(iter(story.runner.waiting())).trial_id
         assert story.place(first)
@@ -117,7 +117,7 @@ def test_who_is_served_in_its_turn_is_not_passed_over() -> None:
 def test_another_node_is_kept_when_the_first_is_lost() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
-    story.end_and_begin(PATIENCE - 1)
+    story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     story.end(story.running[0])
     story.lose(NODE, is_dead=True)
     assert story.runner.placement.reserved == []
@@ -130,11 +130,11 @@ def test_a_node_that_fits_and_that_nobody_chooses_is_not_kept_for_ever() -> None
     story = Busy()
     story.join("other.1", 1.0)
     story.add("large", cpus=4.0)
-    story.end_and_begin(PATIENCE - 1)
+    story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     while any(story.runner.slots.node_at(one, 1) == NODE for one in story.running):
         story.end(next(o for o in story.running if story.runner.slots.node_at(o, 1) == NODE))
     assert story.runner.has_place(story.runner.live["large"])
-    for _ in range(PATIENCE):
+    for _ in range(MAX_TIMES_PASSED_OVER):
         if not story.running:
             assert story.next_small(), "on the other node"
         story.end(story.running[0])
@@ -153,11 +153,11 @@ def test_of_several_that_are_passed_over_the_longest_waiting_has_a_node_kept_fir
     small = list(story.running)
     for runner in (story.runner, again):
         running = list(small)
-        for n in range(PATIENCE):
+        for n in range(MAX_TIMES_PASSED_OVER):
             oldest = running.pop(0)
             runner.handle(m.TrialFinished(oldest, 1))
             runner.handle(m.SlotFreed(oldest, 1))
-            if n < PATIENCE - 1:
+            if n < MAX_TIMES_PASSED_OVER - 1:
                 running.append(f"new{n}")
                 fields = (runner.suggested, running[-1], b"", "", {"cpu": 1.0})
                 runner.handle(m.ConfigSuggested(*fields))

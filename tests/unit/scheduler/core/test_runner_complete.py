@@ -10,7 +10,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.result_review import ResultReview
-from tunemq_scheduler.output.terminal.notices import told_of_end
+from tunemq_scheduler.output.terminal.notices import format_trial_end
 from tunemq_shared.protocol import messages as m
 
 COLD = m.ExperimentResumed(2, 0.0)
@@ -58,7 +58,7 @@ def is_over(story: Story, told: list[c.Command]) -> None:
 def test_runner_with_a_complete_trial_ends_it_whatever_it_dies_of(fact, max_failures) -> None:
     story = complete(max_failures=max_failures)
     is_over(story, story.tell(fact))
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
 
 
@@ -83,7 +83,7 @@ def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
     assert told == c.WarnTrialEnd("a", DIED, "host", 2, 1)
     assert end == ENDED
     assert isinstance(told, c.WarnTrialEnd)
-    text = told_of_end(told, saves_at_end=False)
+    text = format_trial_end(told, saves_at_end=False)
     assert "trial a had reported its last result (step 2)" in text
     assert "on host (" in text
     assert "SIGKILL" in text
@@ -92,7 +92,7 @@ def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
 
 @pytest.mark.parametrize("is_due", [True, False])
 def test_told_of_end_without_checkpoints_misses_one_only_where_it_was_due(is_due) -> None:
-    text = told_of_end(c.WarnTrialEnd("a", None, "host", 2, 0), saves_at_end=is_due)
+    text = format_trial_end(c.WarnTrialEnd("a", None, "host", 2, 0), saves_at_end=is_due)
     assert ("a checkpoint of that step is missing, it has none" in text) is is_due
 
 
@@ -119,11 +119,11 @@ def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_ther
     story.free("a")
     story.choose("a")
     # What it reports may be another result this time, which its criteria do not stop.
-    late = result("a", step, epoch=2)
+    late = result("a", step, attempt=2)
     assert story.runner.review(late) is ResultReview.REPEATED
     assert story.tell(late) == [c.StopTrial("a", 2, NODE)]
-    assert story.report("a", step + 1, epoch=2) == []
-    assert kinds(story.free("a", epoch=2)) == ["ReleaseTrial", "NotifyTrialEnd"]
+    assert story.report("a", step + 1, attempt=2) == []
+    assert kinds(story.free("a", attempt=2)) == ["ReleaseTrial", "NotifyTrialEnd"]
     summary = story.runner.summary("a")
     assert summary.status == "TERMINATED"
     assert summary.last_result == result("a", 2, done=True)
@@ -136,8 +136,8 @@ def test_runner_with_a_complete_trial_in_error_resumes_it_no_further_than_its_en
     assert story.runner.summary("a").status == "ERROR"
     story.tell(m.ExperimentResumed(2, 0.0, errored="resume", is_cold=False))
     story.choose("a")
-    assert story.report("a", 3, epoch=2) == [c.StopTrial("a", 2, NODE)]
-    story.free("a", epoch=2)
+    assert story.report("a", 3, attempt=2) == [c.StopTrial("a", 2, NODE)]
+    story.free("a", attempt=2)
     assert story.runner.summary("a").status == "TERMINATED"
 
 
@@ -152,7 +152,7 @@ def test_runner_with_criteria_that_let_a_complete_trial_go_on_records_more(is_ov
     (order,) = story.tell(m.TrialChosen("a"))
     assert isinstance(order, c.StartTrial)
     assert order.last_step == 2
-    assert kinds(story.report("a", 3, epoch=2))[0] == "NotifyResult"
+    assert kinds(story.report("a", 3, attempt=2))[0] == "NotifyResult"
 
 
 def test_runner_with_a_trial_that_dies_while_a_stopper_ends_the_search_ends_it() -> None:
@@ -184,11 +184,11 @@ def test_runner_reading_that_an_earlier_version_tried_a_complete_trial_again_lea
     for event in (
         m.TrialChosen("a"),
         m.TrialStarted("a", 2, 1, "host", "127.0.0.1", 0.0),
-        result("a", 3, epoch=2, done=True),
+        result("a", 3, attempt=2, done=True),
         m.TrialProcessDied("a", 2, 1, 9, None, 0.0),
         m.SlotFreed("a", 2),
     ):
         assert story.tell(event) == []
     summary = story.runner.summary("a")
-    assert (summary.status, summary.epoch) == ("TERMINATED", 1)
+    assert (summary.status, summary.attempt) == ("TERMINATED", 1)
     assert summary.last_result == result("a", 2, done=True)

@@ -51,10 +51,10 @@ def test_a_paused_trial_goes_on_as_a_new_incarnation_up_to_its_next_horizon() ->
     story.paused("a")
     story.free("a")
     order = story.choose("a")
-    assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 1)
+    assert (order.attempt, order.run_until, order.last_step) == (2, UP_TO_5, 1)
     assert [ref.key for ref in order.restore] == ["a/1-1"]
     assert status(story) == "RUNNING"
-    assert kinds(story.report("a", 2, epoch=2)) == ["NotifyResult"]
+    assert kinds(story.report("a", 2, attempt=2)) == ["NotifyResult"]
 
 
 def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() -> None:
@@ -66,7 +66,7 @@ def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() 
     assert status(story) == "PENDING"
     trial = story.runner.live["a"]
     assert (trial.num_failures, trial.failures, trial.waits) == (0, {}, ("", ""))
-    assert story.choose("a").epoch == 2
+    assert story.choose("a").attempt == 2
 
 
 @pytest.mark.parity(140)
@@ -74,7 +74,7 @@ def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decide
     None
 ):
     story = pausing()
-    assert story.runner.review(result("a", 7)) is ResultReview.PASSING
+    assert story.runner.review(result("a", 7)) is ResultReview.BEFORE_HORIZON
     assert kinds(story.report("a", 2)) == ["NotifyResult"]
     story.paused("a")
     story.free("a")
@@ -99,7 +99,7 @@ def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_
     story.free("a")
     assert story.runner.placement.free == {"cpu": 1.0}
     assert story.choose("a").restore == ()
-    assert story.report("a", 1, epoch=2) == [], "repeated, and shown to nobody"
+    assert story.report("a", 1, attempt=2) == [], "repeated, and shown to nobody"
 
 
 @pytest.mark.parity(130)
@@ -154,14 +154,14 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
     assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["NotifyResult"]
     assert status(story) == "PAUSED"
     assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
-    assert story.runner.review(result("a", 7)) is ResultReview.PASSING, (
+    assert story.runner.review(result("a", 7)) is ResultReview.BEFORE_HORIZON, (
         "nobody is asked about it again"
     )
     assert kinds(story.report("a", 2)) == ["NotifyResult"]
     assert story.paused("a") == []
     story.free("a")
     assert story.runner.is_finished
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
 
     story.tell(m.ExperimentResumed(2, 0.0))
@@ -169,7 +169,7 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
     assert status(story) == "PAUSED", "its scheduler says when it goes on"
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
     order = story.choose("a")
-    assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 2)
+    assert (order.attempt, order.run_until, order.last_step) == (2, UP_TO_5, 2)
 
 
 def test_those_that_never_ran_are_offered_before_paused_ones() -> None:
@@ -205,19 +205,19 @@ def test_what_an_older_incarnation_says_of_pausing_changes_nothing() -> None:
     story.paused("a")
     story.free("a")
     story.choose("a")
-    assert story.paused("a", epoch=1) == []
+    assert story.paused("a", attempt=1) == []
     assert status(story) == "RUNNING"
 
 
 @pytest.mark.parity(118, 120)
 def test_a_trial_read_back_while_it_pauses_or_is_paused_is_where_it_was() -> None:
     story = pausing()
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
     assert again.live["a"].pausing == "others first"
     story.write("a", 1)
     story.paused("a")
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
     assert again.live["a"].status == "PAUSED"
     assert again.live["a"].has_checkpoint

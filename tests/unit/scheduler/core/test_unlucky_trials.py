@@ -29,10 +29,10 @@ class Farm(Story):
         """Place the trial as soon as it may be, and let it fail; returns on which node."""
         self.pass_on(max(0.0, self.trial.not_before - self.runner.elapsed))
         order = self.choose("a")
-        epoch = self.trial.epoch
-        self.tell(m.TrialFailed("a", epoch, "storage", "no room", "", 0.0))
-        self.tell(m.SlotFreed("a", epoch))
-        return order.incarnation
+        attempt = self.trial.attempt
+        self.tell(m.TrialFailed("a", attempt, "storage", "no room", "", 0.0))
+        self.tell(m.SlotFreed("a", attempt))
+        return order.instance_id
 
     def fail_often(self) -> None:
         for _ in range(FAILURES_ON_A_NODE):
@@ -55,7 +55,7 @@ def test_trial_that_finds_no_other_node_with_room_goes_back_after_a_while() -> N
     farm = Farm("good")
     farm.fail_often()
     farm.add("b", cpus=4.0)
-    assert farm.choose("b").incarnation == "good.1"
+    assert farm.choose("b").instance_id == "good.1"
     farm.pass_on(farm.trial.not_before + 1.0 - farm.runner.elapsed)
     assert farm.runner.place_of(farm.trial) is None
     [wanted] = farm.runner.usage().wants
@@ -71,9 +71,9 @@ def test_trial_that_failed_often_keeps_no_other_trial_from_the_node() -> None:
     farm.fail_often()
     farm.pass_on(farm.trial.not_before + 1.0 - farm.runner.elapsed)
     farm.add("b", cpus=4.0)
-    assert farm.choose("b").incarnation == "good.1"
+    assert farm.choose("b").instance_id == "good.1"
     farm.add("c")
-    assert farm.choose("c").incarnation == "bad.1"
+    assert farm.choose("c").instance_id == "bad.1"
 
 
 def test_trial_that_failed_often_does_not_wait_behind_one_that_never_goes_to_the_node() -> None:
@@ -83,6 +83,6 @@ def test_trial_that_failed_often_does_not_wait_behind_one_that_never_goes_to_the
     farm.runner.live["never"].excluded.append("bad")
     farm.runner.queue.regroup()
     farm.add("full", cpus=4.0)
-    assert farm.choose("full").incarnation == "good.1"
+    assert farm.choose("full").instance_id == "good.1"
     farm.pass_on(farm.trial.not_before + ELSEWHERE_S + 1.0)
     assert "a" in [one.trial_id for one in farm.runner.waiting()]

@@ -11,7 +11,12 @@ import pytest
 import tunemq as tune
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.experiment.code_upload import CodePackage, carry, environment_of, search_path
+from tunemq_scheduler.experiment.code_upload import (
+    CodePackage,
+    environment_of,
+    package_code,
+    search_path,
+)
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.code.blob_folder import BlobFolder
@@ -33,13 +38,13 @@ def prepared(trainable=train, **run) -> PreparedSearch:
 def start_of(plan):
     """What a node is told of a trial of this plan."""
     order = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
-    return plan.host_start(order)
+    return plan.trial_spec(order)
 
 
 def test_here_hosts_have_this_interpreter_its_path_and_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REDIS", "redis://secret")
     monkeypatch.setenv("MINE", "1")
-    plan = carry(PLAN, prepared(), CodePackage(blobs=BlobFolder(tmp_path)))
+    plan = package_code(PLAN, prepared(), CodePackage(blobs=BlobFolder(tmp_path)))
     environment = plan.environment
     assert environment.python == sys.executable
     assert environment.sys_path == tuple(entry or os.getcwd() for entry in sys.path)
@@ -67,8 +72,8 @@ def test_another_interpreter_has_its_own_packages_and_the_script_s_modules(monke
 
 
 def test_with_a_bundle_nothing_of_this_machine_is_told(tmp_path):
-    carriage = CodePackage(blobs=BlobFolder(tmp_path), bundle=BUNDLE, script="scripts/train.py")
-    of = environment_of(prepared(env_vars={"A": "1"}), carriage=carriage)
+    code_package = CodePackage(blobs=BlobFolder(tmp_path), bundle=BUNDLE, script="scripts/train.py")
+    of = environment_of(prepared(env_vars={"A": "1"}), code_package=code_package)
     assert (of.python, of.variables, of.inherits) == ("", {"A": "1"}, True)
     assert of.sys_path == ("scripts", "")
 
@@ -82,8 +87,8 @@ def test_a_script_finds_what_is_beside_it_and_what_is_in_the_bundle(script, path
 
 
 def test_with_a_store_that_all_can_read_code_lies_there(tmp_path):
-    carriage = CodePackage(blobs=BlobFolder(tmp_path / "here"), store=str(tmp_path / "shared"))
-    plan = carry(PLAN, prepared(), carriage)
+    code_package = CodePackage(blobs=BlobFolder(tmp_path / "here"), store=str(tmp_path / "shared"))
+    plan = package_code(PLAN, prepared(), code_package)
     assert plan.code.path == str(tmp_path / "shared/blobs" / plan.code.sha256)
     assert not plan.is_apart
     assert start_of(plan).folder == "/nowhere/train_t1"
@@ -92,7 +97,7 @@ def test_with_a_store_that_all_can_read_code_lies_there(tmp_path):
 def test_the_same_code_is_the_same_blob_wherever_it_is_written(tmp_path):
     bound = tune.with_parameters(train, data=[1, 2, 3])
     plans = [
-        carry(PLAN, prepared(bound), CodePackage(blobs=BlobFolder(tmp_path / name)))
+        package_code(PLAN, prepared(bound), CodePackage(blobs=BlobFolder(tmp_path / name)))
         for name in ("a", "b")
     ]
     assert plans[0].code.sha256 == plans[1].code.sha256

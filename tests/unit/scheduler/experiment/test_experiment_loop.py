@@ -41,7 +41,7 @@ def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
     with pytest.raises(JournalError):
         loop.turn(NODE)
     assert loop.log == []
-    assert not loop.loop.is_journalled
+    assert not loop.loop.is_all_journalled
 
 
 @pytest.mark.parity(126)
@@ -49,7 +49,7 @@ def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
     loop = Loop()
     loop.turn(NODE)
     assert loop.turn() == []
-    assert loop.loop.is_journalled
+    assert loop.loop.is_all_journalled
 
 
 def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
@@ -58,7 +58,7 @@ def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
     loop.batch(1, started(), result(1))
     assert recorded(loop.batch(1, started(), result(1))) == 0
     assert recorded(loop.batch(2, result(1), result(2))) == 1
-    assert loop.runner.accepted == {"n.1": 3}
+    assert loop.runner.acknowledged == {"n.1": 3}
     assert loop.runner.repeated == 0, "numbers, not steps, told them apart"
 
 
@@ -107,9 +107,9 @@ def test_a_turn_after_the_end_does_nothing() -> None:
     loop.batch(1, started(), result(1, done=True), *last)
     loop.turn()
     assert loop.runner.is_finished
-    written = len(loop.journal.entries)
+    written = len(loop.journal.journal_records)
     assert loop.turn() == []
-    assert len(loop.journal.entries) == written
+    assert len(loop.journal.journal_records) == written
 
 
 @pytest.mark.parity(58)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.support.searches.plans import PLAN
-from tunemq_scheduler.experiment.final_cleanup import PATIENCE_S, SHORT_PATIENCE_S, settle_store
+from tunemq_scheduler.experiment.final_cleanup import SHORT_TIMEOUT_S, TIMEOUT_S, settle_store
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import CancelToken
 
@@ -31,7 +31,7 @@ class End:
         plan = msgspec.structs.replace(PLAN, store=address, cache=str(cache))
         self.runner = SimpleNamespace(**{**state, **changes})
         self.loop = SimpleNamespace(
-            runner=self.runner, plan=plan, has_leftovers=True, is_journalled=True
+            runner=self.runner, plan=plan, has_leftovers=True, is_all_journalled=True
         )
         self.left: list[str] = []
         self.told: list[str] = []
@@ -44,7 +44,7 @@ class End:
         self.done.append("removals")
         return self.left
 
-    def news(self) -> list[str]:
+    def notices(self) -> list[str]:
         return []
 
     def collect(self, live: Any, is_busy: Any, cancel: CancelToken) -> None:
@@ -90,10 +90,10 @@ def test_where_nothing_went_wrong_nothing_is_looked_for(cache):
 def test_a_slow_store_is_waited_for_unless_the_search_was_interrupted(cache):
     end = End(cache)
     end.settle()
-    assert end.within == (PATIENCE_S, PLAN.sync_timeout_s)
+    assert end.within == (TIMEOUT_S, PLAN.sync_timeout_s)
     end = End(cache, interrupted="SIGINT")
     end.settle()
-    assert end.within == (SHORT_PATIENCE_S, SHORT_PATIENCE_S)
+    assert end.within == (SHORT_TIMEOUT_S, SHORT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def test_a_collection_that_lasts_is_called_off_by_who_loses_patience(cache):
 
 def test_what_follows_from_a_turn_that_could_not_be_journalled_is_not_done(cache):
     end = End(cache)
-    end.loop.is_journalled = False
+    end.loop.is_all_journalled = False
     assert end.settle() == ["removals", "close"]
     assert cache.exists()

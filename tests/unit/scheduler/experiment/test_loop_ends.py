@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.experiment.experiment_loop import SEARCH_PATIENCE_S
+from tunemq_scheduler.experiment.experiment_loop import SEARCH_TIMEOUT_S
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
@@ -71,7 +71,7 @@ def test_f01_search_algorithm_without_an_end_is_asked_when_no_node_is_left() -> 
 def test_f01_search_algorithm_that_waits_for_nothing_fails_when_no_node_is_left() -> None:
     loop = farm_loop(search=OpenSearch(None), trials=-1)
     run_and_lose_the_only_trial(loop)
-    loop.now += SEARCH_PATIENCE_S + 1.0
+    loop.now += SEARCH_TIMEOUT_S + 1.0
     with pytest.raises(SearchFailed, match="OpenSearch suggested no configuration for 60 s"):
         loop.turn()
 

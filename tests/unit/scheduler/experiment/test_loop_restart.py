@@ -49,17 +49,19 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     events = [result(1), result(2), result(3)]
     with pytest.raises(SearchFailed):
         loop.batch(2, *events)
-    again = replay(loop.runner.settings, loop.journal.entries)
+    again = replay(loop.runner.settings, loop.journal.journal_records)
     assert again.snapshot() == loop.runner.snapshot()
-    assert again.accepted == {"n.1": step}, "the start, and what came before the one that raised"
+    assert again.acknowledged == {"n.1": step}, (
+        "the start, and what came before the one that raised"
+    )
     assert again.cursor == "1-0", "the batch is to be read once more"
     assert loop.log[-1] == ("release", {"n.1": step})
     # A scheduler that goes on takes the rest of the batch, and nothing twice.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)
     driver = EventDriver(runner, AlgorithmDriver(search=search, scheduler=RaisesAt(0)), PLAN)
-    driver.replay([loop.journal.entries])
-    assert runner.accepted.get("n.1", 0) == step
+    driver.replay([loop.journal.journal_records])
+    assert runner.acknowledged.get("n.1", 0) == step
     other = Loop(scheduler=RaisesAt(0), trials=1)
     other.loop.driver, other.loop.runner, other.loop.trials = driver, runner, driver.trials
     other.runner = runner
@@ -80,12 +82,12 @@ def test_a_batch_that_was_handled_stays_read_when_something_raises_behind_it() -
     ends = m.TrialFinished("t_00000", 1)
     with pytest.raises(SearchFailed):
         loop.batch(1, started(), result(1), ends, m.SlotFreed("t_00000", 1))
-    assert loop.runner.accepted == {"n.1": 4}
-    assert replay(loop.runner.settings, loop.journal.entries).accepted == {"n.1": 4}
+    assert loop.runner.acknowledged == {"n.1": 4}
+    assert replay(loop.runner.settings, loop.journal.journal_records).acknowledged == {"n.1": 4}
 
 
-def failed(epoch: int = 1, trial: str = "t_00000") -> m.TrialFailed:
-    return m.TrialFailed(trial, epoch, "user", "ValueError: no", "Traceback", 1.0)
+def failed(attempt: int = 1, trial: str = "t_00000") -> m.TrialFailed:
+    return m.TrialFailed(trial, attempt, "user", "ValueError: no", "Traceback", 1.0)
 
 
 def loop_with_an_error() -> Loop:
@@ -130,12 +132,15 @@ def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
     assert not trial.has_checkpoint
     assert loop.loop.trials["t_00000"].last_result == {}
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
-    epoch = trial.epoch
-    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
-    first = m.ResultReported("t_00000", epoch, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    attempt = trial.attempt
+    begun = m.TrialStarted("t_00000", attempt, 1, "host", "127.0.0.1", 0.0)
+    first = m.ResultReported("t_00000", attempt, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
     read = m.BatchRead("n.2", 1, 2, "1-0")
     assert ("NotifyResult", "t_00000") in loop.turn(read, begun, first)
-    assert replay(loop.runner.settings, loop.journal.entries).snapshot() == loop.runner.snapshot()
+    assert (
+        replay(loop.runner.settings, loop.journal.journal_records).snapshot()
+        == loop.runner.snapshot()
+    )
 
 
 def test_trials_that_are_not_to_go_on_end_where_they_are() -> None:
@@ -154,7 +159,7 @@ def test_rules_that_changed_count_from_the_restart_on_and_stand_in_the_journal()
     loop.loop.resume(event)
     assert loop.runner.settings.max_failures == 7
     header = RunnerSettings(request={"cpu": 1.0})
-    assert replay(header, loop.journal.entries).settings.max_failures == 7
+    assert replay(header, loop.journal.journal_records).settings.max_failures == 7
 
 
 def test_what_was_stopped_interrupted_or_exhausted_goes_on() -> None:
@@ -220,8 +225,8 @@ def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_
     loop.turn(*(m.NodeJoined(one, one[:-2], "host", "127.0.0.1", {"cpu": 1.0}) for one in names))
 
     def fail_on(node: str) -> None:
-        (trial,) = [trial for trial, _epoch, where in loop.runner.slots if where == node]
-        first = loop.runner.accepted.get(node, 0) + 1
+        (trial,) = [trial for trial, _attempt, where in loop.runner.slots if where == node]
+        first = loop.runner.acknowledged.get(node, 0) + 1
         died = m.TrialProcessDied(trial, 1, 1, 9, None, 0.0)
         read = m.BatchRead(node, first, first + 1, f"{loop.now}-{first}")
         loop.turn(read, died, m.SlotFreed(trial, 1))
@@ -236,7 +241,7 @@ def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_
         loop.turn()
     assert not loop.runner.aside
     loop.turn(m.NodeLost("good.1", "it is gone", is_dead=True))
-    again = replay(loop.runner.settings, loop.journal.entries)
+    again = replay(loop.runner.settings, loop.journal.journal_records)
     assert list(again.slots) == list(loop.runner.slots)
     assert again.snapshot() == loop.runner.snapshot()
 

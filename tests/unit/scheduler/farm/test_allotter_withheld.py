@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tests.unit.scheduler.farm.allocation.test_allotter import ONE, an_allotter, wants
+from tests.unit.scheduler.farm.allocation.test_allotter import ONE, an_allocator, wants
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 
 BAD = {"n-0": "XID 79"}
@@ -28,65 +28,65 @@ def devices(experiment: SharingExperiment) -> list[str]:
 
 
 def test_a_withheld_device_is_not_offered_and_is_once_it_is_back() -> None:
-    allotter = an_allotter(("n", 2))
-    allotter.devices_withheld("n", BAD)
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(2))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("n", 2))
+    allocator.devices_withheld("n", BAD)
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(2))
+    [(_, offer)] = allocator.offers()
     assert offer.devices == {"n-1": 1.0}
-    assert allotter.why("e", ONE) == [
+    assert allocator.why("e", ONE) == [
         "a trial asks for gpu=1, the most that is free on any node is 0, of 2 at most",
         WORDS,
     ]
-    allotter.devices_withheld("n", {})
-    [(_, offer)] = allotter.offers()
+    allocator.devices_withheld("n", {})
+    [(_, offer)] = allocator.offers()
     assert offer.devices == {"n-0": 1.0, "n-1": 1.0}
 
 
 def test_what_was_offered_and_is_not_used_is_taken_back_and_given_elsewhere() -> None:
-    allotter = an_allotter(("n", 1), ("other", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1, preferred="n"))
-    allotter.offers()
+    allocator = an_allocator(("n", 1), ("other", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1, preferred="n"))
+    allocator.offers()
     nothing_held = OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),))
-    allotter.usage("e", nothing_held)
-    allotter.devices_withheld("n", BAD)
-    offers = {offer.incarnation: offer.devices for _, offer in allotter.offers()}
+    allocator.usage("e", nothing_held)
+    allocator.devices_withheld("n", BAD)
+    offers = {offer.instance_id: offer.devices for _, offer in allocator.offers()}
     assert offers == {"n": {}, "other": {"other-0": 1.0}}
 
 
 def test_an_offer_on_its_way_is_taken_back_when_it_is_known_that_nothing_is_in_it() -> None:
-    allotter = an_allotter(("n", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    allotter.devices_withheld("n", BAD)
-    assert allotter.offers() == [], "a trial may have begun in it"
-    allotter.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("n", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    allocator.devices_withheld("n", BAD)
+    assert allocator.offers() == [], "a trial may have begun in it"
+    allocator.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
+    [(_, offer)] = allocator.offers()
     assert offer.devices == {}
 
 
 def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_nobody() -> None:
-    allotter = an_allotter(("n", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
+    allocator = an_allocator(("n", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
     held = {"n": ResourceAmounts({"cpu": 1.0, "gpu": 1.0}, {"n-0": 1.0})}
-    allotter.usage("e", OfferUsage({"n": 1}, held, ()))
-    allotter.devices_withheld("n", BAD)
-    assert allotter.offers() == []
-    [row] = allotter.snapshot()
+    allocator.usage("e", OfferUsage({"n": 1}, held, ()))
+    allocator.devices_withheld("n", BAD)
+    assert allocator.offers() == []
+    [row] = allocator.snapshot()
     assert (row.free.devices, row.aside.devices, dict(row.withheld)) == ({}, {}, BAD)
 
-    allotter.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
-    [(_, offer)] = allotter.offers()
+    allocator.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
+    [(_, offer)] = allocator.offers()
     assert (offer.devices, offer.preempt_grace_s) == ({}, None)
-    allotter.usage("e", OfferUsage({"n": 2}, {}, (SlotDemand(ONE, 1),)))
-    assert allotter.offers() == []
-    [row] = allotter.snapshot()
+    allocator.usage("e", OfferUsage({"n": 2}, {}, (SlotDemand(ONE, 1),)))
+    assert allocator.offers() == []
+    [row] = allocator.snapshot()
     assert (row.free.devices, row.aside) == ({}, ResourceAmounts({"gpu": 1.0}, {"n-0": 1.0}))
-    assert allotter.why("e", ONE)[1] == WORDS
+    assert allocator.why("e", ONE)[1] == WORDS
 
 
 def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
@@ -99,7 +99,7 @@ def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
     farm.submit(large)
     farm.run(farm.now + 1_000.0)
     assert devices(small) == ["n-0", "n-1"], "nobody gives way for what cannot begin"
-    assert any(WORDS in line for line in farm.allotter.why("large", {"cpu": 1.0, "gpu": 2.0}))
+    assert any(WORDS in line for line in farm.allocator.why("large", {"cpu": 1.0, "gpu": 2.0}))
     farm.withhold("n", {})
     farm.run(farm.now + 1_000.0)
     assert "large" not in farm.experiments, "it has run in their place"

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "farm.md"
 
 def test_without_a_file_all_owners_are_alike() -> None:
     assert read_settings(None) == FarmSettings()
-    assert read_settings(None).for_allotter().shares == {}
+    assert read_settings(None).fair_share_settings().shares == {}
 
 
 def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
     settings = read_settings(str(path))
     assert settings.shares == {"ada": 2}
     assert settings.quotas == {"ben": {"gpu": 4}}
-    assert settings.for_allotter().preempt_grace_s == settings.preempt_grace_s == 60
+    assert settings.fair_share_settings().preempt_grace_s == settings.preempt_grace_s == 60
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
 def test_what_is_of_no_use_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+    with pytest.raises(ConfigError, match=re.escape(said)) as rejected:
         read_settings(str(path))
-    assert str(path) in str(refused.value)
+    assert str(path) in str(rejected.value)
 
 
 FARM = "s3://tunemq/farm?endpoint=https://minio:9000"
@@ -85,9 +85,9 @@ def test_settings_store_that_would_get_the_farms_keys_is_refused_with_the_fix(
 ) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(f"stores = [{stores}]")
-    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+    with pytest.raises(ConfigError, match=re.escape(said)) as rejected:
         read_settings(str(path), FARM)
-    assert str(path) in str(refused.value)
+    assert str(path) in str(rejected.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.journal import (
     Journal,
     JournalSnapshot,
-    read_entries,
     read_header,
+    read_records,
     read_turns,
     recover,
 )
@@ -52,7 +52,7 @@ def snapshot(journal: Journal, state: bytes, *finished: tuple[str, bytes]) -> bo
 def test_what_was_written_is_read_back(written: Path) -> None:
     assert read_header(written) == HEADER
     assert list(read_turns(written)) == TURNS
-    assert list(read_entries(written)) == [entry for turn in TURNS for entry in turn]
+    assert list(read_records(written)) == [entry for turn in TURNS for entry in turn]
     found = recover(written)
     assert (found.header, found.snapshot, found.finished, found.cut) == (HEADER, None, {}, 0)
     assert (list(found.turns), found.turn) == (TURNS, len(TURNS))

@@ -19,7 +19,7 @@ from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
 
-def records(*callbacks: Callback) -> CallbackDispatcher:
+def dispatcher(*callbacks: Callback) -> CallbackDispatcher:
     return CallbackDispatcher(callbacks, Display(), None, None)
 
 
@@ -27,7 +27,7 @@ def reported(told: CallbackDispatcher) -> None:
     view = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
     view.started(m.TrialStarted("t", 1, 1, "host", "127.0.0.1", 0.0))
     result = m.ResultReported("t", 1, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
-    told.record(c.NotifyResult("t", result, done=False), view)
+    told.notify(c.NotifyResult("t", result, done=False), view)
 
 
 @pytest.mark.parity(57)
@@ -41,7 +41,7 @@ def test_each_turn_begins_and_ends_with_its_number() -> None:
         def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
             told.append(("end", iteration))
 
-    search = records(Turns())
+    search = dispatcher(Turns())
     for _ in range(2):
         search.turn_began()
         search.turn_ended()
@@ -59,7 +59,7 @@ def test_the_hooks_of_a_turn_see_the_trials() -> None:
         def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
             seen.append(list(trials))
 
-    search = records(Looks())
+    search = dispatcher(Looks())
     for trials in ([], ["a", "b"]):
         search.trials = lambda now=trials: now
         search.turn_began()
@@ -75,7 +75,7 @@ def test_a_logger_learns_of_results_by_whichever_hook_it_has(hook: str) -> None:
         pass
 
     setattr(Logs, hook, lambda self, *args, **info: losses.append(args[-1]["loss"]))
-    reported(records(Logs()))
+    reported(dispatcher(Logs()))
     assert losses == [1.0]
 
 
@@ -85,4 +85,4 @@ def test_a_callback_that_raises_ends_the_search_by_its_name() -> None:
             raise ZeroDivisionError("in mine")
 
     with pytest.raises(SearchFailed, match=r"Broken\.on_trial_result raised ZeroDivisionError"):
-        reported(records(Broken()))
+        reported(dispatcher(Broken()))

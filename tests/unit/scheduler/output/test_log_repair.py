@@ -37,14 +37,14 @@ def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, LogRepair]:
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    mending = LogRepair(runner)
+    log_repair = LogRepair(runner)
     driver = EventDriver(runner, algorithms, plan)
-    entries = iter(loop.journal.entries)
+    journal_records = iter(loop.journal.journal_records)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
-    turns = [list(itertools.islice(entries, length)) for length in lengths]
-    driver.replay(turns, mending.note)
-    mending.finish()
-    return plan, mending
+    turns = [list(itertools.islice(journal_records, length)) for length in lengths]
+    driver.replay(turns, log_repair.note)
+    log_repair.finish()
+    return plan, log_repair
 
 
 def losses_of(path: Path) -> list[float]:
@@ -63,9 +63,9 @@ def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
     loop.batch(1, started(), result(1), result(2), result(3), FAILED, m.SlotFreed("t_00000", 1))
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
-    epoch = loop.runner.live["t_00000"].epoch
-    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
-    anew = m.ResultReported("t_00000", epoch, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    attempt = loop.runner.live["t_00000"].attempt
+    begun = m.TrialStarted("t_00000", attempt, 1, "host", "127.0.0.1", 0.0)
+    anew = m.ResultReported("t_00000", attempt, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
     loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
 
     for _ in range(2):  # the second time nothing is missing

@@ -65,15 +65,15 @@ class Search:
         known, state = self.snapshot or (0, b"")
         before = self.loop.runner.settings
         runner = TrialRunner.load(before, state, {}) if state else TrialRunner(before)
-        mending = LogRepair(runner)
-        entries = iter(self.loop.journal.entries)
+        log_repair = LogRepair(runner)
+        journal_records = iter(self.loop.journal.journal_records)
         lengths = [said[1] for said in self.loop.log if said[0] == "journal"]
-        turns = [list(itertools.islice(entries, length)) for length in lengths]
-        EventDriver(runner, algorithms, self.plan).replay(turns[known:], mending.note)
-        mending.finish()
-        unrecorded = UnrecordedRows(runner, self.plan, mending.unsynced, mending.rebuild)
+        turns = [list(itertools.islice(journal_records, length)) for length in lengths]
+        EventDriver(runner, algorithms, self.plan).replay(turns[known:], log_repair.note)
+        log_repair.finish()
+        unrecorded = UnrecordedRows(runner, self.plan, log_repair.unsynced, log_repair.rebuild)
         unrecorded.remove()
-        return unrecorded.news
+        return unrecorded.notices
 
     def rows(self) -> tuple[list[int], list[int]]:
         """The steps in both files."""
@@ -159,8 +159,8 @@ def test_restart_names_rows_that_only_the_file_had(tmp_path: Path) -> None:
     search.take_snapshot()
     search.report(4, 3)
     (search.folder / "result.json").write_text("")
-    news = search.restart()
-    assert f"{search.folder}/result.json (step 1 to 2)" in news[-1]
+    notices = search.restart()
+    assert f"{search.folder}/result.json (step 1 to 2)" in notices[-1]
     assert search.rows() == ([3], [1, 2, 3])
 
 

@@ -30,21 +30,21 @@ def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[Trial
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    mending = LogRepair(runner)
-    entries = iter(loop.journal.entries)
+    log_repair = LogRepair(runner)
+    journal_records = iter(loop.journal.journal_records)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
-    all_turns = [list(itertools.islice(entries, length)) for length in lengths]
-    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], mending.note)
-    mending.finish()
-    return runner, mending
+    all_turns = [list(itertools.islice(journal_records, length)) for length in lengths]
+    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], log_repair.note)
+    log_repair.finish()
+    return runner, log_repair
 
 
 def after_loss(loop: Loop, folder: Path, turns: int | None) -> UnrecordedRows:
     """Write the files of the whole journal, lose all but its first turns, and compare."""
     plan = msgspec.structs.replace(PLAN, folder=str(folder), experiment_id="t")
     replayed(loop, None, plan)
-    runner, mending = replayed(loop, turns, plan)
-    unrecorded = UnrecordedRows(runner, plan, mending.unsynced)
+    runner, log_repair = replayed(loop, turns, plan)
+    unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced)
     unrecorded.remove()
     return unrecorded
 
@@ -57,7 +57,7 @@ def steps_in(path: Path) -> list[int]:
     return [json.loads(line)["training_iteration"] for line in lines]
 
 
-def journalled(loop: Loop) -> int:
+def acknowledged_up_to(loop: Loop) -> int:
     return sum(said[0] == "journal" for said in loop.log)
 
 
@@ -66,7 +66,7 @@ def three_steps(trials: int = 1) -> tuple[Loop, int]:
     loop = Loop(trials=trials)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
-    turns = journalled(loop)
+    turns = acknowledged_up_to(loop)
     loop.batch(3, result(2), result(3))
     return loop, turns
 
@@ -78,7 +78,7 @@ def test_unrecorded_rows_of_live_trial_are_moved_aside(tmp_path: Path) -> None:
     assert steps_in(folder / "result.json") == steps_in(folder / "progress.csv") == [1]
     assert steps_in(folder / "result.unrecorded.json") == [2, 3]
     assert unrecorded.folders == {str(folder): None}
-    (text,) = unrecorded.news
+    (text,) = unrecorded.notices
     assert f"{folder}/result.json (2)" in text
     assert unrecorded.turns_were_lost
 
@@ -86,7 +86,7 @@ def test_unrecorded_rows_of_live_trial_are_moved_aside(tmp_path: Path) -> None:
 def test_unrecorded_rows_of_journal_with_all_turns_changes_nothing(tmp_path: Path) -> None:
     loop, _ = three_steps()
     unrecorded = after_loss(loop, tmp_path, None)
-    assert not unrecorded.news
+    assert not unrecorded.notices
     assert not unrecorded.folders
     assert not unrecorded.turns_were_lost
     assert not [*tmp_path.glob("*/*unrecorded*")]
@@ -116,12 +116,12 @@ def test_unrecorded_rows_of_unknown_trial_are_moved_aside(tmp_path: Path) -> Non
 def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) -> None:
     loop, _ = three_steps()
     loop.batch(5, FAILED, m.SlotFreed("t_00000", 1))
-    turns = journalled(loop)
+    turns = acknowledged_up_to(loop)
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
-    epoch = loop.runner.live["t_00000"].epoch
-    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
-    anew = m.ResultReported("t_00000", epoch, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    attempt = loop.runner.live["t_00000"].attempt
+    begun = m.TrialStarted("t_00000", attempt, 1, "host", "127.0.0.1", 0.0)
+    anew = m.ResultReported("t_00000", attempt, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
     loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
     after_loss(loop, tmp_path, turns)
     folder = tmp_path / "train_t_00000"
@@ -132,13 +132,13 @@ def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) 
 
 def test_unrecorded_failure_is_moved_aside(tmp_path: Path) -> None:
     loop, _ = three_steps()
-    turns = journalled(loop)
+    turns = acknowledged_up_to(loop)
     loop.batch(5, FAILED, m.SlotFreed("t_00000", 1))
     unrecorded = after_loss(loop, tmp_path, turns)
     folder = tmp_path / "train_t_00000"
     assert (folder / "error.txt").read_text() == ""
     assert "Failure # 1 (" in (folder / "error.unrecorded.txt").read_text()
-    assert f"{folder}/error.txt (1)" in unrecorded.news[0]
+    assert f"{folder}/error.txt (1)" in unrecorded.notices[0]
 
 
 def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
@@ -153,11 +153,11 @@ def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
     path.write_text("no result\n", encoding="ascii")
     unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
     unrecorded.remove()
-    assert not unrecorded.news
+    assert not unrecorded.notices
     unrecorded.remove_from(["t_00000"])  # it is about to continue
-    assert str(path) in unrecorded.news[0]
+    assert str(path) in unrecorded.notices[0]
     path.write_text("no result\n", encoding="ascii")
     (tmp_path / "journal.damaged-20260101-000000").mkdir()
     unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
     unrecorded.remove()
-    assert str(path) in unrecorded.news[0]
+    assert str(path) in unrecorded.notices[0]

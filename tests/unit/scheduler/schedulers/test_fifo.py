@@ -108,7 +108,7 @@ def test_a_mode_alone_means_the_metric_of_a_bare_number() -> None:
     assert make_scheduler(Custom(), None, "max", 0).metric == "_metric"
 
 
-class Refuses(TrialScheduler):
+class Rejects(TrialScheduler):
     def set_search_properties(self, metric: Any, mode: Any, **spec: Any) -> bool:
         return False
 
@@ -125,7 +125,7 @@ class Refuses(TrialScheduler):
         (lambda: make_scheduler("asha", None, None, 0), "metric is missing"),
         (lambda: make_scheduler(ASHAScheduler(mode="max"), "l", "min", 0), "'min'.*'max'"),
         (lambda: make_scheduler(ASHAScheduler(metric="a"), "b", "min", 0), "'b'.*'a'"),
-        (lambda: make_scheduler(Refuses(), "b", "min", 0), "Refuses does not take"),
+        (lambda: make_scheduler(Rejects(), "b", "min", 0), "Refuses does not take"),
     ],
 )
 def test_bad_input_is_named(make: Any, words: str) -> None:

@@ -100,10 +100,10 @@ def test_between_two_steps_each_understands_each(folder):
                 files[name] for name in ("scheduler.toml", "worker.toml", "ada.toml")
             )
             other_worker, other_ada = others["worker.toml"], others["ada.toml"]
-            understand(head.seal_of_orders(), other_worker.seal_of_orders())
-            understand(other_worker.seal_of_events(), head.seal_of_events())
-            understand(head.seal_of_submitter("ada"), other_ada.seal_of_submitter("ada"))
-            understand(other_ada.seal_of_submitter("ada"), head.seal_of_submitter("ada"))
+            understand(head.orders_signer(), other_worker.orders_signer())
+            understand(other_worker.events_signer(), head.events_signer())
+            understand(head.submitter_signer("ada"), other_ada.submitter_signer("ada"))
+            understand(other_ada.submitter_signer("ada"), head.submitter_signer("ada"))
             assert worker.orders == head.orders
             assert ada.submitters["ada"] == head.submitters["ada"]
     first, last = (files["scheduler.toml"] for files in (steps[0], steps[-1]))

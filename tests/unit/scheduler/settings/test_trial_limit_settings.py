@@ -13,7 +13,7 @@ from tunemq_shared.protocol import trial_limits
 
 
 def test_by_default_nothing_is_limited():
-    assert tune.RunConfig().trial_limits.for_hosts() == trial_limits.TrialLimitSpec()
+    assert tune.RunConfig().trial_limits.for_trials() == trial_limits.TrialLimitSpec()
     assert tune.RunConfig(trial_limits=None).trial_limits == tune.TrialLimits()
 
 
@@ -30,7 +30,7 @@ def test_by_default_nothing_is_limited():
     ],
 )
 def test_limits_reach_the_nodes_as_seconds_and_bytes(given, told):
-    assert tune.TrialLimits(**given).for_hosts() == trial_limits.TrialLimitSpec(**told)
+    assert tune.TrialLimits(**given).for_trials() == trial_limits.TrialLimitSpec(**told)
 
 
 @pytest.mark.parametrize("field", ["step_s", "trial_s", "stall_s"])

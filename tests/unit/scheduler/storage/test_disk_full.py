@@ -20,12 +20,12 @@ class FullJournal:
         self.tries = 0
         self.then = lambda: None
 
-    def append(self, entries: Sequence[m.JournalRecord]) -> None:
+    def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
         self.tries += 1
         self.then()
         if self.tries <= self._left:
             raise JournalFull("there is no room left for /j (7 bytes are free).")
-        self._append(entries)
+        self._append(journal_records)
 
     def close(self) -> None:
         pass

@@ -15,5 +15,5 @@ def test_closing_it_ends_a_trial_that_waits_for_its_next_order() -> None:
     executor.open(PLAN)
     executor.start_trial(StartTrial("t", 3, "here", 0, b"", {"cpu": 1.0}, (), 0, None))
     executor.close()
-    waiting = _Queues(queue.SimpleQueue(), executor._news)
+    waiting = _Queues(queue.SimpleQueue(), executor._notices)
     assert waiting.wait() == m.TrialOrder("t", 3, (), stop=True)

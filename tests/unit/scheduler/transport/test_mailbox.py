@@ -18,11 +18,11 @@ START = TrialSpec(
 )
 
 
-def mailbox_with_one_trial() -> tuple[DesiredState, DesiredTrials]:
-    mailbox = DesiredState("inc", term=3)
-    orders = mailbox.orders("k")
+def desired_state_with_one_trial() -> tuple[DesiredState, DesiredTrials]:
+    desired_state = DesiredState("inc", term=3)
+    orders = desired_state.orders("k")
     orders.put(TrialOrder("t1", 1, next_result(0), start=START))
-    return mailbox, orders
+    return desired_state, orders
 
 
 def started(assignment: Assignment) -> list[str]:
@@ -30,12 +30,12 @@ def started(assignment: Assignment) -> list[str]:
 
 
 def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
-    mailbox, orders = mailbox_with_one_trial()
-    first = mailbox.next_assignment()
+    desired_state, orders = desired_state_with_one_trial()
+    first = desired_state.next_assignment()
     orders.put(TrialOrder("t1", 1, next_result(1)))
-    second = mailbox.next_assignment()
-    mailbox.confirm(3, first.version)
-    third = mailbox.next_assignment()
+    second = desired_state.next_assignment()
+    desired_state.confirm(3, first.version)
+    third = desired_state.next_assignment()
 
     assert (first.term, first.version, second.version, third.version) == (3, 1, 2, 3)
     assert started(first) == started(second) == ["t1"]
@@ -44,84 +44,88 @@ def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
 
 
 def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
-    mailbox, orders = mailbox_with_one_trial()
-    mailbox.confirm(3, mailbox.next_assignment().version)
+    desired_state, orders = desired_state_with_one_trial()
+    desired_state.confirm(3, desired_state.next_assignment().version)
     orders.put(TrialOrder("t2", 1, TO_THE_END, start=START))
 
-    assert started(mailbox.next_assignment()) == ["t2"]
+    assert started(desired_state.next_assignment()) == ["t2"]
 
 
 def test_what_another_term_confirmed_does_not_count():
-    mailbox, _ = mailbox_with_one_trial()
-    mailbox.next_assignment()
-    mailbox.confirm(2, 99)
+    desired_state, _ = desired_state_with_one_trial()
+    desired_state.next_assignment()
+    desired_state.confirm(2, 99)
 
-    assert not mailbox.is_confirmed
-    assert started(mailbox.same_assignment()) == ["t1"]
+    assert not desired_state.is_confirmed
+    assert started(desired_state.same_assignment()) == ["t1"]
 
 
 def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_scheduler():
-    mailbox = DesiredState("inc", term=3, confirmed=41)
+    desired_state = DesiredState("inc", term=3, confirmed=41)
 
-    assert mailbox.is_confirmed
-    assert mailbox.next_assignment().version == 42
+    assert desired_state.is_confirmed
+    assert desired_state.next_assignment().version == 42
 
 
 def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
-    mailbox, orders = mailbox_with_one_trial()
+    desired_state, orders = desired_state_with_one_trial()
     orders.put(TrialOrder("t1", 2, TO_THE_END, start=START))
-    mailbox.next_assignment()
+    desired_state.next_assignment()
     orders.put(TrialOrder("t1", 1, next_result(7), stop=True))
     orders.release("t1", 1)
     orders.put(TrialOrder("t2", 1, TO_THE_END, stop=True))
 
-    assert not mailbox.is_changed
-    assert not mailbox.is_outdated
-    (order,) = mailbox.same_assignment().orders
-    assert (order.epoch, order.run_until, order.stop) == (2, TO_THE_END, False)
+    assert not desired_state.is_changed
+    assert not desired_state.is_outdated
+    (order,) = desired_state.same_assignment().orders
+    assert (order.attempt, order.run_until, order.stop) == (2, TO_THE_END, False)
 
 
 def test_a_released_trial_is_left_out_but_is_no_reason_to_write():
-    mailbox, orders = mailbox_with_one_trial()
-    mailbox.next_assignment()
+    desired_state, orders = desired_state_with_one_trial()
+    desired_state.next_assignment()
     orders.release("t1", 1)
 
-    assert (mailbox.is_changed, mailbox.is_outdated, mailbox.is_empty) == (False, True, True)
-    assert mailbox.next_assignment().orders == ()
+    assert (desired_state.is_changed, desired_state.is_outdated, desired_state.is_empty) == (
+        False,
+        True,
+        True,
+    )
+    assert desired_state.next_assignment().orders == ()
 
 
 def test_after_the_wire_was_reset_everything_is_told_again():
-    mailbox, _ = mailbox_with_one_trial()
-    mailbox.confirm(3, mailbox.next_assignment().version)
-    mailbox.lose_confirmation()
+    desired_state, _ = desired_state_with_one_trial()
+    desired_state.confirm(3, desired_state.next_assignment().version)
+    desired_state.lose_confirmation()
 
-    assert mailbox.is_changed
-    again = mailbox.next_assignment()
+    assert desired_state.is_changed
+    again = desired_state.next_assignment()
     assert again.version == 2
     assert started(again) == ["t1"]
 
 
 def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
-    mailbox, _ = mailbox_with_one_trial()
-    first = mailbox.next_assignment()
-    mailbox.renewals_unconfirmed = 5
+    desired_state, _ = desired_state_with_one_trial()
+    first = desired_state.next_assignment()
+    desired_state.renewals_unconfirmed = 5
 
-    assert mailbox.same_assignment() == first
-    assert mailbox.renewals_unconfirmed == 0
+    assert desired_state.same_assignment() == first
+    assert desired_state.renewals_unconfirmed == 0
 
 
 def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
-    mailbox, orders = mailbox_with_one_trial()
-    mailbox.confirm(3, mailbox.next_assignment().version)
+    desired_state, orders = desired_state_with_one_trial()
+    desired_state.confirm(3, desired_state.next_assignment().version)
     orders.put(TrialOrder("t1", 2, next_result(0), pause=True))
-    assert not mailbox.is_changed, "of another incarnation"
+    assert not desired_state.is_changed, "of another incarnation"
     orders.put(TrialOrder("t1", 1, next_result(0), pause=True))
 
-    assert mailbox.is_changed
-    (order,) = mailbox.next_assignment().orders
+    assert desired_state.is_changed
+    (order,) = desired_state.next_assignment().orders
     assert (order.pause, order.stop, order.start) == (True, False, None)
     orders.release("t1", 1)
-    assert mailbox.next_assignment().orders == ()
+    assert desired_state.next_assignment().orders == ()
 
 
 def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to_pause_at_once():
@@ -132,16 +136,16 @@ def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to
 
 
 def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on():
-    mailbox, orders = mailbox_with_one_trial()
-    mailbox.confirm(3, mailbox.next_assignment().version)
-    mailbox.start_over()
+    desired_state, orders = desired_state_with_one_trial()
+    desired_state.confirm(3, desired_state.next_assignment().version)
+    desired_state.start_over()
     orders.put(TrialOrder("t1", 1, next_result(4), start=START, pause=True))
     orders.settle()
 
-    assignment = mailbox.next_assignment()
+    assignment = desired_state.next_assignment()
     (order,) = assignment.orders
     assert assignment.version == 2
-    assert (order.epoch, order.run_until, order.pause, order.start) == (
+    assert (order.attempt, order.run_until, order.pause, order.start) == (
         1,
         next_result(4),
         True,
@@ -150,50 +154,50 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
 
 
 def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
-    mailbox, orders = mailbox_with_one_trial()
+    desired_state, orders = desired_state_with_one_trial()
     orders.put(TrialOrder("t1", 1, TO_THE_END, start=START, kill=True))
     orders.put(TrialOrder("t1", 3, TO_THE_END, start=START))
-    listed = mailbox.next_assignment().orders
-    assert [(order.epoch, order.kill) for order in listed] == [(3, False), (1, True)]
-    assert not mailbox.is_empty
+    listed = desired_state.next_assignment().orders
+    assert [(order.attempt, order.kill) for order in listed] == [(3, False), (1, True)]
+    assert not desired_state.is_empty
 
     orders.release("t1", 1)
-    assert mailbox.is_outdated
-    assert [order.epoch for order in mailbox.next_assignment().orders] == [3]
+    assert desired_state.is_outdated
+    assert [order.attempt for order in desired_state.next_assignment().orders] == [3]
 
 
 def test_trials_of_two_experiments_are_two_whatever_their_names():
-    mailbox, orders = mailbox_with_one_trial()
-    another = mailbox.orders("another")
+    desired_state, orders = desired_state_with_one_trial()
+    another = desired_state.orders("another")
     another.put(TrialOrder("t1", 1, TO_THE_END, start=START))
     another.release("t1", 1)
 
     assert not orders.is_empty
-    assert [order.run_until for order in mailbox.next_assignment().orders] == [next_result(0)]
+    assert [order.run_until for order in desired_state.next_assignment().orders] == [next_result(0)]
 
 
 def test_what_an_experiment_has_not_said_yet_is_left_as_it_is():
-    mailbox = DesiredState("inc", term=3, confirmed=1, absent=["k"])
-    assert mailbox.says_nothing
-    assert mailbox.orders("another").is_empty
-    assert not mailbox.says_nothing
-    assert mailbox.next_assignment().untouched == ("k",)
+    desired_state = DesiredState("inc", term=3, confirmed=1, absent=["k"])
+    assert desired_state.says_nothing
+    assert desired_state.orders("another").is_empty
+    assert not desired_state.says_nothing
+    assert desired_state.next_assignment().untouched == ("k",)
 
-    mailbox.orders("k").settle()
-    assert mailbox.is_changed
-    assert mailbox.next_assignment().untouched == ()
-    mailbox.orders("k").settle()
-    assert not mailbox.is_changed, "it was said already"
+    desired_state.orders("k").settle()
+    assert desired_state.is_changed
+    assert desired_state.next_assignment().untouched == ()
+    desired_state.orders("k").settle()
+    assert not desired_state.is_changed, "it was said already"
 
 
 def test_when_an_experiment_is_dropped_the_node_hears_of_it_if_it_hosts_some_of_it():
-    mailbox, _ = mailbox_with_one_trial()
-    mailbox.orders("unused")
-    mailbox.next_assignment()
-    assert not mailbox.drop("unused")
-    assert not mailbox.drop("never heard of")
-    assert not mailbox.is_changed
+    desired_state, _ = desired_state_with_one_trial()
+    desired_state.orders("unused")
+    desired_state.next_assignment()
+    assert not desired_state.drop("unused")
+    assert not desired_state.drop("never heard of")
+    assert not desired_state.is_changed
 
-    assert mailbox.drop("k")
-    assert mailbox.is_changed
-    assert mailbox.next_assignment().orders == ()
+    assert desired_state.drop("k")
+    assert desired_state.is_changed
+    assert desired_state.next_assignment().orders == ()

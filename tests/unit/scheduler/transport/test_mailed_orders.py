@@ -33,11 +33,11 @@ class Sent(CeleryTrialExecutor):
         self._plan = plan
         self.sent: list[Any] = []
 
-    def _put(self, incarnation: str, order: TrialOrder) -> None:
+    def _put(self, instance_id: str, order: TrialOrder) -> None:
         self.sent.append(order)
 
-    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
-        self.sent.append((incarnation, trial, epoch))
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
+        self.sent.append((instance_id, trial, attempt))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_order_that_no_node_can_read_fails_its_search_and_is_not_sent(field, tol
 def test_order_that_a_node_can_read_is_sent_as_it_is():
     executor = Sent(PLAN)
     executor.start_trial(ORDER)
-    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.host_start(ORDER))]
+    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.trial_spec(ORDER))]
 
 
 def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_it():
@@ -83,4 +83,4 @@ def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_
 def test_a_trial_that_is_not_wanted_where_it_is_found_is_killed():
     executor = Sent(PLAN)
     executor.reattach_trial(ReattachTrial(ORDER, is_wanted=False, pause=False, stop=False))
-    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.host_start(ORDER), kill=True)]
+    assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.trial_spec(ORDER), kill=True)]

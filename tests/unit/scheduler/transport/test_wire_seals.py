@@ -38,13 +38,13 @@ def signed(tmp_path):
 
 def posed(scheduler, now=0.0):
     """The challenge as it stands in Redis."""
-    ((_, key, sealed),) = scheduler.challenge(now)
+    ((_, key, signed_message),) = scheduler.challenge(now)
     assert key == redis_keys.CHALLENGE
-    return sealed
+    return signed_message
 
 
-def counted(seals):
-    return {(kind, reason): times for kind, reason, times in seals.refused.counts()}
+def counted(signing):
+    return {(kind, reason): times for kind, reason, times in signing.rejected.counts()}
 
 
 def batch_of(node, header=b"header", events=b"events", key=KEY):
@@ -53,20 +53,23 @@ def batch_of(node, header=b"header", events=b"events", key=KEY):
 
 def test_what_one_side_says_the_other_hears(both):
     scheduler, node = both
-    assert node.mail(scheduler.mail("inc1", b"orders").encode()) == b"orders"
+    assert node.command(scheduler.command("inc1", b"orders").encode()) == b"orders"
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "f", "it is dead")])
     assert node.replies({"f": told}) == {"f": b"it is dead"}
-    assert scheduler.introduction({redis_keys.HELLO: node.hello(b"me")}) == (b"me", False)
-    assert scheduler.introduction({redis_keys.BYE: node.goodbye()}) == (b"inc1", True)
+    assert scheduler.registration_entry({redis_keys.REGISTRATION: node.registration(b"me")}) == (
+        b"me",
+        False,
+    )
+    assert scheduler.registration_entry({redis_keys.BYE: node.deregistration()}) == (b"inc1", True)
     assert scheduler.batch(KEY, batch_of(node)) == {
         redis_keys.HEADER: b"header",
         redis_keys.EVENTS: b"events",
     }
     assert scheduler.leases({"inc1": node.lease("1:2:3"), "inc2": None}) == [b"1:2:3", None]
-    assert scheduler.vitals("inc1", node.vitals(b"well")) == b"well"
-    assert scheduler.vitals("inc1", None) is None
-    assert scheduler.output(KEY, node.output(KEY, b"hello")) == b"hello"
-    assert scheduler.refused.counts() == node.refused.counts() == ()
+    assert scheduler.node_metrics("inc1", node.node_metrics(b"well")) == b"well"
+    assert scheduler.node_metrics("inc1", None) is None
+    assert scheduler.output(KEY, node.output(KEY, b"registration")) == b"registration"
+    assert scheduler.rejected.counts() == node.rejected.counts() == ()
 
 
 def test_only_what_is_set_in_a_reply_is_sealed(both):
@@ -81,22 +84,22 @@ def test_only_what_is_set_in_a_reply_is_sealed(both):
 
 def test_s02_what_is_sealed_for_one_place_is_of_no_use_in_another(signed):
     scheduler, node = signed
-    hello = node.hello(b"inc1")
-    assert scheduler.introduction({redis_keys.BYE: hello}) is None
+    registration = node.registration(b"inc1")
+    assert scheduler.registration_entry({redis_keys.BYE: registration}) is None
     assert scheduler.batch(redis_keys.events("two"), batch_of(node)) is None
     assert scheduler.batch(KEY, {**batch_of(node), redis_keys.EVENTS: b"others"}) is None
     assert scheduler.leases({"inc2": node.lease("1:0:0")}) == [None]
-    assert scheduler.vitals("inc2", node.vitals(b"well")) is None
+    assert scheduler.node_metrics("inc2", node.node_metrics(b"well")) is None
     assert scheduler.output(redis_keys.events("two"), node.output(KEY, b"x")) is None
     assert {kind for kind, reason in counted(scheduler) if reason == "altered"} == {
-        *("goodbye", "events", "lease", "vitals", "output"),
+        *("deregistration", "events", "lease", "node_metrics", "output"),
     }
-    assert node.mail(scheduler.mail("inc2", b"orders").encode()) is None
+    assert node.command(scheduler.command("inc2", b"orders").encode()) is None
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "r", "retire")])
     assert node.replies({"f": told}) == {"f": b""}
-    assert counted(node) == {("mail", "altered"): 1, ("reply", "altered"): 1}
+    assert counted(node) == {("command", "altered"): 1, ("reply", "altered"): 1}
     with pytest.raises(InvalidSignature):  # a node cannot order, and a scheduler states no events
-        node.keys.events.open(base64.b64decode(scheduler.mail("inc1", b"orders")))
+        node.keys.events.open(base64.b64decode(scheduler.command("inc1", b"orders")))
 
 
 @pytest.mark.parametrize(
@@ -111,26 +114,26 @@ def test_s02_between_sides_that_do_not_share_keys_nothing_is_believed(
 
     scheduler = SchedulerSigning(keys(mine, "mine", of_scheduler))
     node = NodeSigning("inc1", keys(others, "others", of_worker))
-    assert scheduler.introduction({redis_keys.HELLO: node.hello(b"me")}) is None
+    assert scheduler.registration_entry({redis_keys.REGISTRATION: node.registration(b"me")}) is None
     assert scheduler.batch(KEY, batch_of(node)) is None
-    assert counted(scheduler) == {("hello", reason): 1, ("events", reason): 1}
-    assert all("refused" in line for line in scheduler.refused.news())
-    assert node.mail(scheduler.mail("inc1", b"orders").encode()) is None
+    assert counted(scheduler) == {("registration", reason): 1, ("events", reason): 1}
+    assert all("rejected" in line for line in scheduler.rejected.notices())
+    assert node.command(scheduler.command("inc1", b"orders").encode()) is None
     theirs = {"unsigned": "signed_without_keys", "signed_without_keys": "unsigned"}
-    assert counted(node) == {("mail", theirs.get(reason, reason)): 1}
+    assert counted(node) == {("command", theirs.get(reason, reason)): 1}
 
 
 def test_s15_what_is_too_long_is_refused_before_it_is_looked_at(both):
     scheduler, _ = both
     long = b"\1" + bytes(limits.EVENTS_BYTES)
-    assert scheduler.introduction({redis_keys.HELLO: long}) is None
-    assert scheduler.introduction({redis_keys.BYE: long}) is None
+    assert scheduler.registration_entry({redis_keys.REGISTRATION: long}) is None
+    assert scheduler.registration_entry({redis_keys.BYE: long}) is None
     assert scheduler.batch(KEY, {redis_keys.HEADER: b"", redis_keys.EVENTS: long}) is None
     assert scheduler.batch(KEY, {redis_keys.HEADER: long, redis_keys.EVENTS: b""}) is None
     assert scheduler.leases({"inc1": long}) == [None]
-    assert scheduler.vitals("inc1", long) is None
+    assert scheduler.node_metrics("inc1", long) is None
     assert scheduler.output(KEY, long) is None
-    kinds = ("hello", "goodbye", "lease", "vitals", "output")
+    kinds = ("registration", "deregistration", "lease", "node_metrics", "output")
     assert counted(scheduler) == {
         **{(kind, "oversized"): 1 for kind in kinds},
         ("events", "oversized"): 2,
@@ -176,7 +179,10 @@ def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
     folder = key_folder(tmp_path / "keys")
     stranger = NodeSigning("inc9", of_worker(key_folder(tmp_path / "others")))
     scheduler = SchedulerSigning(of_scheduler(folder))
-    assert scheduler.introduction({redis_keys.HELLO: stranger.hello(b"me")}) is None
+    assert (
+        scheduler.registration_entry({redis_keys.REGISTRATION: stranger.registration(b"me")})
+        is None
+    )
     assert scheduler.are_changed() == (False, False)
     scheduler.keys.version += 1
     assert scheduler.are_changed() == (True, True)
@@ -200,7 +206,7 @@ def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
     assert {said for lease in old for said in after.leases({"inc1": lease})} == {None}
     # What an honest node shows when a scheduler starts is not counted.
     assert counted(after) == {("lease", "unanswered"): 3}
-    assert len(after.refused.news()) == 1
+    assert len(after.rejected.notices()) == 1
     assert node.hear_challenge(posed(after))
     assert not node.hear_challenge(posed(after))
     assert after.leases({"inc1": node.lease("8:0:0")}) == [b"8:0:0"]

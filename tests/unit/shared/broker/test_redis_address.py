@@ -86,9 +86,9 @@ def test_an_option_that_some_client_would_pass_over_is_refused(url: str, text: s
 
 
 def test_what_is_wrong_with_a_password_does_not_show_it():
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         parse_address("redis://me:canary/7@farm:6379/0")
-    assert "canary" not in str(refused.value)
+    assert "canary" not in str(rejected.value)
     for url in (
         "redis://me:7?canary=1@farm:6379/0",
         "redis://me:7?db=canary@farm:6379/0",
@@ -96,9 +96,9 @@ def test_what_is_wrong_with_a_password_does_not_show_it():
         "redis://me:7#canary@farm:6379/0",
         "canary://me:7?x@farm:6379/0",
     ):
-        with pytest.raises(ConfigError, match="%3F %2F %23") as refused:
+        with pytest.raises(ConfigError, match="%3F %2F %23") as rejected:
             parse_address(url)
-        assert "canary" not in str(refused.value)
+        assert "canary" not in str(rejected.value)
 
 
 @pytest.mark.parametrize(

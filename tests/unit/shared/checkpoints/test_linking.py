@@ -184,11 +184,11 @@ def test_a_damaged_file_of_the_base_is_not_linked(
 def test_what_cannot_be_linked_is_copied(
     cache: LocalCheckpointStore, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def reject(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     put(cache, source, FIRST)
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", reject)
     sha256 = put_second(cache, source)
     assert set(links(cache).values()) == {1}
     assert cache.open_checkpoint(SECOND, sha256)

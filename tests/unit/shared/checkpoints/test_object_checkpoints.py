@@ -20,7 +20,7 @@ from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import FileEntry, make_manifest, parse_manifest
 from tunemq_shared.checkpoints.object_checkpoints import (
-    PATIENCE_S,
+    TIMEOUT_S,
     UploadedCheckpoint,
     collect,
     delete_checkpoint,
@@ -349,12 +349,12 @@ def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache
     get_bytes = objects.get_bytes
 
     def slowly(key: str, *, limit: int) -> bytes:
-        clock.now += PATIENCE_S / 2
+        clock.now += TIMEOUT_S / 2
         return get_bytes(key, limit=limit)
 
     monkeypatch.setattr(objects, "get_bytes", slowly)
     assert collect(objects, live, lambda _key: False).objects == 1
-    assert clock.now > 4 * PATIENCE_S
+    assert clock.now > 4 * TIMEOUT_S
 
 
 def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_path):

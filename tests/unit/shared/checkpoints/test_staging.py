@@ -103,10 +103,10 @@ def test_one_new_file_shows_that_another_machine_still_writes(
 def test_where_nothing_can_be_locked_age_alone_counts(
     staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(fd: int, operation: int) -> None:
+    def reject(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", reject)
     with staging.new() as folder:
         assert staging.remove_leftovers() == (0, 0)
         assert folder.exists()

@@ -114,10 +114,10 @@ def test_another_folder_adopts_a_blob_by_a_link(folder: BlobFolder, tmp_path: Pa
 def test_another_folder_adopts_a_copy_where_there_are_no_links(
     folder: BlobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(blob_folder.os, "link", refuse)
+    monkeypatch.setattr(blob_folder.os, "link", reject)
     ref = folder.put(b"code")
     adopted = BlobFolder(tmp_path / "other").adopt(ref)
     assert not Path(adopted.path).samefile(ref.path)

@@ -138,9 +138,9 @@ def test_a_list_that_cannot_be_read_is_named(blobs, project):
 
 def test_what_is_too_large_is_refused_with_the_largest_files(blobs, project):
     (project / "data.bin").write_bytes(bytes(3 * 2**20))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         bundle(project, blobs, limit_bytes=2**20)
-    text = str(refused.value)
+    text = str(rejected.value)
     assert text.startswith(f"{project} has 3 MiB, and code that travels may have 1 MiB. The ")
     assert "The largest: data.bin (3 MiB), train.py (" in text
     assert f"List what is not code in {project}/.tunemqignore" in text
@@ -237,7 +237,7 @@ def packed(path: Path, *members: tuple[str, bytes], **how: int) -> Path:
     return path
 
 
-def refuse(archive: Path, tmp_path: Path, match: str) -> None:
+def reject(archive: Path, tmp_path: Path, match: str) -> None:
     target = tmp_path / "code" / "bundle"
     target.parent.mkdir(exist_ok=True)
     with pytest.raises(BlobCorrupt, match=match):
@@ -253,17 +253,17 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     archive = packed(tmp_path / "zip", ("ok.py", b""), (safe, b"x"))
     if safe != name:
         archive.write_bytes(archive.read_bytes().replace(safe.encode(), name.encode()))
-    refuse(archive, tmp_path, "has a file with the name")
+    reject(archive, tmp_path, "has a file with the name")
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_name_that_is_there_twice_is_refused(tmp_path):
-    refuse(packed(tmp_path / "zip", ("a", b"1"), ("a", b"2")), tmp_path, "'a' twice")
+    reject(packed(tmp_path / "zip", ("a", b"1"), ("a", b"2")), tmp_path, "'a' twice")
 
 
 def test_a_file_inside_of_a_file_is_refused(tmp_path):
-    refuse(packed(tmp_path / "zip", ("a", b"1"), ("a/b", b"2")), tmp_path, "inside of a file")
+    reject(packed(tmp_path / "zip", ("a", b"1"), ("a/b", b"2")), tmp_path, "inside of a file")
 
 
 def test_links_and_devices_become_plain_files(tmp_path):
@@ -278,28 +278,28 @@ def test_links_and_devices_become_plain_files(tmp_path):
 
 def test_more_than_a_bundle_may_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "MOST_BYTES", 2**20)
-    refuse(packed(tmp_path / "zip", ("zeros", bytes(2**20 + 1))), tmp_path, "more than 1 MiB")
+    reject(packed(tmp_path / "zip", ("zeros", bytes(2**20 + 1))), tmp_path, "more than 1 MiB")
     monkeypatch.setattr(bundles, "MAX_FILES", 2)
     many = [(str(number), b"") for number in range(3)]
-    refuse(packed(tmp_path / "zip", *many), tmp_path, "3 files, more than 2")
+    reject(packed(tmp_path / "zip", *many), tmp_path, "3 files, more than 2")
 
 
 def test_a_file_that_is_longer_than_it_says_is_refused(tmp_path):
     archive = packed(tmp_path / "zip", ("zeros", bytes(10**6)))
     size = struct.pack("<L", 10**6)
     archive.write_bytes(archive.read_bytes().replace(size, struct.pack("<L", 10)))
-    refuse(archive, tmp_path, "no bundle|longer than")
+    reject(archive, tmp_path, "no bundle|longer than")
 
 
 def test_other_ways_to_pack_are_refused(tmp_path):
     archive = packed(tmp_path / "zip", ("a", b"1"), method=zipfile.ZIP_BZIP2)
-    refuse(archive, tmp_path, "packed as none of ours is")
+    reject(archive, tmp_path, "packed as none of ours is")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\5\6", b"#!/bin/sh\n", os.urandom(1000)])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "zip").write_bytes(content)
-    refuse(tmp_path / "zip", tmp_path, "is no bundle")
+    reject(tmp_path / "zip", tmp_path, "is no bundle")
 
 
 def test_whatever_byte_is_damaged_nothing_but_a_refusal_comes_of_it(tmp_path):

@@ -135,14 +135,14 @@ def test_what_cannot_be_pickled_is_named(
 
 
 def test_an_object_that_refuses_in_its_own_way_is_reported() -> None:
-    class Refuses:
+    class Rejects:
         def __reduce__(self) -> Any:
             raise ZeroDivisionError("no reason")
 
         def __call__(self, config: dict[str, Any]) -> None: ...
 
     with pytest.raises(TrainableError, match="no reason"):
-        pickle_trainable(Refuses())
+        pickle_trainable(Rejects())
 
 
 def in_another_process(pickled: bytes, tmp_path: Path, *path: Path) -> Any:

@@ -357,7 +357,7 @@ while :; do sleep 0.05; done
 
 def test_a_stop_in_mid_step_tells_the_whole_family(trials, tmp_path):
     session = trials.session(stop_grace_s=60.0, **LOSS)
-    trials.channel.news.append(trials.order())
+    trials.channel.notices.append(trials.order())
     order = trials.order(stop=True)
 
     def poll():

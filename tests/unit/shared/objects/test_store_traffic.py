@@ -10,7 +10,7 @@ import pytest
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
-from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics, decode_vitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics, decode_node_metrics
 from tunemq_shared.objects import store_traffic
 from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.object_store import NoSuchObject
@@ -31,10 +31,10 @@ def test_traffic_of_a_failing_store_tells_since_when_until_it_answers(clock: lis
     assert count.so_far() == StoreTraffic(1, 0)
     count.failed("a", "first")
     clock[0] += 30.0
-    count.failed("a", "refused" * 100)
+    count.failed("a", "rejected" * 100)
     said = count.so_far()
     assert (said.requests, said.failures, said.failing_s) == (3, 2, 30.0)
-    assert said.problem.startswith("refused")
+    assert said.problem.startswith("rejected")
     assert said.is_possible
     assert "for 30 s: refused" in said.shown("node one")
     count.answered("b")  # another store
@@ -121,36 +121,38 @@ def test_counted_client_with_failing_large_uploads_is_not_well_after_a_small_one
 def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: StoreTraffic):
     assert not traffic.is_possible
     with pytest.raises(msgspec.ValidationError):
-        decode_vitals(encode(NodeMetrics(store=traffic)))
+        decode_node_metrics(encode(NodeMetrics(store=traffic)))
 
 
 @pytest.mark.parametrize(
-    "vitals",
+    "node_metrics",
     [
         NodeMetrics(load=math.nan),
-        NodeMetrics(refused={f"request:{n}": 2**53 for n in range(1000)}),
+        NodeMetrics(rejected={f"request:{n}": 2**53 for n in range(1000)}),
         NodeMetrics(memory_free=-1.0),
         NodeMetrics(disk_free=math.inf),
         NodeMetrics(disk_size=1e300),
-        NodeMetrics(hosts=-1),
+        NodeMetrics(trial_processes=-1),
         NodeMetrics(outbox=-(2**40)),
         NodeMetrics(cache=2**63),
         NodeMetrics(clock=math.nan),
-        NodeMetrics(refused={"mail:altered": -5}),
+        NodeMetrics(rejected={"mail:altered": -5}),
         NodeMetrics(gpus=(GpuMetrics("G", busy=math.nan),)),
         NodeMetrics(gpus=(GpuMetrics("G", memory_used=-1.0),)),
         NodeMetrics(number=-1),
     ],
 )
-def test_vitals_with_an_amount_that_no_machine_has_are_refused(vitals: NodeMetrics):
+def test_vitals_with_an_amount_that_no_machine_has_are_refused(node_metrics: NodeMetrics):
     with pytest.raises(msgspec.ValidationError, match="negative, infinite or too large"):
-        decode_vitals(encode(vitals))
+        decode_node_metrics(encode(node_metrics))
 
 
 def test_vitals_of_a_node_without_store_traffic_are_read():
     """As a node of the version before sends them."""
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(NodeMetrics("1", hosts=3)))[:-1])
-    assert decode_vitals(older) == NodeMetrics("1", hosts=3)
+    older = msgspec.msgpack.encode(
+        msgspec.msgpack.decode(encode(NodeMetrics("1", trial_processes=3)))[:-1]
+    )
+    assert decode_node_metrics(older) == NodeMetrics("1", trial_processes=3)
 
 
 def test_traffic_of_a_long_problem_is_cut_between_words():

@@ -9,15 +9,15 @@ from tunemq_shared.health.node_metrics import (
     GpuMetrics,
     NodeDescription,
     NodeMetrics,
-    decode_vitals,
+    decode_node_metrics,
 )
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS, MOST_OF_NODE, NAME_CHARACTERS
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_shared.protocol.registration import NodeRegistration, decode_hello
+from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
 
 NAME = "n" * NAME_CHARACTERS
 LINE = "l" * LINE_CHARACTERS
-HELLO = NodeRegistration(
+REGISTRATION = NodeRegistration(
     1,
     *(NAME, NAME, NAME, NAME, 1),
     *({f"r{number}": 1.0 for number in range(MOST_OF_NODE)}, NAME, NAME),
@@ -25,14 +25,14 @@ HELLO = NodeRegistration(
     withheld={NAME: LINE},
 )
 ABOUT = NodeDescription(NAME, NAME, NAME, {NAME: NAME}, (NAME,) * MOST_OF_NODE)
-VITALS = NodeMetrics(
+NODE_METRICS = NodeMetrics(
     NAME, gpus=(GpuMetrics(NAME, foreign=LINE),) * MOST_OF_NODE, about=ABOUT, refused={NAME: 1}
 )
 
 
 def test_what_nodes_say_is_read_up_to_its_bounds():
-    assert decode_hello(msgspec.msgpack.encode(HELLO)) == HELLO
-    assert decode_vitals(msgspec.msgpack.encode(VITALS)) == VITALS
+    assert decode_registration(msgspec.msgpack.encode(REGISTRATION)) == REGISTRATION
+    assert decode_node_metrics(msgspec.msgpack.encode(NODE_METRICS)) == NODE_METRICS
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_what_nodes_say_is_read_up_to_its_bounds():
         *({field: NAME + "x"} for field in ("node", "incarnation", "hostname", "node_ip")),
         *({field: NAME + "x"} for field in ("python", "cloudpickle")),
         {"resources": {NAME + "x": 1.0}},
-        {"resources": HELLO.resources | {"more": 1.0}},
-        {"gpus": (*HELLO.gpus, Gpu("g"))},
+        {"resources": REGISTRATION.resources | {"more": 1.0}},
+        {"gpus": (*REGISTRATION.gpus, Gpu("g"))},
         {"gpus": (Gpu(NAME + "x"),)},
         {"gpus": (Gpu("g", NAME + "x"),)},
         {"withheld": {NAME + "x": "why"}},
@@ -52,16 +52,16 @@ def test_what_nodes_say_is_read_up_to_its_bounds():
     ids=lambda changed: next(iter(changed)),
 )
 def test_introduction_beyond_a_bound_is_refused(changed):
-    hello = msgspec.structs.replace(HELLO, **changed)
+    hello = msgspec.structs.replace(REGISTRATION, **changed)
     with pytest.raises(msgspec.ValidationError):
-        decode_hello(msgspec.msgpack.encode(hello))
+        decode_registration(msgspec.msgpack.encode(hello))
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"version": NAME + "x"},
-        {"gpus": (*VITALS.gpus, GpuMetrics("g"))},
+        {"gpus": (*NODE_METRICS.gpus, GpuMetrics("g"))},
         {"gpus": (GpuMetrics(NAME + "x"),)},
         {"gpus": (GpuMetrics("g", foreign=LINE + "x"),)},
         {"refused": {NAME + "x": 1}},
@@ -74,6 +74,6 @@ def test_introduction_beyond_a_bound_is_refused(changed):
     ids=lambda changed: next(iter(changed)),
 )
 def test_vitals_beyond_a_bound_are_refused(changed):
-    vitals = msgspec.structs.replace(VITALS, **changed)
+    vitals = msgspec.structs.replace(NODE_METRICS, **changed)
     with pytest.raises(msgspec.ValidationError):
-        decode_vitals(msgspec.msgpack.encode(vitals))
+        decode_node_metrics(msgspec.msgpack.encode(vitals))

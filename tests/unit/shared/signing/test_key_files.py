@@ -44,10 +44,10 @@ def test_keys_are_read_in_the_order_of_the_file(path):
     keys = read_key_file(path)
 
     assert [key.id.hex() for key in keys.orders] == ["00000000000000a2", "00000000000000a1"]
-    assert keys.seal_of_orders().signer.hex() == "00000000000000a2"
+    assert keys.orders_signer().signer.hex() == "00000000000000a2"
     assert keys.events[0].secret == b"\3" * 32
     assert list(keys.submitters) == ["ada", "ben o. x"]
-    assert keys.seal_of_submitter("ada").open(keys.seal_of_submitter("ada").close(b"x")) == b"x"
+    assert keys.submitter_signer("ada").open(keys.submitter_signer("ada").close(b"x")) == b"x"
 
 
 def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
@@ -61,9 +61,9 @@ def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
 def test_nothing_is_in_the_name_of_somebody_without_keys(path):
     path.write_text(WHOLE)
     with pytest.raises(InvalidSignature, match="'eve'") as found:
-        read_key_file(path).seal_of_submitter("eve")
+        read_key_file(path).submitter_signer("eve")
     assert found.value.reason == "unknown_submitter"
-    assert not KeyFile().seal_of_submitter("eve").is_signed
+    assert not KeyFile().submitter_signer("eve").is_signed
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666, 0o601])

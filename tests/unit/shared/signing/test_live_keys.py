@@ -94,20 +94,20 @@ def test_what_a_process_needs_is_in_its_file(folder):
 
 def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
     keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
-    seal, before = keys.orders, keys.orders.signer
+    message_signer, before = keys.orders, keys.orders.signer
     folder.rotate()
     assert keys.look() == ""  # it may be being written
     line = keys.look()
     assert "was read again" in line
     assert before.hex() in line
-    assert (keys.version, seal.signer) == (1, before)
+    assert (keys.version, message_signer.signer) == (1, before)
     folder.promote()
     assert looked(keys)
-    assert seal.signer != before
-    assert seal.believes(before)
+    assert message_signer.signer != before
+    assert message_signer.believes(before)
     folder.drop()
     assert looked(keys)
-    assert not seal.believes(before)
+    assert not message_signer.believes(before)
     assert keys.version == 3
     assert looked(keys) == ""
 

@@ -32,38 +32,43 @@ OLD, NEW = (
 )
 
 
-def reason(seal: MessageSigner, sealed: bytes, *context: bytes) -> str:
+def reason(message_signer: MessageSigner, signed_message: bytes, *context: bytes) -> str:
     """Why it does not open."""
     with pytest.raises(InvalidSignature) as found:
-        seal.open(sealed, *context)
+        message_signer.open(signed_message, *context)
     assert str(found.value)
     return found.value.reason
 
 
 @given(st.lists(KEYS, max_size=3, unique_by=lambda key: key.id), BODIES, CONTEXTS)
 def test_what_was_closed_is_opened(keys, body, context):
-    seal = MessageSigner("orders", keys)
-    assert seal.open(seal.close(body, *context), *context) == body
+    message_signer = MessageSigner("orders", keys)
+    assert message_signer.open(message_signer.close(body, *context), *context) == body
 
 
 @given(BODIES, CONTEXTS, st.data())
 def test_no_altered_byte_is_believed(body, context, data):
-    seal = MessageSigner("orders", [OLD])
-    sealed = bytearray(seal.close(body, *context))
-    place = data.draw(st.integers(0, len(sealed) - 1))
-    sealed[place] ^= data.draw(st.integers(1, 255))
-    assert reason(seal, bytes(sealed), *context) in {
+    message_signer = MessageSigner("orders", [OLD])
+    signed_message = bytearray(message_signer.close(body, *context))
+    place = data.draw(st.integers(0, len(signed_message) - 1))
+    signed_message[place] ^= data.draw(st.integers(1, 255))
+    assert reason(message_signer, bytes(signed_message), *context) in {
         *("altered", "unknown_key", "unreadable", "unsigned"),
     }
 
 
 @given(BODIES, st.integers(0, 300), st.binary(max_size=3))
 def test_what_is_shortened_or_longer_is_not_believed(body, size, more):
-    seal = MessageSigner("orders", [OLD])
-    sealed = seal.close(body, b"place")
-    changed = sealed[:size] + more
-    assume(changed != sealed)
-    assert reason(seal, changed, b"place") in {"altered", "unknown_key", "unreadable", "unsigned"}
+    message_signer = MessageSigner("orders", [OLD])
+    signed_message = message_signer.close(body, b"place")
+    changed = signed_message[:size] + more
+    assume(changed != signed_message)
+    assert reason(message_signer, changed, b"place") in {
+        "altered",
+        "unknown_key",
+        "unreadable",
+        "unsigned",
+    }
 
 
 @given(st.binary(max_size=300))
@@ -74,17 +79,20 @@ def test_arbitrary_bytes_are_not_believed(rubbish):
 @given(BODIES, CONTEXTS, BODIES, CONTEXTS)
 def test_what_was_said_of_one_place_is_not_believed_of_another(body, context, other, elsewhere):
     assume((body, context) != (other, elsewhere))
-    seal = MessageSigner("orders", [OLD])
-    mac = seal.close(body, *context)[:HEAD_BYTES]
+    message_signer = MessageSigner("orders", [OLD])
+    mac = message_signer.close(body, *context)[:HEAD_BYTES]
     # Also where the same bytes are only divided in another way.
-    assert reason(seal, mac + other, *elsewhere) == "altered"
+    assert reason(message_signer, mac + other, *elsewhere) == "altered"
 
 
 def test_parts_are_not_run_together():
-    seal = MessageSigner("orders", [OLD])
-    assert reason(seal, seal.close(b"c", b"ab"), b"a", b"b") == "altered"
-    assert reason(seal, seal.close(b"bc", b"a")[:HEAD_BYTES] + b"c", b"ab") == "altered"
-    assert reason(seal, seal.close(b"", b"", b""), b"") == "altered"
+    message_signer = MessageSigner("orders", [OLD])
+    assert reason(message_signer, message_signer.close(b"c", b"ab"), b"a", b"b") == "altered"
+    assert (
+        reason(message_signer, message_signer.close(b"bc", b"a")[:HEAD_BYTES] + b"c", b"ab")
+        == "altered"
+    )
+    assert reason(message_signer, message_signer.close(b"", b"", b""), b"") == "altered"
 
 
 def test_purposes_are_apart_even_with_the_same_key():
@@ -128,12 +136,12 @@ def test_there_is_no_way_between_signed_and_unsigned():
 
 
 def test_keys_are_replaced_but_never_by_none():
-    seal = MessageSigner("orders", [OLD])
-    seal.use([NEW])
-    assert reason(seal, MessageSigner("orders", [OLD]).close(b"x")) == "unknown_key"
+    message_signer = MessageSigner("orders", [OLD])
+    message_signer.use([NEW])
+    assert reason(message_signer, MessageSigner("orders", [OLD]).close(b"x")) == "unknown_key"
     with pytest.raises(ValueError, match="cannot lose its last key"):
-        seal.use([])
-    assert seal.signer == NEW.id
+        message_signer.use([])
+    assert message_signer.signer == NEW.id
 
 
 def test_the_bytes_are_those_that_the_page_describes():
@@ -142,9 +150,9 @@ def test_the_bytes_are_those_that_the_page_describes():
     framed = len(parts).to_bytes(8, "big")
     framed += b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     mac = hmac.new(OLD.secret, framed, hashlib.sha256).digest()
-    sealed = MessageSigner("orders", [OLD]).close(b"the body", b"mail", b"node-1")
-    assert sealed == b"\1" + OLD.id + mac + b"the body"
-    assert len(sealed) == HEAD_BYTES + len(b"the body")
+    signed_message = MessageSigner("orders", [OLD]).close(b"the body", b"mail", b"node-1")
+    assert signed_message == b"\1" + OLD.id + mac + b"the body"
+    assert len(signed_message) == HEAD_BYTES + len(b"the body")
 
 
 def test_no_secret_is_shown():

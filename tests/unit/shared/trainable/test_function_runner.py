@@ -152,7 +152,7 @@ def test_a_function_without_results_fails_only_if_somebody_expects_one(world):
 @pytest.mark.parity(28)
 def test_a_trial_that_was_stopped_early_never_calls_the_function(world):
     session = world.session()
-    world.channel.news.append(world.order(stop=True))
+    world.channel.notices.append(world.order(stop=True))
     called = []
 
     with pytest.raises(TrialStopExit):

@@ -46,7 +46,9 @@ def test_a_paused_class_goes_on_with_its_counts(world):
     run_trial(Counter, paused_at(world, 3))
     run_trial(Counter, world.restored(stop=(Condition("training_iteration", 5),)))
 
-    results = [(event.epoch, event.step, event.metrics["total"]) for event in world.channel.results]
+    results = [
+        (event.attempt, event.step, event.metrics["total"]) for event in world.channel.results
+    ]
     assert results == [(1, 1, 1), (1, 2, 2), (1, 3, 3), (2, 4, 4), (2, 5, 5)]
 
 
@@ -61,7 +63,7 @@ def test_a_trial_that_is_paused_where_it_was_restored_saves_nothing(world):
     run_trial(Counter, paused_at(world, 2))
     session = world.restored()
     world.channel.sent.clear()
-    world.channel.news.append(world.order(pause=True))
+    world.channel.notices.append(world.order(pause=True))
 
     run_trial(Counter, session)
 
@@ -70,7 +72,7 @@ def test_a_trial_that_is_paused_where_it_was_restored_saves_nothing(world):
 
 def test_a_trial_that_is_paused_before_its_first_step_has_nothing_to_save(world):
     session = world.session()
-    world.channel.news.append(world.order(pause=True))
+    world.channel.notices.append(world.order(pause=True))
 
     run_trial(Counter, session)
 
@@ -105,7 +107,7 @@ def test_a_stop_that_comes_while_a_pause_saves_counts_more(world, monkeypatch):
     save = world.sink.save
 
     def save_and_be_stopped(*args, **kwargs):
-        world.channel.news.append(world.order(stop=True))
+        world.channel.notices.append(world.order(stop=True))
         return save(*args, **kwargs)
 
     monkeypatch.setattr(world.sink, "save", save_and_be_stopped)
@@ -125,7 +127,7 @@ def test_a_stop_counts_more_than_a_pause_in_one_order(world):
 
 def test_a_trial_that_is_done_is_finished_not_paused(world):
     session = world.session(stop=(Condition("training_iteration", 1),))
-    world.channel.news += [world.order(), world.order(pause=True)]
+    world.channel.notices += [world.order(), world.order(pause=True)]
 
     run_trial(Counter, session)
 
@@ -136,11 +138,11 @@ def test_a_pause_for_another_epoch_means_nothing(world):
     before = world.session()
     late = world.order(pause=True)
     session = world.session(stop=(Condition("training_iteration", 2),))
-    world.channel.news.append(late)
+    world.channel.notices.append(late)
 
     run_trial(Counter, session)
 
-    assert before.epoch != session.epoch
+    assert before.attempt != session.attempt
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
@@ -257,7 +259,7 @@ def test_an_error_of_a_function_that_is_being_paused_is_only_logged(world, caplo
 
 def test_a_function_that_is_paused_at_once_is_not_called(world):
     session = world.session()
-    world.channel.news.append(world.order(pause=True))
+    world.channel.notices.append(world.order(pause=True))
     called = []
 
     run_trial(called.append, session)
@@ -308,7 +310,7 @@ def test_a_function_that_has_just_saved_gives_way_at_once(world):
     run_trial(count, paused_at(world, 2))
     session = world.restored()
     world.channel.sent.clear()
-    world.channel.news.append(world.order(pause=True, at_checkpoint=True))
+    world.channel.notices.append(world.order(pause=True, at_checkpoint=True))
     run_trial(count, session)
 
     assert world.channel.kinds == ["TrialPaused"]

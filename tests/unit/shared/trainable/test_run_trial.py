@@ -88,7 +88,7 @@ def test_a_restored_class_that_is_stopped_at_once_saves_nothing(world):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
     sent = len(world.channel.sent)
     session = world.restored(checkpoint_at_end=True)
-    world.channel.news.append(world.order(stop=True))
+    world.channel.notices.append(world.order(stop=True))
 
     run_trial(Counter, session)
 
@@ -130,7 +130,7 @@ def test_a_function_goes_on_from_its_checkpoint(world):
 
 def test_a_stopped_function_says_nothing_more(world):
     session = world.session()
-    world.channel.news.append(world.order(stop=True))
+    world.channel.notices.append(world.order(stop=True))
 
     run_trial(lambda config: report({}), session)
 

@@ -103,7 +103,7 @@ def test_a_horizon_may_be_a_metric(world):
 
 def test_an_order_for_another_epoch_is_ignored(world):
     session = world.session()
-    world.channel.news.append(TrialOrder("t1", 77, (), stop=True))
+    world.channel.notices.append(TrialOrder("t1", 77, (), stop=True))
 
     session.report({})
 
@@ -113,7 +113,7 @@ def test_an_order_for_another_epoch_is_ignored(world):
 @pytest.mark.parity(18)
 def test_a_stop_order_unwinds_and_runs_finally_blocks(world):
     session = world.session()
-    world.channel.news.append(world.order(stop=True))
+    world.channel.notices.append(world.order(stop=True))
     ran = []
 
     def train():
@@ -142,7 +142,7 @@ def test_a_stop_order_ends_a_wait(world):
 
 def test_a_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
     session = world.session()
-    world.channel.news.append(world.order(stop=True))
+    world.channel.notices.append(world.order(stop=True))
     for _ in range(3):
         with pytest.raises(TrialStopExit):
             session.report({})
@@ -261,7 +261,7 @@ def test_automatic_keys_can_be_required(world):
 def test_a_restored_trial_counts_on_and_finds_its_checkpoint(world):
     before = world.session()
     before.report({"timesteps_this_iter": 7, "time_this_iter_s": 2})
-    before.report({"time_this_iter_s": 2}, Checkpoint.from_dict({"epoch": 2}))
+    before.report({"time_this_iter_s": 2}, Checkpoint.from_dict({"attempt": 2}))
 
     after = world.restored()
     after.restore()
@@ -270,9 +270,9 @@ def test_a_restored_trial_counts_on_and_finds_its_checkpoint(world):
         report({"time_this_iter_s": 1})
 
     assert restored is not None
-    assert restored.to_dict() == {"epoch": 2}
+    assert restored.to_dict() == {"attempt": 2}
     last = world.channel.results[-1]
-    assert (last.epoch, last.step, last.iterations_since_restore) == (2, 3, 1)
+    assert (last.attempt, last.step, last.iterations_since_restore) == (2, 3, 1)
     assert (last.time_total_s, last.time_since_restore, last.timesteps_total) == (5.0, 1.0, 7)
     assert len(world.channel.checkpoints) == 1
 
@@ -280,12 +280,12 @@ def test_a_restored_trial_counts_on_and_finds_its_checkpoint(world):
 def test_get_checkpoint_gives_the_newest_one(world):
     with active(world.session()):
         assert get_checkpoint() is None
-        for epoch in (1, 2):
-            report({}, checkpoint=Checkpoint.from_dict({"epoch": epoch}))
+        for attempt in (1, 2):
+            report({}, checkpoint=Checkpoint.from_dict({"attempt": attempt}))
         newest = get_checkpoint()
 
     assert newest is not None
-    assert newest.to_dict() == {"epoch": 2}
+    assert newest.to_dict() == {"attempt": 2}
 
 
 @pytest.mark.parity(88)
@@ -340,7 +340,7 @@ def test_a_session_is_current_only_while_it_is_active(world):
             report({})
         report({})
 
-    assert [result.epoch for result in world.channel.results] == [2, 1]
+    assert [result.attempt for result in world.channel.results] == [2, 1]
 
 
 def test_importing_what_runs_a_trial_imports_no_library():

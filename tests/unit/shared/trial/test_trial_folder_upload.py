@@ -40,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def send(folder: Path, *, epoch: int = 1, objects: Objects | None = None, **how: int) -> Objects:
+def send(folder: Path, *, attempt: int = 1, objects: Objects | None = None, **how: int) -> Objects:
     objects = objects or Objects()
-    send_folder(objects, folder, "train_a", epoch, CancelToken(), **how)
+    send_folder(objects, folder, "train_a", attempt, CancelToken(), **how)
     return objects
 
 
@@ -51,7 +51,7 @@ def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folde
 
 
 def test_each_incarnation_s_output_is_beside_the_others(folder):
-    assert send(folder, epoch=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
+    assert send(folder, attempt=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
 
 
 @pytest.mark.parametrize("name", ["checkpoint_tmp3f", "checkpoint_-00001", "checkpoint_000005"])

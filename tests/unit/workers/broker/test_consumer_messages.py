@@ -43,7 +43,7 @@ def message_of(*arguments, options=None, canvas=None, **changes):
 _HEADERS = frozenset({"task", "compression", "eta", "expires", "group", "timelimit"})
 
 
-def refused(message):
+def rejected(message):
     with pytest.raises(InvalidCeleryMessage) as told:
         check_task(message)
     return told.value.reason
@@ -100,12 +100,12 @@ def test_s01_celery_is_given_nothing_that_was_not_looked_at(part, more):
     ],
 )
 def test_s01_no_other_message_comes_to_celery(changes):
-    assert refused(message_of("cGF5bG9hZA==", **changes)) == "unreadable"
+    assert rejected(message_of("cGF5bG9hZA==", **changes)) == "unreadable"
 
 
 def test_s01_arguments_are_one_string():
     for arguments in [(), ("a", "b"), (1,), (["a"],), (None,), ({"a": "b"},)]:
-        assert refused(message_of(*arguments)) == "unreadable"
+        assert rejected(message_of(*arguments)) == "unreadable"
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_s01_arguments_are_one_string():
     [b"", b"nonsense", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000],
 )
 def test_s15_what_is_no_json_or_too_deep_is_refused(message):
-    assert refused(message) == "unreadable"
+    assert rejected(message) == "unreadable"
 
 
 def test_s15_a_body_that_is_too_deep_is_refused():
     made = json.loads(message_of("a"))
     deep = copy.deepcopy(made)
     deep["body"] = base64.b64encode(b"[" * 100_000).decode()
-    assert refused(json.dumps(deep).encode()) == "unreadable"
+    assert rejected(json.dumps(deep).encode()) == "unreadable"
 
 
 def test_s15_what_is_too_long_is_not_parsed():
-    assert refused(b"[" * (limits.TASK_BYTES + 1)) == "oversized"
+    assert rejected(b"[" * (limits.TASK_BYTES + 1)) == "oversized"

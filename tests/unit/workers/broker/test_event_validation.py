@@ -37,8 +37,8 @@ STARTED = TrialStarted("t", 1, 100, "h", "10.0.0.1", 1e9, ("GPU-1",), (0, 0))
 KEY = "f/checkpoint_1-000001"
 
 
-def result(step=1, metrics=None, *, trial="t", epoch=1, **fields):
-    said = ResultReported(trial, epoch, step, metrics or {"loss": 0.5}, 1e9, 0.1, 0.1, 0.1, 1)
+def result(step=1, metrics=None, *, trial="t", attempt=1, **fields):
+    said = ResultReported(trial, attempt, step, metrics or {"loss": 0.5}, 1e9, 0.1, 0.1, 0.1, 1)
     return msgspec.structs.replace(said, **fields)
 
 
@@ -47,29 +47,29 @@ class Process:
 
     def __init__(self, **how):
         self.node = Node()
-        self.node.hosts.obey([order("t", start(**how)), order("other", start())])
+        self.node.supervisor.obey([order("t", start(**how)), order("other", start())])
         for name in ("h1", "h2"):
-            self.node.hosts.forked(name, 100)
+            self.node.supervisor.forked(name, 100)
         self.say(STARTED)
 
     def say(self, *events):
         for event in events:
             payload = event if isinstance(event, bytes) else encode(event)
-            self.node.forkservers.links["h1"].on_event(payload)
+            self.node.forkservers.connections["h1"].on_event(payload)
 
     def end(self, event):
-        self.node.hosts.said("h1", frames.ENDING, encode(event))
+        self.node.supervisor.said("h1", frames.ENDING, encode(event))
 
     @property
     def events(self):
         return self.node.events[1:]
 
-    def refused(self):
+    def rejected(self):
         """Why the trial failed; checks that its process is killed, and nothing else happens."""
         assert self.node.done == [("kill", "h1")]
         failed = self.node.events[-1]
         assert isinstance(failed, TrialFailed), failed
-        assert (failed.trial, failed.epoch, failed.kind) == ("t", 1, "metric")
+        assert (failed.trial, failed.attempt, failed.kind) == ("t", 1, "metric")
         before = len(self.node.events)
         self.say(result(2), STARTED)
         self.end(TrialFinished("t", 1))
@@ -103,13 +103,13 @@ def test_a_node_passes_on_what_a_process_says_as_it_is(process):
 def test_an_attempt_may_begin_at_any_step_and_counts_on_from_there(process):
     process.say(result(7), result(8))
     process.say(result(8))
-    assert "step (training_iteration) 8, expected 9" in process.refused()
+    assert "step (training_iteration) 8, expected 9" in process.rejected()
 
 
 @pytest.mark.parametrize("step", [1, 3, 6, 2**53])
 def test_a_process_that_does_not_count_its_results_one_by_one_has_its_trial_failed(process, step):
     process.say(result(4), result(step))
-    assert f"step (training_iteration) {step}, expected 5" in process.refused()
+    assert f"step (training_iteration) {step}, expected 5" in process.rejected()
 
 
 TEXT = "x" * (2**20 + 1)
@@ -154,7 +154,7 @@ def test_a_result_with_a_field_outside_its_bounds_ends_its_trial_and_names_it(
 ):
     fields = msgspec.structs.asdict(result()) | {field: value}
     process.say(encode(["result", *fields.values()]))
-    assert f"'{field}'" in process.refused()
+    assert f"'{field}'" in process.rejected()
 
 
 @pytest.mark.parametrize("depth", [31, 33, 900, 100_000])
@@ -164,7 +164,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
     if depth <= 32:
         assert len(process.events) == 1
     else:
-        said = process.refused()
+        said = process.rejected()
         assert "nested more than 32 deep" in said or "recursion" in said.lower()
 
 
@@ -173,7 +173,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
     [
         (STARTED, "TrialStarted of the trial's process comes twice"),
         (result(trial="other"), "names trial 'other', attempt 1, and its process runs trial 't'"),
-        (result(epoch=2), "names trial 't', attempt 2"),
+        (result(attempt=2), "names trial 't', attempt 2"),
         (TrialFinished("t", 1), "'kind': Invalid value 'finished'"),
         (TrialPaused("t", 1), "'kind'"),
         (TrialWaits("t", 1, "save", ""), "'kind'"),
@@ -208,7 +208,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
 )
 def test_an_event_that_its_process_may_not_send_ends_its_trial_only(process, event, said):
     process.say(event if isinstance(event, bytes) else encode(event))
-    assert said in process.refused()
+    assert said in process.rejected()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_start_with_a_field_outside_its_bounds_ends_its_trial_and_names_it(fie
     process.node.begin("t")
     fields = msgspec.structs.asdict(STARTED) | {field: value}
     process.say(encode(["started", *fields.values()]))
-    assert f"'{field}'" in process.refused()
+    assert f"'{field}'" in process.rejected()
 
 
 def test_a_result_before_the_start_of_its_trial_is_refused():
@@ -238,7 +238,7 @@ def test_a_result_before_the_start_of_its_trial_is_refused():
     process.node = Node()
     process.node.begin("t")
     process.say(result())
-    assert "before the process has said that the trial started" in process.refused()
+    assert "before the process has said that the trial started" in process.rejected()
 
 
 @pytest.mark.parametrize(
@@ -259,12 +259,12 @@ def test_a_result_before_the_start_of_its_trial_is_refused():
 )
 def test_an_ending_that_cannot_be_ends_its_trial_in_another_way(process, ending, said):
     process.end(ending)
-    assert said in process.refused()
+    assert said in process.rejected()
 
 
 def test_a_trial_that_was_told_to_pause_may_say_so_even_if_the_order_has_changed_since(process):
-    process.node.hosts.give_up()
-    process.node.hosts.obey([order("t", start()), order("other", start())])
+    process.node.supervisor.give_up()
+    process.node.supervisor.obey([order("t", start()), order("other", start())])
     process.end(TrialPaused("t", 1))
     assert process.events == [TrialPaused("t", 1)]
 
@@ -291,21 +291,21 @@ def test_a_process_may_say_that_what_it_is_restored_from_is_damaged():
 def test_a_process_cannot_commit_what_the_node_uploads():
     process = Process(store="s3://bucket/x")
     process.say(CheckpointCommitted("t", 1, 1, 1, KEY, "", 1))
-    assert "the node uploads this trial's checkpoints" in process.refused()
+    assert "the node uploads this trial's checkpoints" in process.rejected()
 
 
 def test_checkpoints_of_an_attempt_have_growing_numbers(process):
     process.say(CheckpointCommitted("t", 1, 1, 0, KEY, "", 1))
     process.say(CheckpointCommitted("t", 1, 1, 0, KEY, "", 1))
-    assert "has the number (n) 1, and 1 came before" in process.refused()
+    assert "has the number (n) 1, and 1 came before" in process.rejected()
 
 
 def test_a_process_that_is_used_again_speaks_of_its_new_trial_only():
     process = Process(reuse=True)
     process.say(result(1))
     process.end(TrialFinished("t", 1))
-    process.node.hosts.said("h1", frames.IDLE, b"")
-    process.node.hosts.obey([order("next", start(reuse=True)), order("other", start())])
+    process.node.supervisor.said("h1", frames.IDLE, b"")
+    process.node.supervisor.obey([order("next", start(reuse=True)), order("other", start())])
     before = len(process.node.events)
     process.say(result(2))
     failed = process.node.events[before]
@@ -316,7 +316,7 @@ def test_a_process_that_is_used_again_speaks_of_its_new_trial_only():
 def test_frames_before_one_that_is_none_are_taken_in_first(process):
     ours, theirs = socket.socketpair()
     said = []
-    link = FrameConnection(
+    connection = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=lambda payload: said.append((frames.EVENT, payload)),
@@ -324,7 +324,7 @@ def test_frames_before_one_that_is_none_are_taken_in_first(process):
         on_end=lambda: said.append("end"),
     )
     theirs.sendall(frames.frame(frames.EVENT, b"whole") + b"\xff" * 100)
-    link.drain()
+    connection.drain()
     theirs.close()
     assert said[0] == (frames.EVENT, b"whole")
     assert said[1][0] == frames.UNREADABLE
@@ -334,7 +334,7 @@ def test_frames_before_one_that_is_none_are_taken_in_first(process):
 def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
     ours, theirs = socket.socketpair()
     said = []
-    link = FrameConnection(
+    connection = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=said.append,
@@ -351,7 +351,7 @@ def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
 
     writer = threading.Thread(target=write_on, daemon=True)
     writer.start()
-    link.drain()
+    connection.drain()
     writer.join(10)
 
     assert not writer.is_alive()
@@ -365,7 +365,7 @@ def test_result_whose_metric_cannot_be_compared_ends_its_trial_only(value):
     process = Process(required_metrics=("loss",), finite_metrics=("loss",))
     metrics = {"other": 1} if value == "missing" else {"loss": value}
     process.say(result(1, {"loss": 1.5}), result(2, metrics))
-    assert "'loss'" in process.refused()
+    assert "'loss'" in process.rejected()
 
 
 @pytest.mark.parametrize("field", ["stop", "run_until"])
@@ -373,9 +373,11 @@ def test_result_that_a_stop_criterion_cannot_compare_ends_its_trial_only(field):
     compared = (Condition("loss", 3.0),)
     process = Process(stop=compared if field == "stop" else ())
     if field == "run_until":
-        process.node.hosts.obey([order("t", start(), run_until=compared), order("other", start())])
+        process.node.supervisor.obey(
+            [order("t", start(), run_until=compared), order("other", start())]
+        )
     process.say(result(1, {"loss": 1}), result(2, {"other": "x"}), result(3, {"loss": "abc"}))
-    assert "'loss'" in process.refused()
+    assert "'loss'" in process.rejected()
 
 
 def test_automatic_keys_may_be_the_metric_and_criteria():
@@ -394,10 +396,10 @@ def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
 
     def answer(kind, payload):
         kinds.append(kind)
-        if kind == frames.ROOM:
-            link.send(frames.ROOM, b"granted" * 10)
+        if kind == frames.SAVE_ANSWER:
+            connection.send(frames.SAVE_ANSWER, b"granted" * 10)
 
-    link = FrameConnection(
+    connection = FrameConnection(
         SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
         ours,
         on_event=lambda payload: None,
@@ -405,21 +407,21 @@ def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
         on_end=lambda: None,
         most_unsent=100_000,
     )
-    question = frames.frame(frames.ROOM, b"")
+    question = frames.frame(frames.SAVE_ANSWER, b"")
     theirs.setblocking(False)
     while frames.UNREAD not in kinds:
         with suppress(BlockingIOError):
             theirs.send(question * 1_000)
-        link._receive()
+        connection._receive()
     theirs.send(question)
-    link._receive()
+    connection._receive()
 
     assert kinds.count(frames.UNREAD) == 1
-    assert len(link._unsent) < 100_200
-    link.close()
+    assert len(connection._unsent) < 100_200
+    connection.close()
     theirs.close()
 
 
 def test_process_that_does_not_read_ends_its_trial_only(process):
-    process.node.hosts.said("h1", frames.UNREAD, b"")
-    assert "does not read" in process.refused()
+    process.node.supervisor.said("h1", frames.UNREAD, b"")
+    assert "does not read" in process.rejected()

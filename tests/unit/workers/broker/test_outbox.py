@@ -51,8 +51,8 @@ def numbers(batches):
     found = []
     for batch in batches:
         events = decode_node_events(batch.payload)
-        assert [e.epoch for e in events] == list(range(batch.first, batch.first + batch.count))
-        found += [e.epoch for e in events]
+        assert [e.attempt for e in events] == list(range(batch.first, batch.first + batch.count))
+        found += [e.attempt for e in events]
     return found
 
 
@@ -107,7 +107,7 @@ def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
     outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 3 * BLOCK_EVENTS)
     outbox.take(99)
-    outbox.release(BLOCK_EVENTS)
+    outbox.acknowledge(BLOCK_EVENTS)
     outbox.rewind()
     assert numbers(outbox.take(99)) == list(range(BLOCK_EVENTS + 1, 3 * BLOCK_EVENTS + 1))
 
@@ -123,11 +123,11 @@ def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
 
 
 def test_released_events_take_no_room(spool):
-    room = MemoryBudget(spool)
-    outbox = Outbox(room)
+    budget = MemoryBudget(spool)
+    outbox = Outbox(budget)
     fill(outbox, 5 * BLOCK_EVENTS)
-    outbox.release(outbox.last)
-    assert room.size == 0
+    outbox.acknowledge(outbox.last)
+    assert budget.size == 0
     assert outbox.is_empty
     assert not outbox.has_unsent
     fill(outbox, 1)
@@ -135,65 +135,65 @@ def test_released_events_take_no_room(spool):
 
 
 def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
-    room = MemoryBudget(spool, memory_bytes=100_000)
-    outbox = Outbox(room)
+    budget = MemoryBudget(spool, memory_bytes=100_000)
+    outbox = Outbox(budget)
     fill(outbox, 20 * BLOCK_EVENTS)
     assert spool.pieces
-    assert sum(map(len, spool.pieces.values())) > room.size - 200_000
+    assert sum(map(len, spool.pieces.values())) > budget.size - 200_000
     assert numbers(outbox.take(99)) == list(range(1, 20 * BLOCK_EVENTS + 1))
-    outbox.release(outbox.last)
+    outbox.acknowledge(outbox.last)
     assert not spool.pieces
 
 
 def test_a_full_outbox_says_so_until_something_is_journalled(spool):
-    room = MemoryBudget(spool, memory_bytes=10_000, limit_bytes=100_000)
-    outbox = Outbox(room)
-    while not room.is_full:
-        assert room.size < 100_000
+    budget = MemoryBudget(spool, memory_bytes=10_000, limit_bytes=100_000)
+    outbox = Outbox(budget)
+    while not budget.is_full:
+        assert budget.size < 100_000
         fill(outbox, 100)
-    assert 100_000 <= room.size < 110_000
+    assert 100_000 <= budget.size < 110_000
     fill(outbox, 1)  # what must be kept is kept all the same
-    outbox.release(BLOCK_EVENTS)
-    assert not room.is_full
+    outbox.acknowledge(BLOCK_EVENTS)
+    assert not budget.is_full
 
 
 def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
     spool.is_full = True
-    room = MemoryBudget(spool, memory_bytes=50_000)
-    outbox = Outbox(room)
-    while not room.is_full:
+    budget = MemoryBudget(spool, memory_bytes=50_000)
+    outbox = Outbox(budget)
+    while not budget.is_full:
         fill(outbox, 100)
-    assert room.size < 50_000 + 2 * BLOCK_BYTES
+    assert budget.size < 50_000 + 2 * BLOCK_BYTES
     assert numbers(outbox.take(99)) == list(range(1, outbox.last + 1))
     spool.is_full = False
     fill(outbox, BLOCK_EVENTS)
     assert spool.pieces
-    assert not room.is_full
+    assert not budget.is_full
 
 
 def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
-    room = MemoryBudget(spool, memory_bytes=100_000)
-    large, small = Outbox(room), Outbox(room)
+    budget = MemoryBudget(spool, memory_bytes=100_000)
+    large, small = Outbox(budget), Outbox(budget)
     fill(large, 4 * BLOCK_EVENTS)
     on_disk = len(spool.pieces)
     fill(small, 10)
     fill(large, BLOCK_EVENTS)
     assert small.held
     assert len(spool.pieces) > on_disk
-    assert room.in_memory < 100_000 + 2 * BLOCK_BYTES
+    assert budget.in_memory < 100_000 + 2 * BLOCK_BYTES
     assert numbers(small.take(9)) == list(range(1, 11))
     assert numbers(large.take(99)) == list(range(1, large.last + 1))
 
 
 def test_an_outbox_that_is_closed_gives_its_share_back(spool):
-    room = MemoryBudget(spool, memory_bytes=10_000)
-    one, other = Outbox(room), Outbox(room)
+    budget = MemoryBudget(spool, memory_bytes=10_000)
+    one, other = Outbox(budget), Outbox(budget)
     fill(one, 3 * BLOCK_EVENTS)
     fill(other, 1)
     one.close()
     assert not spool.pieces
-    other.release(1)
-    assert (room.size, room.in_memory) == (0, 0)
+    other.acknowledge(1)
+    assert (budget.size, budget.in_memory) == (0, 0)
 
 
 class SentAndReleased(RuleBasedStateMachine):
@@ -202,9 +202,9 @@ class SentAndReleased(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.spool = MemorySpool()
-        self.room = MemoryBudget(self.spool, memory_bytes=3_000, limit_bytes=10**9)
-        self.outbox, self.other = Outbox(self.room), Outbox(self.room)
-        self.journalled = 0
+        self.budget = MemoryBudget(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.outbox, self.other = Outbox(self.budget), Outbox(self.budget)
+        self.acknowledged_up_to = 0
         self.next = 1  # what a receiver that has read all batches waits for
 
     @rule(count=st.integers(1, 2_500))
@@ -217,7 +217,7 @@ class SentAndReleased(RuleBasedStateMachine):
 
     @rule()
     def release_the_other(self):
-        self.other.release(self.other.last)
+        self.other.acknowledge(self.other.last)
 
     @rule(most=st.integers(1, 4))
     def take(self, most):
@@ -227,20 +227,22 @@ class SentAndReleased(RuleBasedStateMachine):
             self.next = max(self.next, batch.first + batch.count)
 
     @rule(share=st.floats(0, 1))
-    def release(self, share):
-        reached = self.journalled + int(share * (self.next - 1 - self.journalled))
-        self.journalled = max(self.journalled, reached)
-        self.outbox.release(self.journalled)
+    def acknowledge(self, share):
+        reached = self.acknowledged_up_to + int(share * (self.next - 1 - self.acknowledged_up_to))
+        self.acknowledged_up_to = max(self.acknowledged_up_to, reached)
+        self.outbox.acknowledge(self.acknowledged_up_to)
 
     @rule(share=st.floats(0, 1))
     def rewind(self, share):
-        self.outbox.rewind(self.journalled + 1 + int(share * (self.outbox.last - self.journalled)))
+        self.outbox.rewind(
+            self.acknowledged_up_to + 1 + int(share * (self.outbox.last - self.acknowledged_up_to))
+        )
 
     @rule()
     def rewind_all(self):
         """The wire was wiped: the receiver has what is journalled, no more."""
         self.outbox.rewind()
-        self.next = self.journalled + 1
+        self.next = self.acknowledged_up_to + 1
 
     @rule(is_full=st.booleans())
     def disk(self, is_full):
@@ -248,15 +250,15 @@ class SentAndReleased(RuleBasedStateMachine):
 
     @invariant()
     def sizes_add_up(self):
-        assert self.room.size >= self.room.in_memory >= self.outbox.held + self.other.held
+        assert self.budget.size >= self.budget.in_memory >= self.outbox.held + self.other.held
         if self.outbox.is_empty and self.other.is_empty:
-            assert self.room.size == 0
-            assert self.room.in_memory == 0
-        assert self.outbox.is_empty is (self.journalled == self.outbox.last)
+            assert self.budget.size == 0
+            assert self.budget.in_memory == 0
+        assert self.outbox.is_empty is (self.acknowledged_up_to == self.outbox.last)
 
     def teardown(self):
         self.outbox.rewind()
-        self.next = self.journalled + 1
+        self.next = self.acknowledged_up_to + 1
         while self.outbox.has_unsent:
             self.take(4)
         assert self.next == self.outbox.last + 1

@@ -70,141 +70,143 @@ class Timer:
 
 
 @pytest.fixture
-def wire(tmp_path):
+def stream_state(tmp_path):
     return Wire(tmp_path)
 
 
-def test_each_stream_is_numbered_from_one(wire):
-    wire.add("a", 3)
-    wire.add("b", 2)
-    assert wire.sent() == [("a", [1]), ("b", [1])]
-    wire.outboxes.appended("b")
-    wire.add("a")
-    wire.add("b")
-    assert wire.sent() == [("b", [3])]
+def test_each_stream_is_numbered_from_one(stream_state):
+    stream_state.add("a", 3)
+    stream_state.add("b", 2)
+    assert stream_state.sent() == [("a", [1]), ("b", [1])]
+    stream_state.outboxes.appended("b")
+    stream_state.add("a")
+    stream_state.add("b")
+    assert stream_state.sent() == [("b", [3])]
 
 
-def test_a_flood_for_one_stream_lets_another_have_its_turn(wire):
-    wire.add("a", 6 * BLOCK_EVENTS)
-    wire.add("b")
-    assert [key for key, _ in wire.sent()] == ["a", "b"]
-    wire.outboxes.appended("a")
-    wire.outboxes.appended("b")
-    wire.add("b")
-    assert [key for key, _ in wire.sent()] == ["a", "b"]
+def test_a_flood_for_one_stream_lets_another_have_its_turn(stream_state):
+    stream_state.add("a", 6 * BLOCK_EVENTS)
+    stream_state.add("b")
+    assert [key for key, _ in stream_state.sent()] == ["a", "b"]
+    stream_state.outboxes.appended("a")
+    stream_state.outboxes.appended("b")
+    stream_state.add("b")
+    assert [key for key, _ in stream_state.sent()] == ["a", "b"]
 
 
-def test_a_stream_that_fails_is_tried_again_later_and_holds_up_no_other(wire):
-    wire.add("a")
-    wire.add("b")
-    wire.sent()
-    wire.outboxes.not_appended("a", "the stream is missing")
-    wire.outboxes.appended("b")
-    wire.add("b")
-    assert wire.sent() == [("b", [2])]
-    wire.advance(0.05)
-    assert wire.sent() == [("a", [1])]
+def test_a_stream_that_fails_is_tried_again_later_and_holds_up_no_other(stream_state):
+    stream_state.add("a")
+    stream_state.add("b")
+    stream_state.sent()
+    stream_state.outboxes.not_appended("a", "the stream is missing")
+    stream_state.outboxes.appended("b")
+    stream_state.add("b")
+    assert stream_state.sent() == [("b", [2])]
+    stream_state.advance(0.05)
+    assert stream_state.sent() == [("a", [1])]
 
 
-def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_journalled(wire):
-    wire.add("a", BLOCK_EVENTS + 1)
-    wire.add("b", 2)
-    wire.sent()
-    wire.outboxes.release({"a": BLOCK_EVENTS, "b": 0}, ())
-    wire.outboxes.rewind()
-    wire.outboxes.appended("a")
-    wire.outboxes.not_appended("b", "the wire was reset")
-    wire.advance(1)
-    assert wire.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
+def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_journalled(
+    stream_state,
+):
+    stream_state.add("a", BLOCK_EVENTS + 1)
+    stream_state.add("b", 2)
+    stream_state.sent()
+    stream_state.outboxes.acknowledge({"a": BLOCK_EVENTS, "b": 0}, ())
+    stream_state.outboxes.rewind()
+    stream_state.outboxes.appended("a")
+    stream_state.outboxes.not_appended("b", "the wire was reset")
+    stream_state.advance(1)
+    assert stream_state.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
 
 
-def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire(wire):
-    wire.add("a", 3)
-    assert wire.sent() == [("a", [1])]
-    wire.outboxes.appended("a")
-    wire.outboxes.rewind()
-    assert wire.sent() == [("a", [1])]
+def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire(stream_state):
+    stream_state.add("a", 3)
+    assert stream_state.sent() == [("a", [1])]
+    stream_state.outboxes.appended("a")
+    stream_state.outboxes.rewind()
+    assert stream_state.sent() == [("a", [1])]
 
 
-def test_a_reset_ends_the_pause_after_a_failure(wire):
-    wire.add("a")
-    wire.sent()
-    wire.outboxes.not_appended("a", "the wire was reset")
-    assert wire.sent() == []
-    wire.outboxes.rewind()
-    assert wire.sent() == [("a", [1])]
+def test_a_reset_ends_the_pause_after_a_failure(stream_state):
+    stream_state.add("a")
+    stream_state.sent()
+    stream_state.outboxes.not_appended("a", "the wire was reset")
+    assert stream_state.sent() == []
+    stream_state.outboxes.rewind()
+    assert stream_state.sent() == [("a", [1])]
 
 
-def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(wire):
-    wire.add("a")
-    wire.sent()
-    wire.outboxes.appended("a")
-    assert wire.forgotten() == []
-    wire.outboxes.release({"a": 1}, ())
-    assert wire.forgotten("a") == []
-    assert wire.forgotten() == ["a"]
-    assert wire.outboxes.keys == ()
+def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(stream_state):
+    stream_state.add("a")
+    stream_state.sent()
+    stream_state.outboxes.appended("a")
+    assert stream_state.forgotten() == []
+    stream_state.outboxes.acknowledge({"a": 1}, ())
+    assert stream_state.forgotten("a") == []
+    assert stream_state.forgotten() == ["a"]
+    assert stream_state.outboxes.keys == ()
 
 
-def test_numbers_go_on_when_an_experiment_that_was_forgotten_comes_back(wire):
-    wire.add("a", 5)
-    wire.sent()
-    wire.outboxes.appended("a")
-    wire.outboxes.release({"a": 5}, ())
-    wire.forgotten()
-    wire.add("a")
-    assert wire.sent() == [("a", [6])]
+def test_numbers_go_on_when_an_experiment_that_was_forgotten_comes_back(stream_state):
+    stream_state.add("a", 5)
+    stream_state.sent()
+    stream_state.outboxes.appended("a")
+    stream_state.outboxes.acknowledge({"a": 5}, ())
+    stream_state.forgotten()
+    stream_state.add("a")
+    assert stream_state.sent() == [("a", [6])]
 
 
-def test_what_is_left_of_an_experiment_that_is_over_makes_room_for_the_next(wire):
-    wire.add("a", 100)
-    wire.outboxes.release({"a": EVERYTHING}, ())
-    assert wire.outboxes.size == 0
-    assert wire.forgotten() == ["a"]
+def test_what_is_left_of_an_experiment_that_is_over_makes_room_for_the_next(stream_state):
+    stream_state.add("a", 100)
+    stream_state.outboxes.acknowledge({"a": EVERYTHING}, ())
+    assert stream_state.outboxes.size == 0
+    assert stream_state.forgotten() == ["a"]
 
 
-def test_an_unused_stream_that_is_missing_is_given_up_after_a_while(wire):
-    wire.add("a")
-    wire.outboxes.release({"a": 0}, {"a"})
-    wire.advance(MISSING_S - 0.1)
-    assert wire.forgotten() == []
-    wire.advance(0.2)
-    wire.outboxes.release({"a": 0}, {"a"})
-    assert wire.forgotten("a") == []
-    assert wire.forgotten() == ["a"]
-    assert wire.outboxes.size == 0
+def test_an_unused_stream_that_is_missing_is_given_up_after_a_while(stream_state):
+    stream_state.add("a")
+    stream_state.outboxes.acknowledge({"a": 0}, {"a"})
+    stream_state.advance(MISSING_S - 0.1)
+    assert stream_state.forgotten() == []
+    stream_state.advance(0.2)
+    stream_state.outboxes.acknowledge({"a": 0}, {"a"})
+    assert stream_state.forgotten("a") == []
+    assert stream_state.forgotten() == ["a"]
+    assert stream_state.outboxes.size == 0
 
 
 @pytest.mark.parametrize("event", ["made", "wire reset"])
-def test_a_stream_that_was_missing_only_for_a_while_is_not_given_up(wire, event):
-    wire.add("a")
-    wire.outboxes.release({"a": 0}, {"a"})
-    wire.advance(MISSING_S)
+def test_a_stream_that_was_missing_only_for_a_while_is_not_given_up(stream_state, event):
+    stream_state.add("a")
+    stream_state.outboxes.acknowledge({"a": 0}, {"a"})
+    stream_state.advance(MISSING_S)
     if event == "made":
-        wire.outboxes.release({"a": 0}, ())
+        stream_state.outboxes.acknowledge({"a": 0}, ())
     else:
-        wire.outboxes.rewind()
-    assert wire.forgotten() == []
-    assert wire.sent() == [("a", [1])]
+        stream_state.outboxes.rewind()
+    assert stream_state.forgotten() == []
+    assert stream_state.sent() == [("a", [1])]
 
 
-def test_what_is_under_way_is_not_forgotten(wire):
-    wire.add("a")
-    wire.sent()
-    wire.outboxes.release({"a": 1}, ())
-    assert wire.forgotten() == []
-    wire.outboxes.appended("a")
-    assert wire.forgotten() == ["a"]
+def test_what_is_under_way_is_not_forgotten(stream_state):
+    stream_state.add("a")
+    stream_state.sent()
+    stream_state.outboxes.acknowledge({"a": 1}, ())
+    assert stream_state.forgotten() == []
+    stream_state.outboxes.appended("a")
+    assert stream_state.forgotten() == ["a"]
 
 
-def test_all_is_settled_when_the_rest_has_nowhere_to_go(wire):
-    wire.add("a")
-    wire.add("b")
-    assert not wire.outboxes.is_settled
-    wire.sent()
-    assert not wire.outboxes.is_settled
-    wire.outboxes.appended("a")
-    wire.outboxes.not_appended("b", "the stream is missing")
-    assert not wire.outboxes.is_settled
-    wire.outboxes.release({"a": 0, "b": 0}, {"b"})
-    assert wire.outboxes.is_settled
+def test_all_is_settled_when_the_rest_has_nowhere_to_go(stream_state):
+    stream_state.add("a")
+    stream_state.add("b")
+    assert not stream_state.outboxes.is_settled
+    stream_state.sent()
+    assert not stream_state.outboxes.is_settled
+    stream_state.outboxes.appended("a")
+    stream_state.outboxes.not_appended("b", "the stream is missing")
+    assert not stream_state.outboxes.is_settled
+    stream_state.outboxes.acknowledge({"a": 0, "b": 0}, {"b"})
+    assert stream_state.outboxes.is_settled

@@ -31,10 +31,10 @@ def bytes_of(count):
 
 def test_the_cache_keeps_so_many_bytes_the_longest_unused_go_first(tmp_path):
     world = World(tmp_path, cache_bytes=3 * (LARGE + 20_000))
-    host = world.host()
+    process = world.process()
     keys = []
     for _ in range(6):
-        keys.append(host.save(bytes_of(LARGE)))
+        keys.append(process.save(bytes_of(LARGE)))
         world.finish(keys[-1])
     assert world.cache.size <= world.cache_bytes
     left = world.on_disk()
@@ -43,26 +43,26 @@ def test_the_cache_keeps_so_many_bytes_the_longest_unused_go_first(tmp_path):
 
 
 def test_of_each_trial_the_newest_copy_and_the_one_before_it_stay(world):
-    host = world.host()
+    process = world.process()
     keys = []
     for _ in range(5):
-        keys.append(host.save(bytes_of(LARGE)))
+        keys.append(process.save(bytes_of(LARGE)))
         world.finish(keys[-1])
         assert world.on_disk() == keys[-2:]
     assert world.committed == keys
 
 
 def test_an_older_one_that_was_fetched_stays_while_its_host_does(world):
-    host = world.host()
-    keys = [host.save() for _ in range(2)]
+    process = world.process()
+    keys = [process.save() for _ in range(2)]
     for key in keys:
         world.finish(key)
     old = elsewhere(world, "t/checkpoint_0-000001")
-    reader = world.host("other", restore=(old,))
+    reader = world.process("other", restore=(old,))
     reader.fetch(old)
     world.finish(old.key)
     assert world.on_disk() == [old.key, *keys]
-    newer = host.save()
+    newer = process.save()
     world.finish(newer)
     assert world.on_disk() == [old.key, keys[1], newer]
     reader.die()
@@ -71,11 +71,11 @@ def test_an_older_one_that_was_fetched_stays_while_its_host_does(world):
 
 def test_the_newest_of_each_trial_goes_last(tmp_path):
     world = World(tmp_path, cache_bytes=3 * (LARGE + 20_000))
-    host = world.host("a")
-    newest = [host.save(bytes_of(LARGE))]
+    process = world.process("a")
+    newest = [process.save(bytes_of(LARGE))]
     world.finish(newest[0])
-    host.die()
-    other = world.host("b")
+    process.die()
+    other = world.process("b")
     for _ in range(6):
         newest[1:] = [other.save(bytes_of(LARGE))]
         world.finish(newest[1])
@@ -85,54 +85,54 @@ def test_the_newest_of_each_trial_goes_last(tmp_path):
 def test_what_a_host_uses_stays_however_little_room_there_is(tmp_path):
     world = World(tmp_path, cache_bytes=0)
     ref = elsewhere(world)
-    host = world.host(restore=(ref,))
-    host.fetch(ref)
+    process = world.process(restore=(ref,))
+    process.fetch(ref)
     world.finish(ref.key)
-    keys = [host.save(), host.save()]
+    keys = [process.save(), process.save()]
     for key in keys:
         world.finish(key)
     assert world.on_disk() == sorted([ref.key, keys[-1]])  # it may link to the last it wrote
-    host.die()
+    process.die()
     assert world.on_disk() == []
 
 
 def test_what_is_not_committed_stays(tmp_path):
     world = World(tmp_path, cache_bytes=0)
-    host = world.host()
-    keys = [host.save(), host.save()]
-    host.die()
+    process = world.process()
+    keys = [process.save(), process.save()]
+    process.die()
     assert world.on_disk() == keys
 
 
 def test_files_that_checkpoints_share_count_once(world):
-    host = world.host()
+    process = world.process()
     weights = bytes_of(10 * LARGE)
     for n in range(4):
-        world.finish(host.save(weights, changing=bytes([n])))
+        world.finish(process.save(weights, changing=bytes([n])))
     assert 10 * LARGE < world.cache.size < 20 * LARGE
 
 
 def test_a_dead_host_leaves_nothing_behind_of_what_it_did_not_tell(world):
-    host = world.host()
-    told = host.save()
-    host.ask()
+    process = world.process()
+    told = process.save()
+    process.ask()
     root = root_of(world)
     os.makedirs(os.path.join(root, "t", "checkpoint_1-000002", "files"))
     os.makedirs(os.path.join(root, ".staging"), exist_ok=True)
     with open(os.path.join(root, "t", "checkpoint_1-000002", "manifest.json"), "w") as file:
         file.write("whole, but nobody was told")
-    host.die()
+    process.die()
     assert world.on_disk() == [told]
 
 
 def test_the_next_node_takes_over_what_is_committed_and_removes_the_rest(world):
-    host = world.host()
-    keys = [host.save(), host.save()]
+    process = world.process()
+    keys = [process.save(), process.save()]
     world.finish(keys[0])
     ref = committed_ref(world, keys[0])
     world.begin()
     assert world.on_disk() == keys[:1]
-    assert world.host(epoch=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
+    assert world.process(attempt=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
     assert world.transfers.downloads == []
     assert world.cache.size > 0
 
@@ -146,8 +146,8 @@ def test_folder_that_a_trial_made_among_those_of_experiments_is_left_alone(world
 
 
 def test_the_next_node_removes_what_is_too_large_for_a_manifest_and_does_not_read_it(world):
-    host = world.host()
-    key = host.save()
+    process = world.process()
+    key = process.save()
     world.finish(key)
     os.truncate(os.path.join(root_of(world), key, "committed.json"), 2**40)  # a hole of 1 TiB
     world.begin()
@@ -155,8 +155,8 @@ def test_the_next_node_removes_what_is_too_large_for_a_manifest_and_does_not_rea
 
 
 def test_what_the_next_node_takes_over_counts_once(world):
-    host = world.host()
-    keys = [host.save(bytes_of(LARGE)), host.save(bytes_of(LARGE))]
+    process = world.process()
+    keys = [process.save(bytes_of(LARGE)), process.save(bytes_of(LARGE))]
     for key in keys:
         world.finish(key)
     taken = world.cache.size
@@ -176,9 +176,9 @@ def test_the_next_node_leaves_alone_what_is_not_its_own(world):
 
 
 def test_the_cache_of_an_experiment_goes_when_the_scheduler_wants_no_more_of_it(world):
-    host = world.host()
-    world.finish(host.save())
-    host.die()
+    process = world.process()
+    world.finish(process.save())
+    process.die()
     forget = world.checkpoints.forget_all_but
     assert world.checkpoints.kept == (KEY,)
     assert forget(set(), {KEY: 17}, set()) == set()
@@ -191,10 +191,10 @@ def test_the_cache_of_an_experiment_goes_when_the_scheduler_wants_no_more_of_it(
 
 
 def test_a_cache_that_the_scheduler_chose_is_left_to_it(world, tmp_path):
-    host = world.host(cache=str(tmp_path / "its own"))
-    key = host.save()
+    process = world.process(cache=str(tmp_path / "its own"))
+    key = process.save()
     world.finish(key)
-    host.die()
+    process.die()
     over = world.checkpoints.forget_all_but(set(), {KEY: redis_keys.EVERYTHING}, set())
     world.disk.settle()
     assert over == {KEY}
@@ -204,8 +204,8 @@ def test_a_cache_that_the_scheduler_chose_is_left_to_it(world, tmp_path):
 
 def test_without_a_limit_a_tenth_of_the_disk_is_taken(tmp_path):
     world = World(tmp_path, cache_bytes=None, uploads_bytes=None)
-    host = world.host()
-    host.save()
-    assert host.ask()
+    process = world.process()
+    process.save()
+    assert process.ask()
     share = shutil.disk_usage(tmp_path).total // 10
     assert (world.limits.copies, world.limits.uploads) == (share, share)

@@ -40,8 +40,8 @@ def root_of(world):
 
 
 def test_a_written_checkpoint_is_told_uploaded_and_committed(world):
-    host = world.host()
-    key = host.save()
+    process = world.process()
+    key = process.save()
     assert key == "t/checkpoint_1-000001"
     (written,) = world.events()
     assert (written.key, written.size) == (key, 10)
@@ -54,7 +54,7 @@ def test_a_written_checkpoint_is_told_uploaded_and_committed(world):
 
 
 def test_one_upload_of_a_trial_is_under_way_and_those_of_others_beside_it(world):
-    a, b = world.host("a"), world.host("b")
+    a, b = world.process("a"), world.process("b")
     first, second = a.save(), a.save()
     other = b.save()
     assert world.transfers.keys() == [first, other]
@@ -63,9 +63,9 @@ def test_one_upload_of_a_trial_is_under_way_and_those_of_others_beside_it(world)
 
 
 def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
-    host = world.host()
-    first, _ = host.save(), host.save()
-    assert not host.ask()
+    process = world.process()
+    first, _ = process.save(), process.save()
+    assert not process.ask()
     assert world.waits == [("save", "2 of its checkpoints are not in s3://bucket/exp yet")]
     world.transfers.trouble(first, "connection refused")
     assert world.waits[-1] == (
@@ -73,51 +73,51 @@ def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
         "2 of its checkpoints are not there yet: connection refused",
     )
     world.finish(first)
-    assert host.answers[-1] == SaveAnswer(root_of(world))
+    assert process.answers[-1] == SaveAnswer(root_of(world))
     assert world.waits[-1] == ("", "")
 
 
 def test_how_many_may_wait_is_a_setting(world):
-    host = world.host(waiting=0)
-    host.save()
-    assert not host.ask()
+    process = world.process(waiting=0)
+    process.save()
+    assert not process.ask()
 
 
 def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
-    host = world.host()
-    first, _ = host.save(), host.save()
-    host.ask()
+    process = world.process()
+    first, _ = process.save(), process.save()
+    process.ask()
     world.transfers.trouble(first, "connection refused")
     world.clock.advance(60)
-    (error,) = [answer.error for answer in host.answers if answer.error]
+    (error,) = [answer.error for answer in process.answers if answer.error]
     assert "for 60 s (sync_timeout)" in error
     assert "connection refused" in error
     world.finish(first)
-    assert len(host.answers) == 3  # it is not answered again
+    assert len(process.answers) == 3  # it is not answered again
 
 
 @pytest.mark.parametrize("how", [{"stop": True}, {"pause": True}])
 def test_a_host_that_is_to_end_waits_no_longer(world, how):
-    host = world.host()
-    host.save()
-    host.save()
-    assert not host.ask()
-    host.told(**how)
-    assert host.answers[-1] == SaveAnswer(root_of(world))
-    host.write()
-    assert host.ask()  # nothing due is skipped
+    process = world.process()
+    process.save()
+    process.save()
+    assert not process.ask()
+    process.told(**how)
+    assert process.answers[-1] == SaveAnswer(root_of(world))
+    process.write()
+    assert process.ask()  # nothing due is skipped
 
 
 def test_the_checkpoints_of_a_trial_are_counted_over_its_epochs(world):
-    old = world.host()
+    old = world.process()
     old.save()
     old.save()
     old.die()
-    assert not world.host(epoch=2).ask()
+    assert not world.process(attempt=2).ask()
 
 
 def test_room_that_a_dead_host_was_granted_is_free_again(world):
-    old, new = world.host(waiting=0), world.host(epoch=2, waiting=0)
+    old, new = world.process(waiting=0), world.process(attempt=2, waiting=0)
     assert old.ask()
     assert not new.ask()
     old.die()
@@ -126,7 +126,7 @@ def test_room_that_a_dead_host_was_granted_is_free_again(world):
 
 def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
-    large, small, other = world.host("a"), world.host("b"), world.host("c")
+    large, small, other = world.process("a"), world.process("b"), world.process("c")
     first = large.save(b"x" * 60)
     assert not large.ask()
     assert "no more than 100 bytes" in world.waits[-1][1]
@@ -141,18 +141,18 @@ def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp
 
 def test_one_checkpoint_may_be_larger_than_the_limit(tmp_path):
     world = World(tmp_path, uploads_bytes=1)
-    host = world.host()
-    key = host.save(b"x" * 1000)
-    assert not host.ask()
+    process = world.process()
+    key = process.save(b"x" * 1000)
+    assert not process.ask()
     world.finish(key)
-    assert host.answers[-1].cache
+    assert process.answers[-1].cache
 
 
 def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
-    old = world.host()
+    old = world.process()
     first, second = old.save(), old.save()
     old.die()
-    new = world.host(epoch=2)
+    new = world.process(attempt=2)
     assert not new.ask()
     world.fail(first, "no answer for 60 s")
     assert world.lost == [first, second]
@@ -165,7 +165,7 @@ def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
 
 def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
-    lost, other = world.host("a"), world.host("b")
+    lost, other = world.process("a"), world.process("b")
     first = lost.save(b"x" * 40)
     lost.save(b"x" * 40)
     world.fail(first)
@@ -174,8 +174,8 @@ def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
 
 
 def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_parts(world):
-    world.host("a").save()
-    other = world.host("b", key="tunemq:events:other")
+    world.process("a").save()
+    other = world.process("b", key="tunemq:events:other")
     world.finish(other.save())
     for _ in range(2):
         world.transfers.on_death("the transfers process 7 ended with SIGKILL")
@@ -186,23 +186,23 @@ def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_
 
 
 def test_what_a_host_writes_before_it_dies_of_a_lost_checkpoint_is_lost_too(world):
-    host = world.host()
-    first = host.save()
-    assert host.ask()
+    process = world.process()
+    first = process.save()
+    assert process.ask()
     world.fail(first)
-    second = host.write()
+    second = process.write()
     assert world.written == world.lost == [first, second]
-    host.die()
+    process.die()
     assert world.transfers.uploads[1:] == []
     assert world.on_disk() == []
 
 
 def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_from(world):
-    source = world.host("source")
+    source = world.process("source")
     origin = source.save()
     world.finish(origin)
     ref = committed_ref(world, origin)
-    clone = world.host("clone", restore=(ref,))
+    clone = world.process("clone", restore=(ref,))
     assert clone.fetch(ref) == FetchAnswer(root_of(world))
     first = clone.save()
     world.finish(first)
@@ -215,32 +215,32 @@ def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_fro
 
 def test_an_epoch_does_not_refer_to_what_an_older_one_has_committed(world):
     """The scheduler keeps for it what it was restored from, and nothing else."""
-    old = world.host()
+    old = world.process()
     first, second = old.save(), old.save()
     world.finish(first)
     world.finish(second)
     old.die()
     ref = committed_ref(world, first)
-    new = world.host(epoch=2, restore=(ref,))
+    new = world.process(attempt=2, restore=(ref,))
     new.fetch(ref)
     new.save()
     assert first in world.transfers.uploads[-1].base
 
 
 def test_what_was_fetched_to_look_at_is_no_base(world):
-    host = world.host()
-    first = host.save()
-    host.fetch(written_ref(world, first))
-    second = host.save()
+    process = world.process()
+    first = process.save()
+    process.fetch(written_ref(world, first))
+    second = process.save()
     world.finish(first)
     assert first in world.transfers.uploads[-1].base  # it is what it has committed, after all
     world.finish(second)
 
 
 def test_uploads_of_a_trial_go_on_when_its_host_is_gone_and_its_experiment_is_used(world):
-    host = world.host()
-    first, second = host.save(), host.save()
-    host.die()
+    process = world.process()
+    first, second = process.save(), process.save()
+    process.die()
     assert world.checkpoints.unsettled() == {KEY}
     world.finish(first)
     world.finish(second)
@@ -253,11 +253,11 @@ def test_uploads_of_a_trial_go_on_when_its_host_is_gone_and_its_experiment_is_us
     [("t/../x", "t"), ("/etc/x", "t"), ("t/.staging", "t"), ("u/checkpoint_1-000001", "u")],
 )
 def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
-    host = world.host()
-    host.ask()
+    process = world.process()
+    process.ask()
     said = CheckpointWritten(trial, 1, 1, 1, key, "", 1)
     with pytest.raises(TransportError):
-        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+        world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
     assert world.events() == []
 
 
@@ -266,64 +266,64 @@ def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
     "payload", [b"", b"\x91" * 100_000, b"\x98\xa1\xff" + b"\x00" * 9, b"\xff"]
 )
 def test_what_a_host_says_that_cannot_be_read_is_its_own_end_only(world, kind, payload):
-    host = world.host()
-    host.ask()
+    process = world.process()
+    process.ask()
     with pytest.raises(TransportError, match="cannot be"):
-        world.checkpoints.said(host.host, kind, payload)
+        world.checkpoints.said(process.process, kind, payload)
 
 
 def test_a_host_cannot_write_unasked(world):
-    host = world.host()
+    process = world.process()
     said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)
     with pytest.raises(TransportError):
-        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+        world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
 
 
 def test_a_node_that_ends_gives_up_what_is_under_way(world):
-    host = world.host()
-    host.save()
-    host.save()
-    host.ask()
+    process = world.process()
+    process.save()
+    process.save()
+    process.ask()
     world.checkpoints.close()
     assert world.transfers.is_closed
     world.clock.advance(3600)
-    host.ask()
-    assert len(host.answers) == 2
+    process.ask()
+    assert len(process.answers) == 2
 
 
 # --- restoring ----------------------------------------------------------------------------------
 
 
 def test_what_the_node_has_written_is_not_downloaded(world):
-    old = world.host()
+    old = world.process()
     key = old.save()
     old.die()
     ref = written_ref(world, key)
-    assert world.host(epoch=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
+    assert world.process(attempt=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
     world.finish(key)
     ref = committed_ref(world, key)
-    assert world.host("u", restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
+    assert world.process("u", restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
     assert world.transfers.downloads == []
 
 
 def test_ten_hosts_wait_for_one_download(world):
     ref = elsewhere(world)
-    hosts = [world.host(f"t{n}", restore=(ref,)) for n in range(10)]
-    assert [host.fetch(ref) for host in hosts] == [None] * 10
+    processes = [world.process(f"t{n}", restore=(ref,)) for n in range(10)]
+    assert [process.fetch(ref) for process in processes] == [None] * 10
     (download,) = world.transfers.downloads
     assert download.folder == os.path.join(root_of(world), ref.key)
     world.finish(ref.key)
-    assert [host.answers for host in hosts] == [[FetchAnswer(root_of(world))]] * 10
+    assert [process.answers for process in processes] == [[FetchAnswer(root_of(world))]] * 10
     assert world.waits == []
-    late = world.host("t11", restore=(ref,))
+    late = world.process("t11", restore=(ref,))
     assert late.fetch(ref) == FetchAnswer(root_of(world))
     assert len(world.transfers.downloads) == 1
 
 
 def test_a_store_that_gives_trouble_is_told_until_it_goes_on(world):
     ref = elsewhere(world)
-    host = world.host(restore=(ref,))
-    host.fetch(ref)
+    process = world.process(restore=(ref,))
+    process.fetch(ref)
     world.transfers.trouble(ref.key, "connection refused")
     world.transfers.trouble(ref.key, "")
     world.finish(ref.key)
@@ -333,20 +333,20 @@ def test_a_store_that_gives_trouble_is_told_until_it_goes_on(world):
 @pytest.mark.parametrize("is_corrupt", [True, False])
 def test_a_download_that_fails_is_answered_with_the_reason(world, is_corrupt):
     ref = elsewhere(world)
-    host = world.host(restore=(ref,))
-    host.fetch(ref)
+    process = world.process(restore=(ref,))
+    process.fetch(ref)
     world.transfers.trouble(ref.key, "away")
     world.fail(ref.key, "why", is_corrupt=is_corrupt)
     reason = "why" if is_corrupt else f"checkpoint {ref.key} could not be downloaded: why"
-    assert host.answers == [FetchAnswer("", reason, is_corrupt)]
+    assert process.answers == [FetchAnswer("", reason, is_corrupt)]
     assert world.waits[-1] == ("", "")
 
 
 def test_a_damaged_copy_is_replaced_once_for_all_who_found_it_so(world):
     ref = elsewhere(world)
-    a, b = world.host("a", restore=(ref,)), world.host("b", restore=(ref,))
-    for host in (a, b):
-        host.fetch(ref)
+    a, b = world.process("a", restore=(ref,)), world.process("b", restore=(ref,))
+    for process in (a, b):
+        process.fetch(ref)
     world.finish(ref.key)
     assert a.fetch(ref, again=True) is None
     assert world.on_disk() == []
@@ -359,12 +359,12 @@ def test_a_damaged_copy_is_replaced_once_for_all_who_found_it_so(world):
 
 
 def test_a_damaged_copy_of_what_is_not_committed_is_of_no_use(world):
-    old = world.host()
+    old = world.process()
     ref = written_ref(world, old.save())
     old.die()
-    host = world.host(epoch=2, restore=(ref,))
-    host.fetch(ref)
-    answer = host.fetch(ref, again=True)
+    process = world.process(attempt=2, restore=(ref,))
+    process.fetch(ref)
+    answer = process.fetch(ref, again=True)
     assert answer.is_corrupt
     assert "not in the store yet" in answer.error
     assert world.transfers.downloads == []
@@ -372,46 +372,46 @@ def test_a_damaged_copy_of_what_is_not_committed_is_of_no_use(world):
 
 def test_what_was_never_committed_and_is_not_here_is_of_no_use(world):
     ref = CheckpointRef("t/checkpoint_1-000001", "", 1, "a hash")
-    answer = world.host(restore=(ref,)).fetch(ref)
+    answer = world.process(restore=(ref,)).fetch(ref)
     assert answer.is_corrupt
     assert ref.key in answer.error
 
 
 def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_downloaded(tmp_path):
     world = World(tmp_path, cache_bytes=0)
-    old = world.host()
+    old = world.process()
     key = old.save()
     ref = written_ref(world, key)  # all that the scheduler knows when it orders the retry
     old.die()
     world.finish(key)
     assert world.on_disk() == []
-    host = world.host(epoch=2, restore=(ref,))
-    assert host.fetch(ref) is None
+    process = world.process(attempt=2, restore=(ref,))
+    assert process.fetch(ref) is None
     world.finish(key)
-    (answer,) = host.answers
+    (answer,) = process.answers
     assert answer == FetchAnswer(root_of(world), sha256=committed_ref(world, key).sha256)
 
 
 def test_a_damaged_copy_of_what_was_committed_after_the_retry_was_ordered_is_replaced(world):
-    old = world.host()
+    old = world.process()
     key = old.save()
     ref = written_ref(world, key)
     old.die()
-    host = world.host(epoch=2, restore=(ref,))
-    host.fetch(ref)
+    process = world.process(attempt=2, restore=(ref,))
+    process.fetch(ref)
     world.finish(key)
-    assert host.fetch(ref, again=True) is None
+    assert process.fetch(ref, again=True) is None
     world.finish(key)
-    assert host.answers[-1].sha256 == committed_ref(world, key).sha256
+    assert process.answers[-1].sha256 == committed_ref(world, key).sha256
 
 
 def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
     ref = elsewhere(world)
-    host = world.host(restore=(ref,))
-    host.fetch(ref)
-    host.die()
+    process = world.process(restore=(ref,))
+    process.fetch(ref)
+    process.die()
     assert world.transfers.keys() == []
-    other = world.host("u", restore=(ref,))
+    other = world.process("u", restore=(ref,))
     assert other.fetch(ref) is None
     world.finish(ref.key)
     assert other.answers == [FetchAnswer(root_of(world))]
@@ -419,14 +419,14 @@ def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
 
 def test_a_fetch_cannot_name_a_path_outside_the_cache(world):
     with pytest.raises(TransportError):
-        world.host().fetch(CheckpointRef("../x", "a hash", 1))
+        world.process().fetch(CheckpointRef("../x", "a hash", 1))
 
 
 def test_a_folder_that_cannot_be_used_is_said(world):
     (world.folder / "node").write_text("a file where folders were to be made")
-    host = world.host()
-    host.ask()
-    assert "folder for checkpoints" in host.answers[-1].error
-    answer = host.fetch(elsewhere(world))
+    process = world.process()
+    process.ask()
+    assert "folder for checkpoints" in process.answers[-1].error
+    answer = process.fetch(elsewhere(world))
     assert "folder for checkpoints" in answer.error
     assert not answer.is_corrupt

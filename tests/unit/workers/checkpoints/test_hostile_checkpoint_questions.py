@@ -37,8 +37,8 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tunemq-test-"))
         self.world = World(self.folder, cache_bytes=60_000, uploads_bytes=20)
-        self.hosts = {}
-        self.epochs = dict.fromkeys(TRIALS, 0)
+        self.processes = {}
+        self.attempts = dict.fromkeys(TRIALS, 0)
         self.refs = [
             elsewhere(self.world),
             elsewhere(self.world, "s/checkpoint_1-000008"),
@@ -53,22 +53,24 @@ class Machine(RuleBasedStateMachine):
         self.world.checkpoints.close()
         shutil.rmtree(self.folder)
 
-    def host(self, trial):
-        if trial not in self.hosts:
-            self.epochs[trial] += 1
-            self.hosts[trial] = self.world.host(trial, self.epochs[trial], sync_timeout_s=4.0)
-        return self.hosts[trial]
+    def process(self, trial):
+        if trial not in self.processes:
+            self.attempts[trial] += 1
+            self.processes[trial] = self.world.process(
+                trial, self.attempts[trial], sync_timeout_s=4.0
+            )
+        return self.processes[trial]
 
     def says(self, trial, kind, payload=b""):
-        host = self.host(trial)
+        process = self.process(trial)
         try:
-            self.world.checkpoints.said(host.host, kind, payload)
+            self.world.checkpoints.said(process.process, kind, payload)
         except TransportError:
             self.ends(trial)
 
     @rule(trial=trials)
-    def asks_for_room(self, trial):
-        self.says(trial, frames.ASK_ROOM)
+    def asks_to_save(self, trial):
+        self.says(trial, frames.ASK_SAVE)
 
     @rule(trial=trials, data=st.data(), again=st.booleans())
     def asks_for_a_checkpoint(self, trial, data, again):
@@ -82,22 +84,22 @@ class Machine(RuleBasedStateMachine):
 
     @rule(trial=trials)
     def writes_if_it_may(self, trial):
-        host = self.host(trial)
-        answered = bool(host.answers) and getattr(host.answers[-1], "cache", "")
-        if answered and self.world.checkpoints._room.is_writing(host.host.name):
+        process = self.process(trial)
+        answered = bool(process.answers) and getattr(process.answers[-1], "cache", "")
+        if answered and self.world.checkpoints._backpressure.is_writing(process.process.name):
             try:
-                host.write()
+                process.write()
             except TransportError:
                 self.ends(trial)
 
     @rule(trial=trials)
     def ends(self, trial):
-        if trial in self.hosts:
-            self.hosts.pop(trial).die()
+        if trial in self.processes:
+            self.processes.pop(trial).die()
 
     @rule(trial=trials, how=st.sampled_from(["stop", "pause"]))
     def is_told_to_end(self, trial, how):
-        self.host(trial).told(**{how: True})
+        self.process(trial).told(**{how: True})
 
     @rule()
     def the_disk_is_done(self):
@@ -124,17 +126,17 @@ TestHostileCheckpointQuestions = Machine.TestCase
 
 def test_checkpoint_larger_than_the_disk_is_rejected_and_counts_nowhere(tmp_path):
     world = World(tmp_path)
-    host = world.host()
-    host.ask()
+    process = world.process()
+    process.ask()
     said = CheckpointWritten("t", 1, 1, 1, checkpoint_key("t", 1, 1), "0" * 64, 2**53)
     with pytest.raises(TransportError, match="more than the disk"):
-        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+        world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
     assert world.checkpoints._uploads.size == 0
 
 
 def test_size_that_a_process_names_counts_no_longer_once_the_upload_has_counted(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
-    one, other = world.host("a"), world.host("b")
+    one, other = world.process("a"), world.process("b")
     one.ask()
     key = one.write(said_size=10**6)
     world.finish(key)
@@ -147,23 +149,23 @@ def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
     ref = CheckpointRef("\0" * 2**20, "0" * 64, 1)
     question = checkpoint_messages.encode(FetchCheckpoint(ref, False))
     with pytest.raises(TransportError, match="is not the key of a checkpoint") as rejected:
-        world.checkpoints.said(world.host().host, frames.FETCH, question)
+        world.checkpoints.said(world.process().process, frames.FETCH, question)
     assert len(str(rejected.value)) < 2000
     with pytest.raises(StoreError, match="at most 512 characters"):
         check_key("t/" + "c" * 511)
 
 
-@pytest.mark.parametrize("first", [frames.ASK_ROOM, frames.FETCH])
-@pytest.mark.parametrize("second", [frames.ASK_ROOM, frames.FETCH])
+@pytest.mark.parametrize("first", [frames.ASK_SAVE, frames.FETCH])
+@pytest.mark.parametrize("second", [frames.ASK_SAVE, frames.FETCH])
 def test_second_question_before_the_answer_to_the_first_is_rejected(first, second, tmp_path):
     world = World(tmp_path)
-    host = world.host(waiting=0)
-    host.save()
+    process = world.process(waiting=0)
+    process.save()
     ref = elsewhere(world)
     payloads = {
-        frames.ASK_ROOM: b"",
+        frames.ASK_SAVE: b"",
         frames.FETCH: checkpoint_messages.encode(FetchCheckpoint(ref, False)),
     }
-    world.checkpoints.said(host.host, first, payloads[first])
+    world.checkpoints.said(process.process, first, payloads[first])
     with pytest.raises(TransportError, match="asked again before it was answered"):
-        world.checkpoints.said(host.host, second, payloads[second])
+        world.checkpoints.said(process.process, second, payloads[second])

@@ -52,7 +52,7 @@ def waits(config):
 
 
 class Heard:
-    """A listener that remembers what it was told, as ``(what, host, more)``."""
+    """A listener that remembers what it was told, as ``(what, trial_process, more)``."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, object]] = []
@@ -78,8 +78,8 @@ class Heard:
     def closed(self, name: str) -> None:
         pass
 
-    def of(self, what: str, host: str) -> list[object]:
-        return [more for one, name, more in self.told if (one, name) == (what, host)]
+    def of(self, what: str, trial_process: str) -> list[object]:
+        return [more for one, name, more in self.told if (one, name) == (what, trial_process)]
 
 
 class Node:
@@ -89,9 +89,9 @@ class Node:
         (folder / "logs").mkdir()
         self.folder, self.reactor, self.heard = folder, Reactor(), Heard()
         self.pool = ForkserverPool(
-            self.reactor, set(), folder=str(folder), hostname="host", node_ip="127.0.0.1"
+            self.reactor, set(), folder=str(folder), hostname="trial_process", node_ip="127.0.0.1"
         )
-        self.links: list[TrialConnection] = []
+        self.connections: list[TrialConnection] = []
         self._code = ship(waits, BlobFolder(folder / "blobs"))
 
     def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
@@ -108,7 +108,7 @@ class Node:
         self.reactor.run(look)
         assert condition(), self.heard.told
 
-    def ask(self, host: str, number: int = 0, **variables: str) -> ForkserverClient:
+    def ask(self, trial_process: str, number: int = 0, **variables: str) -> ForkserverClient:
         """Ask for a host; returns its forkserver."""
         path = {"PATH": os.environ.get("PATH", "")}
         environment = Environment(sys.executable, (), {**path, **variables}, tuple(sys.path))
@@ -117,7 +117,7 @@ class Node:
             events_key="events",
             trial_name="t",
             trial_number=number,
-            folder=str(self.folder / host),
+            folder=str(self.folder / trial_process),
             code=self._code,
             config=pack_config({}),
             resources={"cpu": 1.0},
@@ -125,13 +125,13 @@ class Node:
             store=str(self.folder),
         )
         order = TrialOrder("t", 1, TO_THE_END, stop=False, start=start)
-        self.links.append(self.pool.start(host, order, self.heard))
-        return self.pool._hosted[host].server
+        self.connections.append(self.pool.start(trial_process, order, self.heard))
+        return self.pool._running[trial_process].server
 
-    def forked(self, host: str) -> int:
+    def forked(self, trial_process: str) -> int:
         """The pid of a host, once it is there."""
-        self.until(lambda: self.heard.of("forked", host))
-        pid = self.heard.of("forked", host)[0]
+        self.until(lambda: self.heard.of("forked", trial_process))
+        pid = self.heard.of("forked", trial_process)[0]
         assert isinstance(pid, int)
         return pid
 
@@ -141,8 +141,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
     node.pool.close()
-    for link in node.links:
-        link.close()
+    for connection in node.connections:
+        connection.close()
 
 
 @pytest.fixture
@@ -223,27 +223,27 @@ LIES: dict[str, Callable[[int], bytes]] = {
 class Reported:
     """What a node believes of a forkserver, which this process plays: ``h1`` is its host."""
 
-    def __init__(self, host: subprocess.Popen[bytes]) -> None:
+    def __init__(self, trial_process: subprocess.Popen[bytes]) -> None:
         control, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
         self.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
-        self.control, self.pid = control, host.pid
-        self.hosts = ReportedProcesses(control, os.getpid(), os.getuid())
-        self.hosts.ask("h1")
-        self.hosts.ask("h2")
+        self.control, self.pid = control, trial_process.pid
+        self.reported_processes = ReportedProcesses(control, os.getpid(), os.getuid())
+        self.reported_processes.ask("h1")
+        self.reported_processes.ask("h2")
         self.take(encode(ForkserverReady(())))
-        self.take(encode(ProcessForked("h1", host.pid)))
+        self.take(encode(ProcessForked("h1", trial_process.pid)))
 
     def take(self, packet: bytes) -> object:
         self.end.send(packet)
-        return self.hosts.receive()
+        return self.reported_processes.receive()
 
 
 @pytest.fixture
 def reported(victim: subprocess.Popen[bytes]) -> Iterator[Reported]:
     reported = Reported(victim)
     yield reported
-    reported.hosts.forget()
+    reported.reported_processes.forget()
     reported.control.close()
     reported.end.close()
 
@@ -266,12 +266,12 @@ def test_report_of_a_host_with_the_number_of_a_thread_is_not_believed(reported):
 
 def test_report_of_a_host_that_runs_as_another_user_is_not_believed(victim):
     control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hosts = ReportedProcesses(control, os.getpid(), os.getuid() + 1)
-    hosts.ask("h1")
+    reported_processes = ReportedProcesses(control, os.getpid(), os.getuid() + 1)
+    reported_processes.ask("h1")
     with control, end:
         end.send(encode(ProcessForked("h1", victim.pid)))
         with pytest.raises(InvalidReport, match="does not run as user"):
-            hosts.receive()
+            reported_processes.receive()
 
 
 def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reported):
@@ -283,18 +283,18 @@ def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reporte
         ProcessTreeGone("h2"),
     ):
         assert reported.take(encode(report)) == report
-    assert reported.hosts.names() == reported.hosts.unended() == ["h1"]
+    assert reported.reported_processes.names() == reported.reported_processes.unended() == ["h1"]
 
 
 def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(reported):
     with (
-        subprocess.Popen(["sleep", "600"], process_group=0) as host,
-        subprocess.Popen(["sleep", "600"], process_group=host.pid) as left,
+        subprocess.Popen(["sleep", "600"], process_group=0) as trial_process,
+        subprocess.Popen(["sleep", "600"], process_group=trial_process.pid) as left,
     ):
-        reported.take(encode(ProcessForked("h2", host.pid)))
-        host.kill()
-        host.wait()
-        reported.take(encode(ProcessExited("h2", host.pid, signal.SIGKILL, None)))
+        reported.take(encode(ProcessForked("h2", trial_process.pid)))
+        trial_process.kill()
+        trial_process.wait()
+        reported.take(encode(ProcessExited("h2", trial_process.pid, signal.SIGKILL, None)))
         with pytest.raises(InvalidReport, match=f"process {left.pid} of that host runs"):
             reported.take(encode(ProcessTreeGone("h2")))
         left.kill()
@@ -303,7 +303,7 @@ def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(re
 def test_reports_of_a_host_that_could_not_be_forked_are_believed(reported):
     for report in (ProcessExited("h2", None, None, None), ProcessTreeGone("h2")):
         assert reported.take(encode(report)) == report
-    assert reported.hosts.names() == ["h1"]
+    assert reported.reported_processes.names() == ["h1"]
 
 
 @pytest.mark.parametrize("lie", ["no msgpack", "a packet that is too long", "a strange process"])
@@ -319,14 +319,16 @@ def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node
     write(server, forged if lie == "a strange process" else LIES[lie](pid))
 
     node.until(lambda: node.heard.of("gone", "h1") and node.heard.of("gone", "h3"))
-    for host in ("h1", "h3"):
-        (reason,) = node.heard.of("lost", host)
+    for trial_process in ("h1", "h3"):
+        (reason,) = node.heard.of("lost", trial_process)
         assert f"the forkserver {server.pid} was killed, because it " in str(reason)
     assert not is_alive(pid)
     assert not is_alive(server.pid)
     assert victim.poll() is None
     assert is_alive(other)
-    assert [what for what, host, _ in node.heard.told if host == "h2"] == ["forked"]
+    assert [what for what, trial_process, _ in node.heard.told if trial_process == "h2"] == [
+        "forked"
+    ]
     # The next host of that environment is forked from another one.
     assert node.ask("h4").pid != server.pid
     assert is_alive(node.forked("h4"))
@@ -375,17 +377,17 @@ def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
             except BlockingIOError:
                 pass
 
-        receive = server._hosts.receive
+        receive = server._processes.receive
 
         def receive_and_flood():
             report = receive()
             flood()
             return report
 
-        server._hosts.receive = receive_and_flood
+        server._processes.receive = receive_and_flood
         flood()
         assert 0 < len(server.read()) <= 64
-    del server._hosts.receive
+    del server._processes.receive
 
 
 def test_host_that_talks_nonsense_when_its_forkserver_dies_is_no_problem(node):

@@ -16,16 +16,16 @@ from tunemq_workers.runtime import frames
 class GpuNode(Node):
     def __init__(self, locks=None):
         self.gpus = Gpus("A", "B", locks=locks)
-        super().__init__(self.gpus.clock, self.gpus.keeper)
+        super().__init__(self.gpus.clock, self.gpus.availability)
         self.gpus.looks_due.clear()
 
     def want(self, *orders):
-        self.hosts.obey(orders)
+        self.supervisor.obey(orders)
 
     def run(self, trial, name, pid, *uuids, **how):
         """Host a trial that takes memory of its devices."""
-        self.want(*self.hosts._wanted.values(), on(trial, *uuids, **how))
-        self.hosts.forked(name, pid)
+        self.want(*self.supervisor._wanted.values(), on(trial, *uuids, **how))
+        self.supervisor.forked(name, pid)
         self.gpus.parents[pid] = NODE
         for uuid in uuids:
             self.gpus.held[uuid][pid] = 10 * GIB
@@ -44,7 +44,7 @@ class GpuNode(Node):
     def pass_time(self, seconds):
         for _ in range(round(seconds * 10)):
             self.clock.advance(0.1)
-            self.gpus.look()
+            self.gpus.snapshot()
 
 
 def on(trial, *uuids, **how):
@@ -54,7 +54,7 @@ def on(trial, *uuids, **how):
 @pytest.fixture
 def node():
     node = GpuNode()
-    node.gpus.look()
+    node.gpus.snapshot()
     return node
 
 
@@ -62,7 +62,7 @@ def test_the_first_host_waits_until_somebody_has_looked():
     node = GpuNode()
     node.want(on("a", "A"), on("cpu"))
     assert node.started == ["cpu"]
-    node.gpus.look()
+    node.gpus.snapshot()
     assert node.started == ["cpu", "a"]
     assert node.events == []
 
@@ -73,10 +73,10 @@ def test_a_host_comes_as_soon_as_the_memory_of_the_one_before_is_back(node):
     assert SlotFreed("a", 1) in node.events  # the slot is given out again meanwhile
     node.want(on("b", "A"), on("c", "B"))
     assert node.started == ["a", "c"]
-    node.gpus.look()
+    node.gpus.snapshot()
     assert node.started == ["a", "c"]
     node.free(10)
-    node.gpus.look()
+    node.gpus.snapshot()
     assert node.started == ["a", "c", "b"]
     assert not any(isinstance(event, TrialWaits) for event in node.events)
 
@@ -136,7 +136,7 @@ def test_a_trial_that_is_no_longer_wanted_waits_for_nothing(node):
 def test_a_host_that_is_used_again_does_not_wait_for_its_own_memory(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.IDLE, b"")
     node.want(on("b", "A", reuse=True))
     assert [kind for kind, _ in node.sent("h1")] == [frames.NEXT]
     assert node.started == ["a"]
@@ -145,21 +145,21 @@ def test_a_host_that_is_used_again_does_not_wait_for_its_own_memory(node):
 def test_another_trial_waits_until_the_memory_of_who_was_kept_for_reuse_is_back(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.IDLE, b"")
     node.want(on("b", "A", sha="other"))
     assert [kind for kind, _ in node.sent("h1")] == [frames.LEAVE]
     node.end("h1")
     assert node.started == ["a"]
     node.free(10)
-    node.gpus.look()
+    node.gpus.snapshot()
     assert node.started == ["a", "b"]
 
 
 def test_who_was_kept_for_reuse_gets_no_trial_on_a_device_that_is_withheld(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
-    node.hosts.said("h1", frames.IDLE, b"")
-    node.gpus.look(("A", 79))
+    node.supervisor.said("h1", frames.IDLE, b"")
+    node.gpus.snapshot(("A", 79))
     node.want(on("b", "A", reuse=True))
     assert node.sent("h1") == []
     node.pass_time(GIVE_BACK_AFTER_S + 0.5)
@@ -168,7 +168,7 @@ def test_who_was_kept_for_reuse_gets_no_trial_on_a_device_that_is_withheld(node)
 
 def test_trials_that_run_on_a_device_that_is_withheld_go_on(node):
     node.run("a", "h1", 10, "A")
-    node.gpus.look(("A", 79))
+    node.gpus.snapshot(("A", 79))
     node.pass_time(30)
     assert node.done == []
     assert node.sent("h1") == []

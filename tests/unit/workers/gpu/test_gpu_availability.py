@@ -15,20 +15,20 @@ from tunemq_workers.gpu.gpu_snapshot import look_at
 @pytest.fixture
 def gpus():
     gpus = Gpus("A", "B")
-    gpus.look()
+    gpus.snapshot()
     return gpus
 
 
 def test_nothing_is_forked_before_somebody_has_looked():
     gpus = Gpus("A")
     assert not gpus.is_clear("A")
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
     assert gpus.changes == 1
 
 
 def test_devices_that_are_not_known_one_by_one_are_nobodys_business(gpus):
-    gpus.end(gpus.host(10, "0", "1"))
+    gpus.end(gpus.process(10, "0", "1"))
     assert gpus.is_clear("0", "1")
 
 
@@ -36,60 +36,60 @@ def test_devices_that_are_not_known_one_by_one_are_nobodys_business(gpus):
 
 
 def test_a_device_is_clear_again_when_its_memory_is_back(gpus):
-    host = gpus.host(10, "A")
+    process = gpus.process(10, "A")
     gpus.held["A"][10] = 40 * GIB
     gpus.clock.advance(5)
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")  # it is for the scheduler to know that it is taken
-    gpus.end(host, keeps=True)
+    gpus.end(process, keeps=True)
     assert gpus.looks_due[-1] == 0.0
-    gpus.look()
+    gpus.snapshot()
     assert gpus.why("A") == "GPU A: memory not given back: process 10 (python) holds 40 GiB"
     assert gpus.is_clear("B")
     gpus.held["A"].clear()
     gpus.clock.advance(0.1)
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A", "B")
     assert gpus.withheld == []
 
 
 def test_a_look_that_began_before_the_host_was_gone_says_nothing(gpus):
-    host = gpus.host(10, "A")
+    process = gpus.process(10, "A")
     asked_at = gpus.clock.now
     gpus.clock.advance(1)
-    gpus.end(host)
-    gpus.look(asked_at=asked_at)
+    gpus.end(process)
+    gpus.snapshot(asked_at=asked_at)
     assert not gpus.is_clear("A")
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
 
 
 def test_a_little_more_than_before_is_no_memory_that_is_kept(gpus):
     for more, is_clear in ((1.5 * GIB, True), (1.7 * GIB, False)):  # 2 % of it are 1.6 GiB
-        host = gpus.host(10, "A")
-        gpus.end(host)
+        process = gpus.process(10, "A")
+        gpus.end(process)
         gpus.lost["A"] = more
-        gpus.look()
+        gpus.snapshot()
         assert gpus.is_clear("A") is is_clear
         gpus.lost["A"] = 0
-        gpus.look()
+        gpus.snapshot()
         assert gpus.is_clear("A")
 
 
 def test_what_is_kept_a_little_at_a_time_adds_up(gpus):
     for number in range(5):
-        gpus.end(gpus.host(10 + number, "A"))
+        gpus.end(gpus.process(10 + number, "A"))
         gpus.lost["A"] += 500 * MIB
-        gpus.look()
+        gpus.snapshot()
     assert not gpus.is_clear("A")
 
 
 def test_looks_are_quick_at_first_and_then_seldom(gpus):
-    gpus.end(gpus.host(10, "A"))
+    gpus.end(gpus.process(10, "A"))
     gpus.lost["A"] = 10 * GIB
     pauses = []
     while gpus.clock.now < GIVEN_BACK_WITHIN_S + 10:
-        gpus.look()
+        gpus.snapshot()
         pauses.append(gpus.looks_due[-1])
         gpus.clock.advance(pauses[-1])
     assert pauses[0] == 0.1
@@ -99,13 +99,13 @@ def test_looks_are_quick_at_first_and_then_seldom(gpus):
 
 
 def test_a_device_whose_memory_does_not_come_back_is_withheld_until_it_does(gpus):
-    host = gpus.host(10, "A")
+    process = gpus.process(10, "A")
     gpus.held["A"] |= {10: 3 * GIB, 11: 512 * MIB}
     gpus.parents[11] = 10
-    gpus.look()
+    gpus.snapshot()
     del gpus.parents[11]
-    gpus.end(host, keeps=True)
-    gpus.look()
+    gpus.end(process, keeps=True)
+    gpus.snapshot()
     gpus.clock.advance(GIVEN_BACK_WITHIN_S - 0.1)
     assert gpus.withheld == []
     gpus.clock.advance(0.2)
@@ -113,59 +113,59 @@ def test_a_device_whose_memory_does_not_come_back_is_withheld_until_it_does(gpus
         "memory not given back: process 10 (python) holds 3 GiB, process 11 (python) holds 512 MiB"
     )
     assert gpus.withheld == [{"A": why}]
-    assert gpus.keeper.obstacle(["A"]).is_withheld
+    assert gpus.availability.obstacle(["A"]).is_withheld
     gpus.held["A"][10] = 2 * GIB
-    gpus.look()
+    gpus.snapshot()
     assert gpus.withheld == [{"A": why}]  # each change is a record in every journal
     gpus.held["A"].clear()
     before = gpus.changes
-    gpus.look()
+    gpus.snapshot()
     assert gpus.withheld == [{"A": why}, {}]
     assert gpus.changes == before + 1
     assert gpus.is_clear("A")
 
 
 def test_a_driver_that_does_not_answer_gives_no_device_back(gpus):
-    gpus.end(gpus.host(10, "A"))
+    gpus.end(gpus.process(10, "A"))
     gpus.clock.advance(GIVEN_BACK_WITHIN_S)
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
     why = "the driver does not say whether its memory is given back"
     assert gpus.withheld == [{"A": why}]
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
 
 
 def test_where_the_driver_never_says_what_is_used_processes_are_looked_for():
     gpus = Gpus("A")
     for _ in range(int(SILENT_FOR_S)):
-        gpus.look(says_memory=False)
+        gpus.snapshot(says_memory=False)
         assert not gpus.is_clear("A"), "it may only have been slow"
         gpus.clock.advance(1.0)
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
     assert gpus.is_clear("A")
     assert gpus.withheld == []
-    host = gpus.host(10, "A")
+    process = gpus.process(10, "A")
     gpus.held["A"][10] = GIB
-    gpus.look(says_memory=False)
-    gpus.end(host, keeps=True)
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
+    gpus.end(process, keeps=True)
+    gpus.snapshot(says_memory=False)
     assert not gpus.is_clear("A")
     gpus.held["A"].clear()
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
     assert gpus.is_clear("A")
 
 
 def test_a_device_of_which_once_was_said_what_is_used_is_not_clear_before_that_is_said_again():
     gpus = Gpus("A")
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
     gpus.lost["A"] = 70 * GIB
-    gpus.look()
+    gpus.snapshot()
     for _ in range(30):
         gpus.clock.advance(1.0)
-        gpus.look(says_memory=False)
+        gpus.snapshot(says_memory=False)
     assert not gpus.is_clear("A")
     gpus.lost["A"] = 0
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
 
 
@@ -174,71 +174,71 @@ def test_what_a_worker_finds_used_by_nobody_when_it_starts_is_not_given_back():
     gpus.lost |= {"A": 70 * GIB, "B": 7 * GIB}
     gpus.held["C"][STRANGER] = None
     gpus.lost["C"] = 20 * GIB
-    gpus.look()
+    gpus.snapshot()
     why = "memory not given back: 70 GiB is used by nobody that is seen"
     assert gpus.why("A") == f"GPU A: {why}"
     assert gpus.is_clear("B", "C")
     gpus.clock.advance(GIVEN_BACK_WITHIN_S)
     assert gpus.withheld == [{"A": why}]
     gpus.lost["A"] = 0
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
     assert gpus.withheld == [{"A": why}, {}]
 
 
 def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used():
     gpus = Gpus("A")
-    gpus.look(says_memory=False)
+    gpus.snapshot(says_memory=False)
     gpus.clock.advance(SILENT_FOR_S)
-    gpus.look(says_memory=False)
-    gpus.host(10, "A")
+    gpus.snapshot(says_memory=False)
+    gpus.process(10, "A")
     gpus.held["A"][90_010] = 40 * GIB  # what the driver calls it
-    gpus.look(says_memory=False)
-    assert gpus.keeper.foreign == {}
+    gpus.snapshot(says_memory=False)
+    assert gpus.availability.foreign == {}
     assert gpus.withheld == []
 
 
 def test_in_a_container_memory_alone_decides(gpus):
-    host = gpus.host(10, "A")
+    process = gpus.process(10, "A")
     gpus.held["A"][90_010] = 3 * GIB  # what the driver calls it
-    gpus.look()
-    assert gpus.keeper.foreign == {}
-    gpus.end(host)
-    gpus.look()
+    gpus.snapshot()
+    assert gpus.availability.foreign == {}
+    gpus.end(process)
+    gpus.snapshot()
     assert not gpus.is_clear("A")
     gpus.held["A"].clear()
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
 
 
 def test_while_others_share_a_device_the_dead_ones_processes_are_looked_for(gpus):
-    stays, goes = gpus.host(10, "A"), gpus.host(20, "A")
+    stays, goes = gpus.process(10, "A"), gpus.process(20, "A")
     gpus.parents |= {11: 10, 21: 20}
     gpus.held["A"] |= {10: GIB, 11: GIB, 20: GIB, 21: GIB}
-    gpus.look()
+    gpus.snapshot()
     gpus.held["A"][10] = 30 * GIB  # whoever stays takes what it likes
     del gpus.parents[21]
     gpus.end(goes, keeps=True)
-    gpus.look()
+    gpus.snapshot()
     assert gpus.why("A").startswith("GPU A: memory not given back: process 20 (python) holds 1 GiB")
     del gpus.held["A"][20]
-    gpus.look()
+    gpus.snapshot()
     assert not gpus.is_clear("A")
     del gpus.held["A"][21]
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
     gpus.end(stays, keeps=True)
-    gpus.look()
+    gpus.snapshot()
     assert not gpus.is_clear("A")
 
 
 def test_a_process_that_its_host_left_behind_is_found_though_nobody_saw_it_before(gpus):
-    gpus.host(10, "A")
-    goes = gpus.host(20, "A")
+    gpus.process(10, "A")
+    goes = gpus.process(20, "A")
     gpus.parents[21] = 1000  # the node has adopted it
     gpus.held["A"][21] = GIB
     gpus.end(goes)
-    gpus.look()
+    gpus.snapshot()
     assert not gpus.is_clear("A")
 
 
@@ -246,65 +246,65 @@ def test_a_process_that_its_host_left_behind_is_found_though_nobody_saw_it_befor
 
 
 def test_a_foreign_process_is_told_of_once_and_the_device_is_used(gpus):
-    gpus.host(10, "A", key="one")
+    gpus.process(10, "A", key="one")
     gpus.held["A"][STRANGER] = GIB
     for _ in range(2):
-        gpus.look()
+        gpus.snapshot()
     text = "GPU A is used by a process that is not of this farm: process 7 (python) holds 1 GiB"
     assert gpus.warnings == [("one", text)]
-    assert gpus.keeper.foreign == {"A": "process 7 (python) holds 1 GiB"}
-    gpus.host(20, "A", key="two")
-    gpus.host(30, "B", key="three")
+    assert gpus.availability.foreign == {"A": "process 7 (python) holds 1 GiB"}
+    gpus.process(20, "A", key="two")
+    gpus.process(30, "B", key="three")
     assert gpus.warnings[1:] == [("two", text)]
     assert gpus.is_clear("A")
     assert gpus.withheld == []
     del gpus.held["A"][STRANGER]
-    gpus.look()
-    assert gpus.keeper.foreign == {}
+    gpus.snapshot()
+    assert gpus.availability.foreign == {}
 
 
 def test_a_desktop_is_not_worth_a_word(gpus):
-    gpus.host(10, "A")
+    gpus.process(10, "A")
     gpus.held["A"][STRANGER] = 200 * MIB
-    gpus.look()
+    gpus.snapshot()
     assert gpus.warnings == []
-    assert gpus.keeper.foreign == {}
+    assert gpus.availability.foreign == {}
 
 
 def test_what_a_foreign_process_takes_is_not_missed_from_a_host(gpus):
-    gpus.end(gpus.host(10, "A"))
+    gpus.end(gpus.process(10, "A"))
     gpus.held["A"][STRANGER] = 5 * GIB
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
-    gpus.end(gpus.host(20, "A"))
+    gpus.end(gpus.process(20, "A"))
     gpus.held["A"][STRANGER] = GIB  # neither is what it gives back a host's
     gpus.lost["A"] = 4 * GIB
-    gpus.look()
+    gpus.snapshot()
     assert not gpus.is_clear("A")
 
 
 def test_a_device_of_which_others_hold_much_is_withheld_until_they_hold_less(gpus):
     gpus.held["A"][STRANGER] = 9 * GIB
-    gpus.look()
+    gpus.snapshot()
     why = "not of this farm: process 7 (python) holds 9 GiB"
     assert gpus.withheld == [{"A": why}]
     for held, is_withheld in ((20, True), (6, True), (3, False), (6, False), (9, True)):
         gpus.held["A"][STRANGER] = held * GIB
-        gpus.look()
-        assert bool(gpus.keeper.obstacle(["A"])) is is_withheld, held
+        gpus.snapshot()
+        assert bool(gpus.availability.obstacle(["A"])) is is_withheld, held
 
 
 def test_in_a_container_who_was_there_before_is_known(gpus):
     gpus = Gpus("A")
     gpus.held["A"][90_007] = GIB
-    gpus.look()
-    assert gpus.keeper.foreign == {"A": "process 90007 (python) holds 1 GiB"}
-    host = gpus.host(10, "A")
+    gpus.snapshot()
+    assert gpus.availability.foreign == {"A": "process 90007 (python) holds 1 GiB"}
+    process = gpus.process(10, "A")
     gpus.held["A"] |= {90_007: 5 * GIB, 90_010: GIB}
-    gpus.look()
-    gpus.end(host)
+    gpus.snapshot()
+    gpus.end(process)
     del gpus.held["A"][90_010]
-    gpus.look()
+    gpus.snapshot()
     assert gpus.is_clear("A")
 
 
@@ -312,17 +312,17 @@ def test_in_a_container_who_was_there_before_is_known(gpus):
 
 
 def test_a_device_that_must_not_be_used_is_withheld_for_good(gpus):
-    gpus.look(unusable={"A": "uncorrected memory errors"})
-    gpus.look()
+    gpus.snapshot(unusable={"A": "uncorrected memory errors"})
+    gpus.snapshot()
     assert gpus.withheld == [{"A": "uncorrected memory errors"}]
-    assert gpus.keeper.obstacle(["B", "A"]).is_withheld
+    assert gpus.availability.obstacle(["B", "A"]).is_withheld
     assert gpus.is_clear("B")
 
 
 def test_an_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(gpus, caplog):
-    gpus.host(10, "A", trial="guilty")
-    gpus.host(20, "B", trial="unlucky")
-    gpus.look(("A", 31), ("B", 79), ("elsewhere", 79))
+    gpus.process(10, "A", trial="guilty")
+    gpus.process(20, "B", trial="unlucky")
+    gpus.snapshot(("A", 31), ("B", 79), ("elsewhere", 79))
     assert list(gpus.withheld[0]) == ["B"]
     assert "XID 79" in gpus.withheld[0]["B"]
     lines = [record.getMessage() for record in caplog.records if "gpu.xid" in record.msg]
@@ -333,9 +333,9 @@ def test_an_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(g
 
 
 def test_a_host_that_an_xid_has_killed_is_not_followed_by_another(gpus):
-    gpus.end(gpus.host(10, "A"))
-    gpus.look(("A", 79))  # its memory is back in the same look
-    assert gpus.keeper.obstacle(["A"]).is_withheld
+    gpus.end(gpus.process(10, "A"))
+    gpus.snapshot(("A", 79))  # its memory is back in the same look
+    assert gpus.availability.obstacle(["A"]).is_withheld
 
 
 # --- the look itself ------------------------------------------------------------------------------
@@ -361,10 +361,10 @@ def test_a_look_tells_whom_a_process_descends_from():
             assert timeout_s == 0
             return []
 
-    look = look_at(Driver(), frozenset("A"), 5.0)
-    ours, nobody = look.devices["A"].holdings
+    snapshot = look_at(Driver(), frozenset("A"), 5.0)
+    ours, nobody = snapshot.devices["A"].holdings
     assert ours.line[:2] == (os.getpid(), os.getppid())
     assert nobody.line == ()
-    assert look.unusable == {"A": "broken"}
+    assert snapshot.unusable == {"A": "broken"}
     assert str(ours) == f"process {os.getpid()} (python) holds 1 KiB"
     assert str(nobody) == f"process {2**22 + 1} holds memory"

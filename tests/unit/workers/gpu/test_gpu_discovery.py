@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, decode_vitals
+from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, decode_node_metrics
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import PhysicalGpu
 from tunemq_workers.gpu.gpu_discovery import offered_gpus
@@ -212,13 +212,13 @@ def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
 def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
     gpus = (GpuMetrics("GPU-a0", 0.5, 7.0),)
     watch = MachineWatch("1.2", str(tmp_path), lambda: gpus)
-    assert decode_vitals(watch.said()).load is None
+    assert decode_node_metrics(watch.said()).load is None
     watch.start()
-    watch.hosts, watch.outbox, watch.cache = 1, 2, 3
-    eventually(lambda: decode_vitals(watch.said()).load is not None)
+    watch.trial_processes, watch.outbox, watch.cache = 1, 2, 3
+    eventually(lambda: decode_node_metrics(watch.said()).load is not None)
     watch.close()
-    said = decode_vitals(watch.said())
-    assert (said.version, said.hosts, said.outbox, said.cache) == ("1.2", 1, 2, 3)
+    said = decode_node_metrics(watch.said())
+    assert (said.version, said.trial_processes, said.outbox, said.cache) == ("1.2", 1, 2, 3)
     assert said.gpus == gpus
     assert said.memory_free is not None
     assert said.memory_free > 0
@@ -232,11 +232,11 @@ def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
 def test_a_node_says_who_it_is_and_what_is_installed_there(tmp_path):
     about = NodeDescription("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
     watch = MachineWatch("1.2", str(tmp_path), about=about)
-    assert decode_vitals(watch.said()).about == about
+    assert decode_node_metrics(watch.said()).about == about
     watch.start()
-    eventually(lambda: decode_vitals(watch.said()).disk_free is not None)
+    eventually(lambda: decode_node_metrics(watch.said()).disk_free is not None)
     watch.close()
-    said = decode_vitals(watch.said()).about
+    said = decode_node_metrics(watch.said()).about
     assert said is not None
     assert said.libraries == {"cloudpickle": "3.1", **installed_versions()}
     assert (said.node, said.hostname, said.gpus) == ("one", "one.lan", ("GPU-a0",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.workers.fakes import FakeLink, start
+from tests.unit.workers.fakes import FakeConnection, start
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.device_use import DeviceUse
@@ -25,16 +25,16 @@ class World:
         self.energy = 0.0
         self._names = 0
 
-    def host(self, pid: int, share: float = 1.0, *, uuid: str = "A") -> TrialProcess:
+    def process(self, pid: int, share: float = 1.0, *, uuid: str = "A") -> TrialProcess:
         self._names += 1
         begin = start(devices={uuid: share})
         order = TrialOrder(f"t{self._names}", 1, TO_THE_END)
-        host = TrialProcess(f"h{self._names}", order, begin, FakeLink())
-        self.meter.began(host)
-        host.pid = pid
-        return host
+        process = TrialProcess(f"h{self._names}", order, begin, FakeConnection())
+        self.meter.began(process)
+        process.pid = pid
+        return process
 
-    def look(
+    def snapshot(
         self,
         *holdings: GpuMemoryHolder,
         after_s: float = 2.0,
@@ -47,10 +47,10 @@ class World:
         device = DeviceSnapshot(used, holdings, energy)
         self.meter.seen(GpuSnapshot(self.now, {"A": device}), [GpuMetrics("A", busy, used)])
 
-    def use(self, host: TrialProcess) -> DeviceUse:
-        told = self.meter.left(host)
+    def use(self, process: TrialProcess) -> DeviceUse:
+        told = self.meter.left(process)
         assert told is not None
-        assert (told.trial, told.epoch) == host.key
+        assert (told.trial, told.attempt) == process.key
         (use,) = told.devices
         return use
 
@@ -63,14 +63,16 @@ def of(*line: int, memory: float | None = None) -> GpuMemoryHolder:
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.look(used=1 * GB, energy=1000.0)
+    made.snapshot(used=1 * GB, energy=1000.0)
     return made
 
 
 def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
-    first, second = world.host(10, 0.5), world.host(20, 0.5)
-    world.look(of(12, 10, 1, memory=3 * GB), of(10, 1, memory=1 * GB), of(20, 1, memory=7 * GB))
-    world.look(of(12, 10, 1, memory=1 * GB), of(77, 1, memory=50 * GB), of(20, 1, memory=9 * GB))
+    first, second = world.process(10, 0.5), world.process(20, 0.5)
+    world.snapshot(of(12, 10, 1, memory=3 * GB), of(10, 1, memory=1 * GB), of(20, 1, memory=7 * GB))
+    world.snapshot(
+        of(12, 10, 1, memory=1 * GB), of(77, 1, memory=50 * GB), of(20, 1, memory=9 * GB)
+    )
     assert world.use(first).memory_peak == 4 * GB
     assert world.use(second).memory_peak == 9 * GB
 
@@ -81,61 +83,61 @@ def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
     ids=["nobody named", "pids of outside of the container", "without bytes"],
 )
 def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(world, holdings):
-    first, second = world.host(10, 0.75), world.host(20, 0.25)
-    world.look(*holdings, used=21 * GB)
-    world.look(*holdings, used=5 * GB)
+    first, second = world.process(10, 0.75), world.process(20, 0.25)
+    world.snapshot(*holdings, used=21 * GB)
+    world.snapshot(*holdings, used=5 * GB)
     assert world.use(first).memory_peak == 15 * GB
     assert world.use(second).memory_peak == 5 * GB
 
 
 def test_a_host_that_has_opened_nothing_has_no_memory(world):
-    host = world.host(10)
-    world.look(of(77, 1, memory=5 * GB), used=6 * GB)
-    assert world.use(host).memory_peak == 0
+    process = world.process(10)
+    world.snapshot(of(77, 1, memory=5 * GB), used=6 * GB)
+    assert world.use(process).memory_peak == 0
 
 
 def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(world):
     world.now += 10.0  # nobody had it
-    host = world.host(10, 0.5)
-    world.look(busy=1.0, after_s=1.0)
-    world.look(busy=0.2, after_s=3.0)
-    world.look(busy=None)  # the driver was silent
-    use = world.use(host)
+    process = world.process(10, 0.5)
+    world.snapshot(busy=1.0, after_s=1.0)
+    world.snapshot(busy=0.2, after_s=3.0)
+    world.snapshot(busy=None)  # the driver was silent
+    use = world.use(process)
     assert (use.uuid, use.model, use.share) == ("A", "H100", 0.5)
     assert use.utilisation == pytest.approx(0.4)
     assert use.seconds == pytest.approx(6.0)
 
 
 def test_energy_is_the_devices_by_the_hosts_share_and_survives_a_new_counter(world):
-    host = world.host(10, 0.5)
-    world.look(energy=1400.0)
-    world.look(energy=100.0)  # the driver was loaded again
-    world.look(energy=None)
-    world.look(energy=300.0)  # since when is not known
-    world.look(energy=500.0)
-    assert world.use(host).energy_j == (400 + 200) / 2
+    process = world.process(10, 0.5)
+    world.snapshot(energy=1400.0)
+    world.snapshot(energy=100.0)  # the driver was loaded again
+    world.snapshot(energy=None)
+    world.snapshot(energy=300.0)  # since when is not known
+    world.snapshot(energy=500.0)
+    assert world.use(process).energy_j == (400 + 200) / 2
 
 
 def test_of_a_trial_that_nobody_saw_only_its_time_is_known(world):
-    host = world.host(10)
+    process = world.process(10)
     world.now += 0.5
-    assert world.use(host) == DeviceUse("A", "H100", pytest.approx(0.5))
+    assert world.use(process) == DeviceUse("A", "H100", pytest.approx(0.5))
 
 
 def test_a_host_that_gets_another_trial_is_counted_anew(world):
-    host = world.host(10)
-    world.look(of(10, 1, memory=9 * GB))
-    assert world.use(host).memory_peak == 9 * GB
-    host.order = TrialOrder("later", 3, TO_THE_END)
-    world.meter.began(host)
-    world.look(of(10, 1, memory=2 * GB))
-    told = world.meter.left(host)
-    assert (told.trial, told.epoch, told.devices[0].memory_peak) == ("later", 3, 2 * GB)
+    process = world.process(10)
+    world.snapshot(of(10, 1, memory=9 * GB))
+    assert world.use(process).memory_peak == 9 * GB
+    process.order = TrialOrder("later", 3, TO_THE_END)
+    world.meter.began(process)
+    world.snapshot(of(10, 1, memory=2 * GB))
+    told = world.meter.left(process)
+    assert (told.trial, told.attempt, told.devices[0].memory_peak) == ("later", 3, 2 * GB)
 
 
 def test_nothing_is_told_of_hosts_without_devices_nor_of_those_that_never_began(world):
-    assert world.meter.left(world.host(0)) is None
-    assert world.meter.left(world.host(10, uuid="0")) is None
-    host = world.host(10)
-    assert isinstance(world.meter.left(host), DevicesUsed)
-    assert world.meter.left(host) is None
+    assert world.meter.left(world.process(0)) is None
+    assert world.meter.left(world.process(10, uuid="0")) is None
+    process = world.process(10)
+    assert isinstance(world.meter.left(process), DevicesUsed)
+    assert world.meter.left(process) is None

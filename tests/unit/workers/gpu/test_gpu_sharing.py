@@ -36,21 +36,21 @@ def locks(tmp_path):
 @pytest.fixture
 def gpus(locks):
     gpus = Gpus("A", "B", locks=locks)
-    gpus.look()
+    gpus.snapshot()
     return gpus
 
 
 def starts_on(gpus, *uuids):
     """Whether a host may be forked there, when what was asked for has been looked at."""
-    gpus.keeper.claim(uuids)
-    gpus.look()
+    gpus.availability.claim(uuids)
+    gpus.snapshot()
     return gpus.is_clear(*uuids)
 
 
 def pass_time(gpus, seconds):
     for _ in range(round(seconds * 10)):
         gpus.clock.advance(0.1)
-        gpus.look()
+        gpus.snapshot()
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch)
 
 def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_while(gpus, other):
     assert other.user("A") == ""
-    gpus.keeper.claim(["A"])
+    gpus.availability.claim(["A"])
     assert other.user("A")
     assert not gpus.is_clear("A"), "nobody has looked what is left on it"
-    gpus.look()
-    host = gpus.host(100, "A")
+    gpus.snapshot()
+    process = gpus.process(100, "A")
     pass_time(gpus, 5)
-    gpus.end(host)
+    gpus.end(process)
     pass_time(gpus, GIVE_BACK_IDLE_AFTER_S - 0.2)
     assert other.user("A")
     pass_time(gpus, 0.4)
@@ -137,20 +137,20 @@ def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_whil
 
 def test_a_trial_that_comes_soon_finds_the_device_still_there(gpus, other):
     assert starts_on(gpus, "A")
-    gpus.end(gpus.host(100, "A"))
-    gpus.look()
+    gpus.end(gpus.process(100, "A"))
+    gpus.snapshot()
     assert gpus.is_clear("A")
-    gpus.host(101, "A")
+    gpus.process(101, "A")
     pass_time(gpus, 3 * GIVE_BACK_IDLE_AFTER_S)
     assert other.user("A")
 
 
 def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
     assert starts_on(gpus, "A")
-    host = gpus.host(100, "A")
+    process = gpus.process(100, "A")
     gpus.held["A"][100] = 30 * GIB
-    gpus.look()
-    gpus.end(host, keeps=True)
+    gpus.snapshot()
+    gpus.end(process, keeps=True)
     pass_time(gpus, 3 * GIVE_BACK_IDLE_AFTER_S)
     assert other.user("A")
     gpus.held["A"].clear()
@@ -160,17 +160,17 @@ def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
 
 def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
     def ask():  # as the gate does whenever something has changed
-        gpus.keeper.claim(["A", "B"])
+        gpus.availability.claim(["A", "B"])
 
     gpus.lost["B"] = 20 * GIB
-    gpus.keeper.on_change = ask
+    gpus.availability.on_change = ask
     ask()
     for number in range(6):
         gpus.lost["B"] = 20 * GIB if number == 0 else 0
         asked_at = gpus.clock.now
         for _ in range(15):
             gpus.clock.advance(0.1)
-        gpus.look(asked_at=asked_at)
+        gpus.snapshot(asked_at=asked_at)
         if gpus.is_clear("A", "B"):
             break
         for _ in range(round(gpus.looks_due[-1] * 10)):
@@ -182,28 +182,28 @@ def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
 def test_what_another_node_uses_is_withheld_until_it_does_not(gpus, other):
     other.take("A")
     gpus.held["A"][7] = 60 * GIB
-    gpus.look()
+    gpus.snapshot()
     assert gpus.withheld == [{"A": USED}]
-    assert gpus.keeper.obstacle(["A"]).is_withheld
+    assert gpus.availability.obstacle(["A"]).is_withheld
     assert starts_on(gpus, "B")
     gpus.held["A"].clear()
     other.give_back("A")
     gpus.clock.advance(1.0)
     assert gpus.withheld == [{"A": USED}, {}]
     assert starts_on(gpus, "A")
-    assert gpus.keeper.foreign == {}
+    assert gpus.availability.foreign == {}
 
 
 def test_what_another_node_has_taken_unseen_is_withheld_when_a_trial_is_to_start_there(gpus, other):
     other.take("A")
-    gpus.keeper.claim(["A"])
+    gpus.availability.claim(["A"])
     assert gpus.withheld == [{"A": USED}]
     assert gpus.why("A") == f"GPU A: {USED}"
 
 
 def test_of_several_devices_a_node_takes_all_or_none(gpus, locks, other):
     other.take("B")
-    gpus.keeper.claim(["A", "B"])
+    gpus.availability.claim(["A", "B"])
     assert other.user("A") == ""
     other.give_back("B")
     gpus.clock.advance(1.0)
@@ -213,7 +213,7 @@ def test_of_several_devices_a_node_takes_all_or_none(gpus, locks, other):
 
 def test_what_one_has_left_there_is_waited_for(gpus, other):
     other.take("A")
-    gpus.look()
+    gpus.snapshot()
     other.give_back("A")
     gpus.lost["A"] = 20 * GIB
     gpus.clock.advance(1.0)
@@ -237,19 +237,21 @@ def test_what_one_has_left_there_is_waited_for(gpus, other):
 def test_no_device_ever_has_hosts_of_two_nodes_and_none_waits_for_ever(steps):
     with tempfile.TemporaryDirectory() as folder:
         nodes = [Gpus("A", "B", locks=GpuLocks(name, folder)) for name in ("one", "two")]
-        hosts = [[], []]
+        processes = [[], []]
         for number, (which, uuids, seconds) in enumerate(steps):
-            gpus, mine = nodes[which], hosts[which]
+            gpus, mine = nodes[which], processes[which]
             if uuids is None:
                 if mine:
                     gpus.end(mine.pop())
             elif starts_on(gpus, *uuids):
-                theirs = {uuid for host in hosts[1 - which] for uuid in host.start.devices}
+                theirs = {
+                    uuid for process in processes[1 - which] for uuid in process.start.devices
+                }
                 assert theirs.isdisjoint(uuids)
-                mine.append(gpus.host(100 + number, *uuids))
+                mine.append(gpus.process(100 + number, *uuids))
             for one in nodes:
                 pass_time(one, seconds)
-        for gpus, mine in zip(nodes, hosts, strict=True):
+        for gpus, mine in zip(nodes, processes, strict=True):
             while mine:
                 gpus.end(mine.pop())
             pass_time(gpus, GIVE_BACK_IDLE_AFTER_S + 0.2)
@@ -264,7 +266,7 @@ def test_no_device_ever_has_hosts_of_two_nodes_and_none_waits_for_ever(steps):
 
 def test_a_trial_on_a_device_that_another_node_has_taken_unseen_is_given_back(locks, other):
     node = GpuNode(locks)
-    node.gpus.look()
+    node.gpus.snapshot()
     other.take("A")
     node.want(on("t1", "A"))
     node.pass_time(GIVE_BACK_AFTER_S + 0.2)
@@ -273,6 +275,6 @@ def test_a_trial_on_a_device_that_another_node_has_taken_unseen_is_given_back(lo
     other.give_back("A")
     node.pass_time(1.2)
     node.want(on("t2", "A"))
-    node.gpus.look()
+    node.gpus.snapshot()
     assert other.user("A")
     assert node.started == ["t2"]

@@ -43,7 +43,7 @@ class Driver:
     def xids(self, timeout_s):
         return []
 
-    def vitals(self):
+    def gpu_metrics(self):
         if self.is_mad:
             raise RuntimeError("nor this")
         if self.is_silent:
@@ -56,13 +56,13 @@ def watching():
     running = []
 
     def start(period_s=600.0):
-        looks = queue.Queue()
+        snapshots = queue.Queue()
         driver = Driver(period_s)
         watch = GpuWatch(driver, [Gpu("A")], lambda call: call())
-        watch.on_look = looks.put
+        watch.on_snapshot = snapshots.put
         watch.start()
         running.append((watch, driver))
-        return watch, driver, looks
+        return watch, driver, snapshots
 
     yield start
     for watch, driver in running:
@@ -72,46 +72,46 @@ def watching():
 
 
 def test_the_driver_is_asked_at_once_and_again_when_somebody_cannot_wait(watching):
-    watch, driver, looks = watching()
-    first = looks.get(timeout=60)
+    watch, driver, snapshots = watching()
+    first = snapshots.get(timeout=60)
     assert first.devices["A"].used == 5.0
     assert first.devices["A"].holdings[0].pid == 1
-    watch.look_in(0.0)
+    watch.poll_within(0.0)
     driver.gate.release()
-    second = looks.get(timeout=60)
+    second = snapshots.get(timeout=60)
     assert second.asked_at > first.asked_at
     assert driver.asked == ["A", "A"]
 
 
 def test_who_cannot_wait_while_the_driver_is_being_asked_has_it_asked_once_more(watching):
-    watch, driver, looks = watching()
-    looks.get(timeout=60)
-    watch.look_in(0.0)
+    watch, driver, snapshots = watching()
+    snapshots.get(timeout=60)
+    watch.poll_within(0.0)
     eventually(lambda: driver.begun == 2)
-    watch.look_in(0.0)
+    watch.poll_within(0.0)
     driver.gate.release(2)
-    assert looks.get(timeout=60).asked_at < looks.get(timeout=60).asked_at
+    assert snapshots.get(timeout=60).asked_at < snapshots.get(timeout=60).asked_at
 
 
 def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
     watch, driver, _ = watching(period_s=0.01)
     driver.gate.release(100_000)
-    eventually(lambda: watch.vitals == (GpuMetrics("A", 0.5, 5.0),))
+    eventually(lambda: watch.gpu_metrics == (GpuMetrics("A", 0.5, 5.0),))
     driver.is_silent = True
-    eventually(lambda: not watch.vitals)
+    eventually(lambda: not watch.gpu_metrics)
     driver.is_silent = False
-    eventually(lambda: watch.vitals)
+    eventually(lambda: watch.gpu_metrics)
 
 
 def test_a_driver_that_fails_as_nobody_expects_is_asked_again_and_told_of_once(watching, caplog):
-    watch, driver, looks = watching(period_s=0.01)
-    looks.get(timeout=60)
+    watch, driver, snapshots = watching(period_s=0.01)
+    snapshots.get(timeout=60)
     driver.is_mad = True
     driver.gate.release(5)
     eventually(lambda: driver.begun >= 7)  # five looks have failed, and the next one is asked
-    assert looks.empty()
+    assert snapshots.empty()
     driver.is_mad = False
     driver.gate.release(100_000)
-    assert looks.get(timeout=60).devices["A"].used == 5.0
-    eventually(lambda: watch.vitals)
+    assert snapshots.get(timeout=60).devices["A"].used == 5.0
+    eventually(lambda: watch.gpu_metrics)
     assert [one.msg.split()[0] for one in caplog.records].count("gpus.not_seen") == 1

@@ -27,17 +27,17 @@ EVENTS = start().events_key
 
 
 @pytest.fixture(autouse=True)
-def _patient_loop(monkeypatch):
+def _slow_loop(monkeypatch):
     """A loop that waits for a disk as long as a busy machine may make it."""
     monkeypatch.setattr(failure_output, "PATIENCE_S", 60.0)
 
 
-def started(epoch=1, printed=(0, 0)):
-    return TrialStarted("a", epoch, 7, "host", "127.0.0.1", 0.0, printed=printed)
+def started(attempt=1, printed=(0, 0)):
+    return TrialStarted("a", attempt, 7, "host", "127.0.0.1", 0.0, printed=printed)
 
 
-def failed(epoch=1):
-    return TrialFailed("a", epoch, "user", "ValueError: x", "", 0.0)
+def failed(attempt=1):
+    return TrialFailed("a", attempt, "user", "ValueError: x", "", 0.0)
 
 
 class World:
@@ -46,8 +46,8 @@ class World:
     def __init__(self, folder, **more):
         self.events = []
         self.words = FailureOutput(lambda key, event: self.events.append((key, event)), **more)
-        self.words.hosted = lambda: [
-            (("a", epoch), start(folder=str(folder))) for epoch in range(1, 4)
+        self.words.running_trials = lambda: [
+            (("a", attempt), start(folder=str(folder))) for attempt in range(1, 4)
         ]
 
     def __enter__(self):

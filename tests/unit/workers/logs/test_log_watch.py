@@ -40,7 +40,7 @@ from tunemq_workers.logs.log_messages import (
     decode_order,
 )
 from tunemq_workers.logs.log_messages import encode as encode_answer
-from tunemq_workers.logs.log_watch import PATIENCE_S, LogWatch
+from tunemq_workers.logs.log_watch import TIMEOUT_S, LogWatch
 from tunemq_workers.node.node_loop import _ENDING_S, NodeLoop
 from tunemq_workers.processes import child_supervisor
 from tunemq_workers.processes.child_process import start_child
@@ -52,8 +52,8 @@ ECC = "uncorrectable ECC"
 RESULT = ResultReported("a", 1, 1, {"x": 1}, 0.0, 1.0, 1.0, 1.0, 1)
 
 
-def started(trial: str = "a", epoch: int = 1) -> TrialStarted:
-    return TrialStarted(trial, epoch, 7, "host", "127.0.0.1", 0.0, printed=(3, 5))
+def started(trial: str = "a", attempt: int = 1) -> TrialStarted:
+    return TrialStarted(trial, attempt, 7, "process", "127.0.0.1", 0.0, printed=(3, 5))
 
 
 def failed(kind: str = "user", error: str = "ValueError: x") -> TrialFailed:
@@ -104,7 +104,7 @@ class World:
         self.clock = Clock()
         self.emitted: list[NodeEvent] = []
         self.warned: list[str] = []
-        self.hosts: dict[AttemptId, TrialSpec] = {}
+        self.processes: dict[AttemptId, TrialSpec] = {}
         reactor: Any = self.clock
         self.watch = LogWatch(
             reactor,
@@ -113,11 +113,11 @@ class World:
             emit=lambda _key, event: self.emitted.append(decode_node_event(event)),
             warn=lambda _key, text: self.warned.append(text),
         )
-        self.watch.hosted = lambda: list(self.hosts.items())
-        self.keeper: Any = self.watch._child
+        self.watch.running_trials = lambda: list(self.processes.items())
+        self.supervisor: Any = self.watch._child
 
-    def host(self, *patterns: str, trial: str = "a", **resources: float) -> None:
-        self.hosts[trial, 1] = msgspec.structs.replace(
+    def process(self, *patterns: str, trial: str = "a", **resources: float) -> None:
+        self.processes[trial, 1] = msgspec.structs.replace(
             start(), events_key=EVENTS, folder="/t", log_patterns=patterns, resources=resources
         )
         self.say(started(trial))
@@ -140,13 +140,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.fixture
 def follows(world: World) -> World:
     """One that follows trial ``a`` for a pattern."""
-    world.host(ECC)
-    world.keeper.come_up()
-    [followed] = world.keeper.orders
+    world.process(ECC)
+    world.supervisor.come_up()
+    [followed] = world.supervisor.orders
     assert isinstance(followed, FollowOutput)
     assert (followed.output.folder, followed.output.printed) == ("/t", (3, 5))
     assert followed.output.patterns == (ECC,)
-    world.keeper.orders.clear()
+    world.supervisor.orders.clear()
     world.take()
     return world
 
@@ -154,10 +154,10 @@ def follows(world: World) -> World:
 def test_where_nothing_is_looked_for_all_is_passed_on_and_no_process_is_started(
     world: World,
 ) -> None:
-    world.host()
+    world.process()
     world.say(RESULT, failed(), FREED)
     assert world.take() == [started(), RESULT, failed(), FREED]
-    assert not world.keeper.is_wanted
+    assert not world.supervisor.is_wanted
     assert not world.watch.is_holding
 
 
@@ -168,13 +168,13 @@ def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
     follows.say(RESULT, failure, FREED)
     assert follows.take() == [RESULT]
     assert follows.watch.is_holding
-    [finish] = follows.keeper.orders
+    [finish] = follows.supervisor.orders
     assert isinstance(finish, FinishOutput)
-    follows.keeper.answer(LineMatched(finish.id, ECC, "an uncorrectable ECC error"))
-    follows.keeper.answer(OutputFinished(finish.id, is_cuda_memory=False))
+    follows.supervisor.answer(LineMatched(finish.id, ECC, "an uncorrectable ECC error"))
+    follows.supervisor.answer(OutputFinished(finish.id, is_cuda_memory=False))
     matched, *rest = follows.take()
     assert isinstance(matched, LogMatched)
-    assert (matched.trial, matched.epoch, matched.pattern) == ("a", 1, ECC)
+    assert (matched.trial, matched.attempt, matched.pattern) == ("a", 1, ECC)
     assert matched.line == "an uncorrectable ECC error"
     assert rest == [failure, FREED]
     assert not follows.watch.is_holding
@@ -182,11 +182,11 @@ def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
 
 def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) -> None:
     for _ in range(2):
-        follows.keeper.answer(LineMatched(1, ECC, "ECC"))
+        follows.supervisor.answer(LineMatched(1, ECC, "ECC"))
     assert len(follows.take()) == 1
     follows.say(DIED)
-    follows.keeper.answer(LineMatched(1, ECC, "ECC again, by another process"))
-    follows.keeper.answer(OutputFinished(1, is_cuda_memory=False))
+    follows.supervisor.answer(LineMatched(1, ECC, "ECC again, by another process"))
+    follows.supervisor.answer(OutputFinished(1, is_cuda_memory=False))
     assert follows.take() == [DIED]
 
 
@@ -194,13 +194,13 @@ def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) ->
 def test_who_ends_well_is_not_waited_for(follows: World, end: NodeEvent) -> None:
     follows.say(end)
     assert follows.take() == [end]
-    assert follows.keeper.orders == [ForgetOutput(1)]
-    follows.keeper.answer(LineMatched(1, ECC, "too late"))
+    assert follows.supervisor.orders == [ForgetOutput(1)]
+    follows.supervisor.answer(LineMatched(1, ECC, "too late"))
     assert follows.take() == []
 
 
 def test_others_are_not_held_up(follows: World) -> None:
-    follows.host(trial="b")
+    follows.process(trial="b")
     other = TrialProcessDied("b", 1, 8, 9, None, 0.0)
     follows.take()
     follows.say(DIED, RESULT, other)
@@ -208,23 +208,23 @@ def test_others_are_not_held_up(follows: World) -> None:
 
 
 def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows: World) -> None:
-    follows.host(ECC, trial="b")
+    follows.process(ECC, trial="b")
     follows.take()
     follows.say(DIED, FREED)
-    follows.clock.advance(PATIENCE_S)
+    follows.clock.advance(TIMEOUT_S)
     assert follows.take() == [DIED, FREED]
     assert "no log policy was applied" in follows.warned[0]
-    assert len(follows.keeper.ends) == 1
-    follows.keeper.on_end("it did not answer")
-    follows.keeper.orders.clear()
-    follows.keeper.come_up()
-    assert [type(one) for one in follows.keeper.orders] == [FollowOutput]
+    assert len(follows.supervisor.ends) == 1
+    follows.supervisor.on_end("it did not answer")
+    follows.supervisor.orders.clear()
+    follows.supervisor.come_up()
+    assert [type(one) for one in follows.supervisor.orders] == [FollowOutput]
 
 
 def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then_on(
     follows: World,
 ) -> None:
-    follows.host(ECC, trial="b")
+    follows.process(ECC, trial="b")
     follows.take()
     follows.say(DIED, FREED)
     follows.watch.hold_no_more()
@@ -233,7 +233,7 @@ def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then
     other = [TrialProcessDied("b", 1, 8, 9, None, 0.0), SlotFreed("b", 1)]
     follows.say(*other)
     assert follows.take() == other
-    follows.clock.advance(PATIENCE_S)
+    follows.clock.advance(TIMEOUT_S)
     assert follows.take() == []
     assert follows.warned == []
 
@@ -241,32 +241,32 @@ def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then
 def test_a_node_that_ends_has_it_told_before_its_goodbye() -> None:
     clock, node = Clock(), MagicMock()
     node._reactor = clock
-    NodeLoop._end_hosts(node)
+    NodeLoop._end_trial_processes(node)
     clock.advance(_ENDING_S / 2)
     node._logs.hold_no_more.assert_called_once_with()
-    node._say_goodbye.assert_not_called()
+    node._deregister.assert_not_called()
     clock.advance(_ENDING_S / 2)
-    node._say_goodbye.assert_called_once_with()
+    node._deregister.assert_called_once_with()
 
 
 def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
     follows: World,
 ) -> None:
     follows.say(DIED)
-    follows.keeper.orders.clear()
-    follows.keeper.is_up = False
-    follows.keeper.on_end("it was killed")
-    follows.keeper.come_up()
-    [finish] = follows.keeper.orders
+    follows.supervisor.orders.clear()
+    follows.supervisor.is_up = False
+    follows.supervisor.on_end("it was killed")
+    follows.supervisor.come_up()
+    [finish] = follows.supervisor.orders
     assert isinstance(finish, FinishOutput)
     assert finish.output.patterns == (ECC,)
-    follows.keeper.answer(OutputFinished(finish.id, is_cuda_memory=False))
+    follows.supervisor.answer(OutputFinished(finish.id, is_cuda_memory=False))
     assert follows.take() == [DIED]
 
 
 def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: World) -> None:
     for _ in range(2):
-        follows.keeper.answer(PatternDropped(1, ECC, "it took more than 0.25 s"))
+        follows.supervisor.answer(PatternDropped(1, ECC, "it took more than 0.25 s"))
     [warning] = follows.warned
     assert warning == (
         "The log policy 'uncorrectable ECC' is not applied on this node: it took more than 0.25 s."
@@ -276,9 +276,9 @@ def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: Wor
 def test_a_process_with_nothing_to_read_is_let_go(follows: World) -> None:
     follows.say(FREED)
     follows.clock.advance(1000)
-    assert follows.keeper.ends == ["it had nothing to do"]
-    follows.keeper.on_end("it had nothing to do")
-    assert not follows.keeper.is_wanted
+    assert follows.supervisor.ends == ["it had nothing to do"]
+    follows.supervisor.on_end("it had nothing to do")
+    assert not follows.supervisor.is_wanted
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_a_process_with_nothing_to_read_is_let_go(follows: World) -> None:
 def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of(
     world: World, failure: NodeEvent, told: NodeEvent, resources: dict[str, float]
 ) -> None:
-    world.host(**resources)
-    assert not world.keeper.is_wanted, "nothing is read before it fails"
+    world.process(**resources)
+    assert not world.supervisor.is_wanted, "nothing is read before it fails"
     world.take()
     world.say(failure, FREED)
     assert world.take() == []
-    world.keeper.come_up()
-    [finish] = world.keeper.orders
+    world.supervisor.come_up()
+    [finish] = world.supervisor.orders
     assert finish.asks_memory
-    world.keeper.answer(OutputFinished(finish.id, is_cuda_memory=True))
+    world.supervisor.answer(OutputFinished(finish.id, is_cuda_memory=True))
     assert world.take() == [told, FREED]
 
 
@@ -319,7 +319,7 @@ def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of
 def test_a_failure_that_says_itself_what_it_is_is_told_at_once(
     world: World, failure: NodeEvent
 ) -> None:
-    world.host(gpu=1.0)
+    world.process(gpu=1.0)
     world.take()
     world.say(failure, FREED)
     assert world.take() == [failure, FREED]
@@ -333,7 +333,7 @@ def real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Reactor, Callable[..., None], list[NodeEvent]]]:
     # A busy machine takes its time to start a process, and to kill it.
-    monkeypatch.setattr(log_watch, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(log_watch, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)
     reactor, children = Reactor(), set[int]()
     emitted: list[NodeEvent] = []
@@ -345,10 +345,10 @@ def real(
         emit=lambda _key, event: emitted.append(decode_node_event(event)),
         warn=lambda _key, text: pytest.fail(text),
     )
-    hosted = msgspec.structs.replace(
+    running_trials = msgspec.structs.replace(
         start(), events_key=EVENTS, folder=str(tmp_path), log_patterns=(ECC,)
     )
-    watch.hosted = lambda: [(("a", 1), hosted)]
+    watch.running_trials = lambda: [(("a", 1), running_trials)]
 
     def say(*events: NodeEvent) -> None:
         for event in events:

@@ -11,7 +11,7 @@ from tests.support.keys import key_folder, of_scheduler, of_worker
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.node.key_watch import KeyWatch
-from tunemq_workers.node.terminal_log import told_of
+from tunemq_workers.node.terminal_log import format_log_event
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def watched(tmp_path, caplog):
             for _ in range(seconds):
                 assert not watch.look(has_scheduler=has_scheduler, signs=signs(tmp_path))
                 clock.now += 1
-        return [told_of(record) for record in caplog.records]
+        return [format_log_event(record) for record in caplog.records]
 
     return watched
 

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from tunemq_workers.node import terminal_log as terminal_module
-from tunemq_workers.node.terminal_log import OneLineFormatter, TerminalHandler, told_of
+from tunemq_workers.node.terminal_log import OneLineFormatter, TerminalHandler, format_log_event
 
 
 def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRecord:
@@ -15,18 +15,18 @@ def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRe
 
 
 def test_events_for_people_are_told_in_words():
-    told = told_of(record("trial.started trial=%s epoch=%d pid=%d", "a_00001", 2, 77))
+    told = format_log_event(record("trial.started trial=%s epoch=%d pid=%d", "a_00001", 2, 77))
     assert told == "Trial a_00001 runs (incarnation 2, process 77)."
 
 
 def test_other_events_are_told_if_they_warn():
-    assert told_of(record("ear.started pid=%d", 7)) is None
+    assert format_log_event(record("ear.started pid=%d", 7)) is None
     warned = record("ear.died pid=%s", 7, level=logging.WARNING)
-    assert told_of(warned) == "ear.died pid=7"
+    assert format_log_event(warned) == "ear.died pid=7"
 
 
 def test_an_event_whose_fields_have_changed_is_told_as_it_is():
-    assert told_of(record("trial.started trial=%s", "a")) == "trial.started trial=a"
+    assert format_log_event(record("trial.started trial=%s", "a")) == "trial.started trial=a"
 
 
 def test_names_in_warnings_break_no_line_and_steer_no_terminal():

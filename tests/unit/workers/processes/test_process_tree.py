@@ -75,16 +75,16 @@ def asleep() -> int:
 
 def test_a_child_that_is_nobodys_family_is_left_alone():
     own = asleep()
-    families = ProcessTrees(own=children_of(os.getpid()))
-    host = asleep()
-    families.add("h", host)
-    os.kill(host, signal.SIGKILL)
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process = asleep()
+    process_trees.add("h", process)
+    os.kill(process, signal.SIGKILL)
     reports = []
 
-    eventually(lambda: reports.extend(families.reap()) or len(reports) == 2)
+    eventually(lambda: reports.extend(process_trees.reap()) or len(reports) == 2)
 
-    assert reports == [ProcessExited("h", host, signal.SIGKILL, None), ProcessTreeGone("h")]
-    assert not families
+    assert reports == [ProcessExited("h", process, signal.SIGKILL, None), ProcessTreeGone("h")]
+    assert not process_trees
     os.kill(own, signal.SIGKILL)
     assert os.waitpid(own, 0)[1] == signal.SIGKILL
 
@@ -98,40 +98,40 @@ def has_ended() -> int:
 
 
 def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(monkeypatch):
-    families = ProcessTrees(own=children_of(os.getpid()))
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
     older = asleep()
     ended = {has_ended() for _ in range(10)}
     younger = asleep()
-    families.add("h", host := asleep())
+    process_trees.add("h", process := asleep())
     kill, killed = os.kill, []
 
     def note(pid: int, number: int) -> None:
         killed.append((pid, ended <= set(children_of(os.getpid()))))
         kill(pid, number)
 
-    kill(host, signal.SIGKILL)
-    os.waitid(os.P_PID, host, os.WEXITED | os.WNOWAIT)
+    kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", note)
-        eventually(lambda: families.reap() and not families)
+        eventually(lambda: process_trees.reap() and not process_trees)
 
     assert killed == [(younger, True), (older, True)]
     assert not ended & set(children_of(os.getpid()))
 
 
 @pytest.fixture
-def adopts_orphans() -> Iterator[None]:
-    process_control.adopt_orphans()
+def is_subreaper() -> Iterator[None]:
+    process_control.become_subreaper()
     yield
     process_control._prctl(process_control._PR_SET_CHILD_SUBREAPER, 0)
 
 
-@pytest.mark.usefixtures("adopts_orphans")
+@pytest.mark.usefixtures("is_subreaper")
 def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that_it_forked(
     monkeypatch,
 ):
-    families = ProcessTrees(own=children_of(os.getpid()))
-    families.add("h", host := has_ended())
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process_trees.add("h", process := has_ended())
     reading, writing = os.pipe()
     hops = os.fork()
     if hops == 0:
@@ -152,14 +152,14 @@ def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that
     reports: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(process_tree, "children_of", look_before_it_hops)
-        eventually(lambda: reports.extend(families.reap()) or ProcessTreeGone("h") in reports)
+        eventually(lambda: reports.extend(process_trees.reap()) or ProcessTreeGone("h") in reports)
     (orphan,) = left
     is_there = orphan in children_of(os.getpid())
     if is_there:
         os.kill(orphan, signal.SIGKILL)
         os.waitpid(orphan, 0)
     assert not is_there, "it was killed and waited for before its host's slot was free"
-    assert reports == [ProcessExited("h", host, None, 0), ProcessTreeGone("h")]
+    assert reports == [ProcessExited("h", process, None, 0), ProcessTreeGone("h")]
 
 
 def without_its_first_thread() -> int:
@@ -174,8 +174,8 @@ def without_its_first_thread() -> int:
 def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_hosts_end(
     monkeypatch,
 ):
-    families = ProcessTrees(own=children_of(os.getpid()))
-    families.add("h", host := without_its_first_thread())
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process_trees.add("h", process := without_its_first_thread())
     orphan, kill = asleep(), os.kill
     has_ended()
 
@@ -187,12 +187,12 @@ def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_h
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", kill_slowly)
         patch.setattr(process_tree, "signal_group", lambda *_: None)
-        assert families.reap() == [], "the orphan is there, and its host has not ended yet"
-        kill(host, signal.SIGKILL)
-        eventually(lambda: reports.extend(families.reap()) or reports)
+        assert process_trees.reap() == [], "the orphan is there, and its host has not ended yet"
+        kill(process, signal.SIGKILL)
+        eventually(lambda: reports.extend(process_trees.reap()) or reports)
     kill(orphan, signal.SIGKILL)
-    assert reports == [ProcessExited("h", host, signal.SIGKILL, None)]
-    eventually(lambda: families.reap() == [ProcessTreeGone("h")])
+    assert reports == [ProcessExited("h", process, signal.SIGKILL, None)]
+    eventually(lambda: process_trees.reap() == [ProcessTreeGone("h")])
 
 
 @pytest.fixture
@@ -206,23 +206,23 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies, monkeypatch):
-    families = ProcessTrees(own=children_of(os.getpid()))
-    families.add("h", host := asleep())
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process_trees.add("h", process := asleep())
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", lambda *_: None)  # it waits for a disk that hangs
-        families.kill("h")
+        process_trees.kill("h")
     assert policies == [os.SCHED_RR]
-    assert families.reap() == []
+    assert process_trees.reap() == []
     assert policies == [os.SCHED_RR, os.SCHED_OTHER]
-    os.kill(host, signal.SIGKILL)
-    eventually(lambda: families.reap() and not families)
+    os.kill(process, signal.SIGKILL)
+    eventually(lambda: process_trees.reap() and not process_trees)
 
 
 def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(policies, monkeypatch):
-    families = ProcessTrees(own=children_of(os.getpid()))
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
     orphan, kill = asleep(), os.kill
-    families.add("h", host := asleep())
-    kill(host, signal.SIGKILL)
+    process_trees.add("h", process := asleep())
+    kill(process, signal.SIGKILL)
 
     def kill_unless_immune(pid: int, number: int) -> None:
         if pid == orphan:
@@ -231,19 +231,19 @@ def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(polic
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", kill_unless_immune)
-        eventually(families.reap)
-        families.reap()
-    assert families, "its slot stays taken"
+        eventually(process_trees.reap)
+        process_trees.reap()
+    assert process_trees, "its slot stays taken"
     assert policies[-1] == os.SCHED_OTHER
     kill(orphan, signal.SIGKILL)
-    eventually(lambda: families.reap() and not families)
+    eventually(lambda: process_trees.reap() and not process_trees)
 
 
 def test_commands_about_a_host_that_is_gone_are_ignored():
-    families = ProcessTrees()
+    process_trees = ProcessTrees()
 
-    families.term("h")
-    families.kill("h")
-    families.kill_all()
+    process_trees.term("h")
+    process_trees.kill("h")
+    process_trees.kill_all()
 
-    assert families.reap() == []
+    assert process_trees.reap() == []

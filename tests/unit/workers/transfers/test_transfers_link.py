@@ -68,11 +68,11 @@ class Processes:
         self.notes.touch()
         self.started: list[int] = []
         self.arguments: list[str] = []
-        self.refusals = 0
+        self.rejections = 0
 
     def start(self) -> ChildProcess:
-        if self.refusals:
-            self.refusals -= 1
+        if self.rejections:
+            self.rejections -= 1
             raise OSError("no more processes")
         ours, theirs = socket.socketpair()
         with theirs:
@@ -330,7 +330,7 @@ def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
-    processes.refusals = 2
+    processes.rejections = 2
     it = Waiting()
     transfers.start(upload("good"), *it.callbacks)
     run_until(reactor, lambda: it.is_over)
@@ -420,7 +420,7 @@ def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
         return after(delay_s, call)
 
     monkeypatch.setattr(reactor, "after", at_once)
-    processes.refusals = 12
+    processes.rejections = 12
     ends: list[str] = []
     held = ChildSupervisor(
         reactor,

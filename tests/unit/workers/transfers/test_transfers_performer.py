@@ -223,9 +223,9 @@ def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
 
 
 def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatch):
-    def refuse(address, _rights):
+    def reject(address, _rights):
         raise StoreError(f"{address} has no keys")
 
-    monkeypatch.setattr(performer_module, "open_objects", refuse)
+    monkeypatch.setattr(performer_module, "open_objects", reject)
     number = performing.upload("quick")
     assert performing.answer(number) == TransferFailed(number, "s3://b/x has no keys")

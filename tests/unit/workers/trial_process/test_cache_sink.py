@@ -29,7 +29,7 @@ class Node:
     def __init__(self, line: socket.socket, cache: Path) -> None:
         self.cache = cache
         self.asked: list[int | FetchCheckpoint] = []
-        self.room = SaveAnswer(str(cache))
+        self.save_answer = SaveAnswer(str(cache))
         self.fetched = FetchAnswer(str(cache))
         self.replaces = lambda: None
         self._line = line
@@ -40,9 +40,9 @@ class Node:
         decoder = frames.FrameDecoder()
         while data := self._line.recv(1 << 16):
             for kind, payload in decoder.feed(data):
-                if kind == frames.ASK_ROOM:
+                if kind == frames.ASK_SAVE:
                     self.asked.append(kind)
-                    self._answer(frames.ROOM, self.room)
+                    self._answer(frames.SAVE_ANSWER, self.save_answer)
                 else:
                     question = checkpoint_messages.decode_fetch(payload)
                     self.asked.append(question)
@@ -59,9 +59,9 @@ class Node:
 
 @pytest.fixture
 def lines():
-    host, node = socket.socketpair()
-    with host, node:
-        yield host, node
+    process, node = socket.socketpair()
+    with process, node:
+        yield process, node
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def source(tmp_path):
     return fill(tmp_path / "source")
 
 
-def save(sink, source, n=1, epoch=1):
+def save(sink, source, n=1, attempt=1):
     info = CheckpointInfo(
-        trial="t0", epoch=epoch, n=n, step=n, state={"iteration": n}, metrics={"a": 1.0}
+        trial="t0", attempt=attempt, n=n, step=n, state={"iteration": n}, metrics={"a": 1.0}
     )
     return sink.save(source, info)
 
@@ -105,21 +105,21 @@ def damage(path):
 
 
 def test_what_is_written_comes_back_verified(sink, node, source):
-    written = save(sink, source, n=3, epoch=2)
+    written = save(sink, source, n=3, attempt=2)
 
     path, state = sink.open(reference(written))
 
-    assert (written.trial, written.epoch, written.n, written.step) == ("t0", 2, 3, 3)
+    assert (written.trial, written.attempt, written.n, written.step) == ("t0", 2, 3, 3)
     assert written.key == "train_0/checkpoint_2-000003"
     assert written.size == sum(map(len, contents(source).values())) - len(b"<empty>")
     assert path == node.cache / written.key / "files"
     assert contents(path) == contents(source)
     assert state == {"iteration": 3}
-    assert node.asked == [frames.ASK_ROOM, FetchCheckpoint(reference(written))]
+    assert node.asked == [frames.ASK_SAVE, FetchCheckpoint(reference(written))]
 
 
 def test_room_is_asked_for_before_anything_is_written(sink, node, source):
-    node.room = SaveAnswer("", "no room within 1800 s: the store does not answer")
+    node.save_answer = SaveAnswer("", "no room within 1800 s: the store does not answer")
 
     with pytest.raises(StoreError, match="no room within 1800 s"):
         save(sink, source)
@@ -144,7 +144,7 @@ def test_files_are_linked_to_the_checkpoint_that_the_trial_was_restored_from(
     resumed = CacheSink(NodeChannel(lines[0]), "train_1")
     resumed.open(reference(first))
 
-    second = save(resumed, source, epoch=2)
+    second = save(resumed, source, attempt=2)
 
     assert second.key == "train_1/checkpoint_2-000001"
     assert file(node, second).samefile(file(node, first))

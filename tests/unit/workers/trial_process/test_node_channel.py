@@ -31,9 +31,9 @@ from tunemq_workers.trial_process.node_channel import NodeChannel
 
 @pytest.fixture
 def pair():
-    host, node = socket.socketpair()
-    with host, node:
-        yield NodeChannel(host), node
+    process, node = socket.socketpair()
+    with process, node:
+        yield NodeChannel(process), node
 
 
 def result(**metrics):
@@ -173,20 +173,20 @@ def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhil
     channel, node = pair
     say(node, frames.ORDER, order(1))
     say(node, frames.ORDER, order(2))
-    say(node, frames.ROOM, SaveAnswer("/cache"))
+    say(node, frames.SAVE_ANSWER, SaveAnswer("/cache"))
     say(node, frames.ORDER, order(3))
 
-    assert channel.ask_room() == Path("/cache")
-    assert received(node) == [(frames.ASK_ROOM, b"")]
+    assert channel.ask_to_save() == Path("/cache")
+    assert received(node) == [(frames.ASK_SAVE, b"")]
     assert channel.poll() == order(3)
 
 
 def test_room_that_was_not_there_in_time_is_an_error(pair):
     channel, node = pair
-    say(node, frames.ROOM, SaveAnswer("", "no room within 1800 s"))
+    say(node, frames.SAVE_ANSWER, SaveAnswer("", "no room within 1800 s"))
 
     with pytest.raises(StoreError, match="no room within 1800 s"):
-        channel.ask_room()
+        channel.ask_to_save()
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -233,12 +233,12 @@ def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
     breaking.start()
     try:
         with pytest.raises(TimeoutError):
-            channel.ask_room()
+            channel.ask_to_save()
     finally:
         breaking.join()
         signal.signal(signal.SIGALRM, before)
-    say(node, frames.ROOM, SaveAnswer("/late"))
-    assert asked == [(frames.ASK_ROOM, b"")]
+    say(node, frames.SAVE_ANSWER, SaveAnswer("/late"))
+    assert asked == [(frames.ASK_SAVE, b"")]
 
     def answer():
         received(node)
@@ -256,7 +256,7 @@ def test_a_child_of_a_trial_cannot_ask_and_reads_why(pair, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
     with pytest.raises(TuneError, match="a child of the trial's process"):
-        channel.ask_room()
+        channel.ask_to_save()
     node.setblocking(False)
     with pytest.raises(BlockingIOError):
         node.recv(1)
@@ -290,21 +290,21 @@ def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
     [
         NodeChannel.poll,
         NodeChannel.wait,
-        NodeChannel.ask_room,
+        NodeChannel.ask_to_save,
         lambda channel: channel.fetch(REF),
         lambda channel: channel.send(TrialFinished("t", 1)),
     ],
 )
 def test_the_process_ends_when_the_node_is_gone(use):
-    host, node = socket.socketpair()
+    process, node = socket.socketpair()
     node.close()
     pid = os.fork()
     if pid == 0:
         try:
-            use(NodeChannel(host))
+            use(NodeChannel(process))
         finally:
             os._exit(99)
-    host.close()
+    process.close()
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
@@ -316,7 +316,7 @@ def test_a_forked_child_does_not_hold_the_line(pair):
     if pid == 0:
         os.read(reading, 1)
         os._exit(0)
-    channel._line.close()
+    channel._sock.close()
     node.settimeout(60)
 
     assert node.recv(1) == b""

@@ -23,7 +23,7 @@ def asked(monkeypatch):
     )
     monkeypatch.setattr(stack_dumps, "open_claimed", lambda pid, *, user: pid)
     monkeypatch.setattr(stack_dumps, "os", SimpleNamespace(close=lambda pidfd: None))
-    monkeypatch.setattr(stack_dumps, "family_of", lambda host: [host, *CHILDREN])
+    monkeypatch.setattr(stack_dumps, "family_of", lambda process: [process, *CHILDREN])
     monkeypatch.setattr(stack_dumps, "_listens", lambda pid: True)
     monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(sleep=lambda seconds: None))
     return asked
@@ -44,7 +44,7 @@ def have_all_asked():
             thread.join()
 
 
-def refuse(problem, *pids):
+def reject(problem, *pids):
     """In the place of a function, refuses these."""
 
     def call(pid, *_, **__):
@@ -62,12 +62,12 @@ def test_a_host_and_its_children_are_asked(asked, broken):
 
 
 def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
-    send, refused = (
+    send, rejected = (
         stack_dumps.signal.pidfd_send_signal,
-        refuse(PermissionError(1, "not yours"), 102),
+        reject(PermissionError(1, "not yours"), 102),
     )
     monkeypatch.setattr(
-        stack_dumps.signal, "pidfd_send_signal", lambda pidfd, number: send(refused(pidfd), number)
+        stack_dumps.signal, "pidfd_send_signal", lambda pidfd, number: send(rejected(pidfd), number)
     )
     have_all_asked()
     assert asked == [HOST, 101, 103]
@@ -76,7 +76,7 @@ def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
 
 def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypatch):
     problem = OSError(24, os.strerror(24))
-    monkeypatch.setattr(stack_dumps, "open_claimed", refuse(problem, 101))
+    monkeypatch.setattr(stack_dumps, "open_claimed", reject(problem, 101))
     have_all_asked()
     assert asked == [HOST, 102, 103]
     assert broken == []
@@ -84,7 +84,7 @@ def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypat
 
 @pytest.mark.parametrize("problem", [ProcessLookupError(), PermissionError(1, "not yours")])
 def test_a_host_that_cannot_be_signalled_is_no_problem(asked, monkeypatch, problem):
-    monkeypatch.setattr(stack_dumps.signal, "pidfd_send_signal", refuse(problem, HOST))
+    monkeypatch.setattr(stack_dumps.signal, "pidfd_send_signal", reject(problem, HOST))
     have_all_asked()
     assert asked == []
 

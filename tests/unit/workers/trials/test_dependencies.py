@@ -64,10 +64,10 @@ class World(Node):
     def __init__(self, folder):
         super().__init__()
         self.folder, self.disk, self.fetcher = str(folder), FakeDisk(), FakeFetcher()
-        self.luggage = DependencyFetcher(self.disk, self.fetcher, self.folder, {})
-        self.luggage.in_use = self.hosts._starts_in_use
-        self.hosts._luggage = self.luggage
-        self.luggage.start()
+        self.dependencies = DependencyFetcher(self.disk, self.fetcher, self.folder, {})
+        self.dependencies.in_use = self.supervisor._starts_in_use
+        self.supervisor._dependencies = self.dependencies
+        self.dependencies.start()
         self.disk.settle()
 
     def kept(self, name):
@@ -88,7 +88,7 @@ def begin(code="c", *, bundle=None, blobs=(), **how):
 
 
 def test_a_host_starts_when_all_that_it_needs_is_there(world):
-    world.hosts.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
+    world.supervisor.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
     assert [(fetch.blob.sha256, fetch.is_bundle) for fetch in world.fetcher.asked] == [
         ("c", False),
         ("p", False),
@@ -105,23 +105,23 @@ def test_a_host_starts_when_all_that_it_needs_is_there(world):
 
 def test_orders_that_are_told_again_fetch_nothing_again(world):
     for _ in range(3):
-        world.hosts.obey([order("a", begin())])
+        world.supervisor.obey([order("a", begin())])
     assert len(world.fetcher.asked) == 1
     world.fetcher.finish("c")
-    world.hosts.obey([order("a"), order("b", begin())])
+    world.supervisor.obey([order("a"), order("b", begin())])
     assert world.started == ["a", "b"]
     assert len(world.fetcher.asked) == 1
 
 
 def test_code_that_can_be_read_where_it_is_is_not_fetched(world):
-    world.hosts.obey([order("a", start())])
+    world.supervisor.obey([order("a", start())])
     assert world.fetcher.asked == []
     assert world.started == ["a"]
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
 def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, is_corrupt):
-    world.hosts.obey([order("a", begin(bundle=far("b")))])
+    world.supervisor.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
     failed, freed = world.events
     assert isinstance(failed, TrialFailed)
@@ -132,23 +132,23 @@ def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, 
     )
     assert freed == SlotFreed("a", 1)
     assert world.fetcher.under_way == {}
-    world.hosts.obey([order("a", begin(bundle=far("b")))])
+    world.supervisor.obey([order("a", begin(bundle=far("b")))])
     assert len(world.fetcher.asked) == 2, "it is over"
 
 
 def test_a_store_that_makes_trials_wait_is_told_of(world):
-    world.hosts.obey([order("a", begin())])
+    world.supervisor.obey([order("a", begin())])
     world.fetcher.under_way[1][3]("no answer")
     world.fetcher.under_way[1][3]("")
     assert world.events == [TrialWaits("a", 1, "code", "no answer"), TrialWaits("a", 1, "", "")]
 
 
 def test_who_is_no_longer_wanted_waits_no_more(world):
-    world.hosts.obey([order("a", begin())])
-    world.hosts.obey([])
+    world.supervisor.obey([order("a", begin())])
+    world.supervisor.obey([])
     assert world.fetcher.under_way == {}
-    world.hosts.obey([order("b", begin())])
-    world.hosts.obey([order("b", stop=True)])
+    world.supervisor.obey([order("b", begin())])
+    world.supervisor.obey([order("b", stop=True)])
     assert world.fetcher.under_way == {}
     assert world.events == [SlotFreed("b", 1)]
     assert world.started == []
@@ -156,16 +156,16 @@ def test_who_is_no_longer_wanted_waits_no_more(world):
 
 def test_the_longest_unused_go_first_and_what_is_used_stays(world, monkeypatch):
     monkeypatch.setattr(dependencies, "_size_of", lambda path: 10)
-    world.luggage._limit = 25
+    world.dependencies._limit = 25
     for number, code in enumerate("xyz"):
         trial = f"t{number}"
-        world.hosts.obey([order("used", begin("u")), order(trial, begin(code))])
+        world.supervisor.obey([order("used", begin("u")), order(trial, begin(code))])
         world.fetcher.finish("u")
         world.fetcher.finish(code)
         world.disk.settle()
         world.forkservers.started.clear()
         assert world.kept("blobs") == ["u", code], "the older one has gone"
-    world.hosts.obey([order("used", begin("u")), order("t3", begin("v", bundle=far("b")))])
+    world.supervisor.obey([order("used", begin("u")), order("t3", begin("v", bundle=far("b")))])
     for sha256 in "vb":
         world.fetcher.finish(sha256)
     world.disk.settle()
@@ -181,8 +181,8 @@ def test_what_an_earlier_node_left_counts_and_what_it_did_not_finish_goes(tmp_pa
     world = World(tmp_path)
     assert world.kept("blobs") == ["c"]
     assert world.kept("code") == ["done"]
-    assert set(world.luggage._sizes) == {f"{tmp_path}/blobs/c", f"{tmp_path}/code/done"}
-    world.hosts.obey([order("a", begin("c", bundle=far("done")))])
+    assert set(world.dependencies._sizes) == {f"{tmp_path}/blobs/c", f"{tmp_path}/code/done"}
+    world.supervisor.obey([order("a", begin("c", bundle=far("done")))])
     assert world.started == ["a"], "nothing is fetched again"
 
 
@@ -203,7 +203,7 @@ def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
 def test_a_file_that_is_cut_short_is_fetched_again(world):
     with open(f"{world.folder}/blobs/c", "wb"):
         pass
-    world.hosts.obey([order("a", begin())])
+    world.supervisor.obey([order("a", begin())])
     assert [fetch.blob.sha256 for fetch in world.fetcher.asked] == ["c"]
 
 

@@ -31,7 +31,7 @@ def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node
     exceed_its_time(node)
     assert node.done == [("dump", "h1"), ("term", "h1")]
     (failed,) = node.events
-    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "time_limit")
+    assert (failed.trial, failed.attempt, failed.kind) == ("a", 1, "time_limit")
     node.clock.advance(TERM_GRACE_S)
     assert node.done[2:] == [("kill", "h1")]
     node.end("h1", signal=9)
@@ -40,25 +40,25 @@ def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node
 
 def test_a_host_that_died_and_whose_family_lingers_does_not_fail_again(node):
     node.begin("a", limits=TrialLimitSpec(step_s=1.0))
-    node.hosts.exited("h1", 11, None)
+    node.supervisor.exited("h1", 11, None)
     for _ in range(40):
         node.clock.advance(0.05)
     assert [type(event) for event in node.events] == [TrialProcessDied]
 
 
 def test_a_host_that_could_not_be_forked_is_not_watched(node):
-    node.hosts.obey([order("a", start(limits=TrialLimitSpec(step_s=1.0)))])
-    node.hosts.not_started("h1", "fork: no memory")
-    node.hosts.gone("h1")
-    assert not node.hosts._limits._clocks
+    node.supervisor.obey([order("a", start(limits=TrialLimitSpec(step_s=1.0)))])
+    node.supervisor.not_started("h1", "fork: no memory")
+    node.supervisor.gone("h1")
+    assert not node.supervisor._limits._clocks
 
 
 def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
     exceed_its_time(node, reuse=True)
-    node.forkservers.links["h1"].on_event(encode(TrialFinished("a", 1)))
+    node.forkservers.connections["h1"].on_event(encode(TrialFinished("a", 1)))
     node.finish("h1", "a")
-    node.hosts.said("h1", frames.WRITTEN, b"nonsense")
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.WRITTEN, b"nonsense")
+    node.supervisor.said("h1", frames.IDLE, b"")
     node.clock.advance(TERM_GRACE_S)
     assert node.done[-1] == ("kill", "h1")
     node.end("h1", signal=9)
@@ -67,7 +67,7 @@ def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
 
 def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
     node.begin("a", limits=TrialLimitSpec(step_s=0.5), stop_grace_s=10.0)
-    node.hosts.obey([order("a", stop=True)])
+    node.supervisor.obey([order("a", stop=True)])
     for _ in range(40):
         node.clock.advance(0.05)
     assert ("term", "h1") not in node.done
@@ -76,11 +76,11 @@ def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
 
 def test_a_host_that_only_waits_for_an_order_is_not_at_fault_for_it(node):
     node.begin("a", limits=TrialLimitSpec(step_s=1.0))
-    node.hosts.said("h1", frames.AWAIT_ORDER, bytes(4))
+    node.supervisor.said("h1", frames.AWAIT_ORDER, bytes(4))
     for _ in range(100):
         node.clock.advance(0.05)
     assert node.done == []
-    node.hosts.obey([order("a", run_until=next_result(4))])
+    node.supervisor.obey([order("a", run_until=next_result(4))])
     for _ in range(40):
         node.clock.advance(0.05)
     assert node.done == [("dump", "h1"), ("term", "h1")]
@@ -105,7 +105,7 @@ def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
 @pytest.mark.parametrize(("is_said", "looked_at"), [(True, []), (False, ["/f"])])
 def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said, looked_at):
     folders = []
-    node.hosts.on_cut_off = folders.append
+    node.supervisor.on_cut_off = folders.append
     node.begin("a")
     if is_said:
         node.finish("h1", "a")
@@ -127,7 +127,7 @@ def loses_a_process(node, **how):
 
 def look_at_no_process(node):
     """No thread looks at families, of which there are none."""
-    node.hosts._limits._families.watch = lambda *_: None
+    node.supervisor._limits._process_trees.watch = lambda *_: None
 
 
 def fails_for_memory(node):
@@ -149,7 +149,7 @@ def test_a_host_that_the_kernel_killed_for_its_limit_fails_by_that_name(node):
 def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
     loses_a_process(node)
     failed = TrialFailed("a", 1, "user", "BrokenProcessPool", "", 1.0)
-    node.hosts.said("h1", frames.ENDING, encode(failed))
+    node.supervisor.said("h1", frames.ENDING, encode(failed))
     assert node.done[-1] == ("kill", "h1")
     node.end("h1", signal=9)
     assert fails_for_memory(node)
@@ -160,7 +160,7 @@ def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
     node.begin("a", limits=TrialLimitSpec(memory=300 * MIB), reuse=True)
     node.finish("h1", "a")
     node.forkservers.held["h1"] = 300 * MIB
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.IDLE, b"")
     assert node.done[-1] == ("kill", "h1")
     node.end("h1", signal=9)
     assert [type(event) for event in node.events] == [TrialFinished, SlotFreed]

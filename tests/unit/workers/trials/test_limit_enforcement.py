@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.unit.workers.fakes import Clock, FakeLink, order, start
+from tests.unit.workers.fakes import Clock, FakeConnection, order, start
 from tunemq_shared.protocol.messages import ResultReported, encode
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnswer
@@ -19,50 +19,50 @@ from tunemq_workers.trials.limit_enforcement import DUMP_S, LimitEnforcer
 LATE_S = 3 * 0.05 + DUMP_S + 0.05
 
 
-class FakeFamilies:
+class FakeProcessTrees:
     """Watches what a test says that it sees."""
 
     def __init__(self):
         self.on_exceeded = None
         self.watched, self.killed = {}, {}
 
-    def watch(self, host, pid, limits):
-        self.watched[host] = (pid, limits)
+    def watch(self, process, pid, limits):
+        self.watched[process] = (pid, limits)
 
-    def leave(self, host):
-        self.watched.pop(host, None)
+    def leave(self, process):
+        self.watched.pop(process, None)
 
-    def why_killed(self, host, limits):
-        return self.killed.get(host, "")
+    def why_killed(self, process, limits):
+        return self.killed.get(process, "")
 
 
 class World:
     """The limits, and a clock that goes in small steps."""
 
     def __init__(self):
-        self.clock, self.families = Clock(), FakeFamilies()
+        self.clock, self.process_trees = Clock(), FakeProcessTrees()
         self.dumped, self.exceeded, self.events = [], [], []
         self.silenced, self.is_ending = [], False
         self.limits = LimitEnforcer(
             self.clock,
-            self.families,
+            self.process_trees,
             dump=self.dumped.append,
             silence=self.silence,
-            exceeded=lambda host, excess: self.exceeded.append((host.name, excess)),
+            exceeded=lambda process, excess: self.exceeded.append((process.name, excess)),
             now=lambda: self.clock.now,
         )
 
-    def silence(self, host):
-        self.silenced.append(host.name)
+    def silence(self, process):
+        self.silenced.append(process.name)
         return not self.is_ending
 
-    def host(self, name="h1", *, begins=True, spent_s=0.0, **limits):
+    def process(self, name="h1", *, begins=True, spent_s=0.0, **limits):
         begin = start(limits=TrialLimitSpec(**limits), time_spent_s=spent_s)
-        host = TrialProcess(name, order("t"), begin, FakeLink(), pid=100)
-        self.limits.enter(host, self.events.append)
+        process = TrialProcess(name, order("t"), begin, FakeConnection(), pid=100)
+        self.limits.enter(process, self.events.append)
         if begins:
-            self.limits.begin(host)
-        return host
+            self.limits.begin(process)
+        return process
 
     def run(self, seconds, each=lambda: None):
         """Let time pass; ``each`` is called every few hundredths of a second."""
@@ -81,17 +81,17 @@ def world():
     return World()
 
 
-def report(host):
-    host.link.on_event(encode(ResultReported("t", 1, 1, {}, 0.0, 0.0, 0.0, 0.0, 1)))
+def report(process):
+    process.connection.on_event(encode(ResultReported("t", 1, 1, {}, 0.0, 0.0, 0.0, 0.0, 1)))
 
 
-def send(host, kind):
+def send(process, kind):
     payloads = {
-        frames.ROOM: encode_answer(SaveAnswer("/c")),
+        frames.SAVE_ANSWER: encode_answer(SaveAnswer("/c")),
         frames.FETCHED: encode_answer(FetchAnswer("/c")),
         frames.ORDER: encode(order("t")),
     }
-    host.link.send(kind, payloads[kind])
+    process.connection.send(kind, payloads[kind])
 
 
 def count(orders):
@@ -100,7 +100,7 @@ def count(orders):
 
 @pytest.mark.parametrize(("field", "kind"), [("step_s", "time_limit"), ("stall_s", "stalled")])
 def test_a_host_that_does_not_report_exceeds_its_limit_and_never_before_it(world, field, kind):
-    world.host(**{field: 1.0})
+    world.process(**{field: 1.0})
     world.run(1.0)
     assert not world.dumped
     world.run(LATE_S)
@@ -113,26 +113,26 @@ def test_a_host_that_does_not_report_exceeds_its_limit_and_never_before_it(world
 
 
 def test_a_host_that_reports_in_time_lives_as_long_as_it_likes(world):
-    host = world.host(step_s=1.0, stall_s=1.0)
+    process = world.process(step_s=1.0, stall_s=1.0)
     for _ in range(20):
         world.run(0.9)
-        report(host)
+        report(process)
     assert not world.exceeded
     assert len(world.events) == 20
 
 
 def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_incarnations(world):
-    host = world.host(trial_s=3.0, spent_s=2.0)
-    world.run(1.0, each=lambda: report(host))
+    process = world.process(trial_s=3.0, spent_s=2.0)
+    world.run(1.0, each=lambda: report(process))
     assert not world.dumped
-    world.run(LATE_S + 0.1, each=lambda: report(host))
+    world.run(LATE_S + 0.1, each=lambda: report(process))
     ((_, excess),) = world.exceeded
     assert excess.kind == "trial_limit"
     assert "the trial took 3.2 s, and its limit is 3 s (TrialLimits(trial_s=...))" in excess.error
 
 
 def test_a_host_exceeds_its_limits_once(world):
-    world.host(step_s=1.0, trial_s=1.0, stall_s=1.0)
+    world.process(step_s=1.0, trial_s=1.0, stall_s=1.0)
     world.run(10)
     assert len(world.exceeded) == 1
     assert not [timer for timer in world.clock.timers if timer.call is not None]
@@ -140,47 +140,47 @@ def test_a_host_exceeds_its_limits_once(world):
 
 def test_limits_with_a_report_after_the_signal_for_stacks_still_fail_the_trial(world):
     """The signal may itself end the C call in which the trial hung."""
-    host = world.host(stall_s=1.0)
+    process = world.process(stall_s=1.0)
     world.run(1.0 + LATE_S - DUMP_S)
     assert world.dumped == ["h1"]
     assert world.silenced == ["h1"], "what it says from now on does not count"
-    report(host)
+    report(process)
     world.run(DUMP_S)
     assert world.kinds == ["stalled"]
 
 
 def test_limits_with_a_host_that_ends_after_the_signal_for_stacks_fail_its_trial(world):
-    host = world.host(stall_s=1.0)
+    process = world.process(stall_s=1.0)
     world.run(1.0 + LATE_S - DUMP_S)
     assert not world.exceeded
-    world.limits.leave(host)
+    world.limits.leave(process)
     assert world.kinds == ["stalled"]
-    world.limits.leave(host)
+    world.limits.leave(process)
     world.run(10)
     assert world.kinds == ["stalled"]
 
 
 def test_limits_with_a_report_at_the_last_moment_send_no_signal(world):
     """It may still be unread when the limit runs out."""
-    host = world.host(stall_s=1.0)
+    process = world.process(stall_s=1.0)
     world.run(1.01)
-    report(host)
+    report(process)
     world.run(0.9)
     assert not world.dumped
 
 
 def test_limits_of_a_host_that_is_already_ending_do_nothing(world):
     world.is_ending = True
-    world.host(stall_s=1.0)
+    world.process(stall_s=1.0)
     world.run(10)
     assert not world.dumped
     assert not world.exceeded
 
 
 def test_time_does_not_run_before_the_host_exists(world):
-    host = world.host(begins=False, step_s=1.0, trial_s=1.0)
+    process = world.process(begins=False, step_s=1.0, trial_s=1.0)
     world.run(60)
-    world.limits.begin(host)
+    world.limits.begin(process)
     world.run(0.9)
     assert not world.dumped
     world.run(0.1 + LATE_S)
@@ -190,7 +190,7 @@ def test_time_does_not_run_before_the_host_exists(world):
 @pytest.mark.parametrize(
     ("asks", "answer", "payload"),
     [
-        (frames.ASK_ROOM, frames.ROOM, b""),
+        (frames.ASK_SAVE, frames.SAVE_ANSWER, b""),
         (frames.FETCH, frames.FETCHED, b"ref"),
         (frames.AWAIT_ORDER, frames.ORDER, count(0)),
     ],
@@ -198,12 +198,12 @@ def test_time_does_not_run_before_the_host_exists(world):
 def test_what_a_host_waits_for_its_node_does_not_count_and_what_follows_does(
     world, asks, answer, payload
 ):
-    host = world.host(step_s=1.0, trial_s=2.0, stall_s=1.0)
+    process = world.process(step_s=1.0, trial_s=2.0, stall_s=1.0)
     world.run(0.5)
     world.limits.heard("h1", asks, payload)
     world.run(60)
     assert not world.dumped
-    send(host, answer)
+    send(process, answer)
     world.run(0.9)
     assert not world.dumped
     world.run(0.1 + LATE_S)  # whatever it does not do with the answer
@@ -211,16 +211,16 @@ def test_what_a_host_waits_for_its_node_does_not_count_and_what_follows_does(
 
 
 def test_an_order_does_not_end_the_wait_for_room(world):
-    host = world.host(step_s=1.0)
-    world.limits.heard("h1", frames.ASK_ROOM, b"")
-    send(host, frames.ORDER)
+    process = world.process(step_s=1.0)
+    world.limits.heard("h1", frames.ASK_SAVE, b"")
+    send(process, frames.ORDER)
     world.run(60)
     assert not world.exceeded
 
 
 def test_a_host_that_says_that_it_waits_for_an_order_which_is_on_its_way_does_not_wait(world):
-    host = world.host(step_s=1.0)
-    send(host, frames.ORDER)
+    process = world.process(step_s=1.0)
+    send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, count(0))
     world.run(1.0 + LATE_S)
     assert world.kinds == ["time_limit"]
@@ -228,24 +228,24 @@ def test_a_host_that_says_that_it_waits_for_an_order_which_is_on_its_way_does_no
 
 @pytest.mark.parametrize("payload", [b"", b"\1", bytes(5), b"\xff" * 1000])
 def test_a_host_that_does_not_say_how_many_orders_it_has_had_ends_nobodys_node(world, payload):
-    host = world.host(step_s=1.0)
-    send(host, frames.ORDER)
+    process = world.process(step_s=1.0)
+    send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, payload)
     world.run(1.0 + LATE_S)
     assert world.kinds == ["time_limit"]
 
 
 def test_a_host_that_had_all_orders_and_waits_for_another_one_waits(world):
-    host = world.host(step_s=1.0)
-    send(host, frames.ORDER)
+    process = world.process(step_s=1.0)
+    send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, count(1))
     world.run(60)
     assert not world.exceeded
 
 
 def test_time_in_which_hosts_are_not_read_from_counts_for_none(world):
-    world.host("h1", step_s=1.0)
-    world.host("h2", trial_s=1.0)
+    world.process("h1", step_s=1.0)
+    world.process("h2", trial_s=1.0)
     world.run(0.5)
     world.limits.hold(True)
     world.run(60)
@@ -257,7 +257,7 @@ def test_time_in_which_hosts_are_not_read_from_counts_for_none(world):
 
 
 def test_a_node_that_was_itself_stopped_for_long_blames_nobody(world):
-    world.host(step_s=1.0, trial_s=5.0)
+    world.process(step_s=1.0, trial_s=5.0)
     world.run(0.5)
     world.clock.advance(3600)
     world.run(0.3)
@@ -265,40 +265,40 @@ def test_a_node_that_was_itself_stopped_for_long_blames_nobody(world):
 
 
 def test_a_host_that_left_is_not_watched(world):
-    host = world.host(step_s=1.0, memory=1000)
-    world.limits.leave(host)
-    world.limits.leave(host)
+    process = world.process(step_s=1.0, memory=1000)
+    world.limits.leave(process)
+    world.limits.leave(process)
     world.run(60)
     assert not world.exceeded
-    assert not world.families.watched
-    send(host, frames.ORDER)
+    assert not world.process_trees.watched
+    send(process, frames.ORDER)
 
 
 def test_a_host_that_is_used_again_begins_anew(world):
-    host = world.host(step_s=1.0)
-    send(host, frames.ORDER)
-    world.limits.leave(host)
-    world.limits.enter(host, world.events.append)
-    world.limits.begin(host)
+    process = world.process(step_s=1.0)
+    send(process, frames.ORDER)
+    world.limits.leave(process)
+    world.limits.enter(process, world.events.append)
+    world.limits.begin(process)
     world.limits.heard("h1", frames.AWAIT_ORDER, count(0))
     world.run(60)
     assert not world.exceeded
 
 
 def test_hosts_without_limits_are_left_alone(world):
-    host = world.host()
-    assert host.link.on_event == world.events.append
+    process = world.process()
+    assert process.connection.on_event == world.events.append
     world.run(60)
     assert not world.clock.timers
     world.limits.heard("h1", frames.AWAIT_ORDER, count(0))
-    assert not world.families.watched
+    assert not world.process_trees.watched
 
 
 def test_a_family_that_holds_too_much_is_ended_at_once_and_once(world):
-    world.host(memory=2 * 2**30)
-    assert world.families.watched == {"h1": (100, TrialLimitSpec(memory=2 * 2**30))}
-    world.families.on_exceeded("h1", "memory", "it held too much")
-    world.families.on_exceeded("h1", "memory", "it held more")
+    world.process(memory=2 * 2**30)
+    assert world.process_trees.watched == {"h1": (100, TrialLimitSpec(memory=2 * 2**30))}
+    world.process_trees.on_exceeded("h1", "memory", "it held too much")
+    world.process_trees.on_exceeded("h1", "memory", "it held more")
     assert world.exceeded == [("h1", ("memory", "it held too much", True))]
-    assert not world.families.watched
+    assert not world.process_trees.watched
     assert not world.dumped

@@ -44,20 +44,20 @@ class World:
             may_send=lambda: self.has_time,
             folder=str(folder),
         )
-        self.hosted = {}
-        self.files.hosted = lambda: list(self.hosted.items())
+        self.running_trials = {}
+        self.files.running_trials = lambda: list(self.running_trials.items())
         self.files.start()
 
-    def host(self, trial="a", epoch=1, **how):
+    def process(self, trial="a", attempt=1, **how):
         path = self.path(trial)
         path.mkdir(parents=True, exist_ok=True)
         begun = start(folder=str(path), store=STORE, **how)
-        self.hosted[trial, epoch] = begun
+        self.running_trials[trial, attempt] = begun
         return begun
 
-    def leave(self, trial="a", epoch=1):
-        begun = self.hosted.pop((trial, epoch))
-        self.files.left((trial, epoch), begun)
+    def leave(self, trial="a", attempt=1):
+        begun = self.running_trials.pop((trial, attempt))
+        self.files.left((trial, attempt), begun)
         self.disk.settle()
 
     def path(self, trial):
@@ -86,12 +86,12 @@ def world(tmp_path):
 
 
 def test_what_was_printed_since_is_told_once_a_second(world):
-    world.host()
+    world.process()
     assert world.told() == []
     world.print("one\n")
     world.print("oh\n", name="stderr")
     (key, out), (_, err) = world.told()
-    assert (key, out.trial, out.epoch, out.folder) == ("events", "a", 1, "train_a")
+    assert (key, out.trial, out.attempt, out.folder) == ("events", "a", 1, "train_a")
     assert (out.name, out.offset, out.data) == ("stdout", 0, b"one\n")
     assert (err.name, err.data) == ("stderr", b"oh\n")
     world.print("two\n")
@@ -100,13 +100,13 @@ def test_what_was_printed_since_is_told_once_a_second(world):
 
 
 def test_of_a_flood_the_newest_is_told(world):
-    world.host()
+    world.process()
     world.print("x" * 10 * PIECE_BYTES + "y" * PIECE_BYTES)
     assert world.said() == [(10 * PIECE_BYTES, b"y" * PIECE_BYTES)]
 
 
 def test_nothing_is_told_while_the_wire_has_no_time_or_has_not_sent_what_it_was_given(world):
-    world.host()
+    world.process()
     world.has_time = False
     world.print("one\n")
     assert world.told() == []
@@ -122,7 +122,7 @@ def test_nothing_is_told_while_the_wire_has_no_time_or_has_not_sent_what_it_was_
 
 
 def test_the_last_words_of_a_trial_are_told_though_its_host_is_gone(world):
-    world.host()
+    world.process()
     world.print("one\n")
     assert world.said() == [(0, b"one\n")]
     world.print("bye\n")
@@ -131,7 +131,7 @@ def test_the_last_words_of_a_trial_are_told_though_its_host_is_gone(world):
 
 
 def test_a_file_that_was_shortened_is_told_from_its_beginning(world):
-    world.host()
+    world.process()
     world.print("0123456789")
     world.told()
     (world.path("a") / "stdout").write_text("[x]9")
@@ -141,18 +141,18 @@ def test_a_file_that_was_shortened_is_told_from_its_beginning(world):
 def test_trials_with_folders_elsewhere_are_nobody_s_business(world, tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/stdout").write_text("x")
-    world.hosted["a", 1] = start(folder=str(tmp_path / "shared"), store=STORE)
+    world.running_trials["a", 1] = start(folder=str(tmp_path / "shared"), store=STORE)
     assert world.told() == []
     world.leave()
     assert (world.told(), world.sender.asked) == ([], [])
 
 
 def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world):
-    world.host()
+    world.process()
     world.print("one\n")
     world.leave()
     ((send, on_done, _),) = world.sender.asked
-    assert (send.store, send.key, send.folder, send.epoch) == (
+    assert (send.store, send.key, send.folder, send.attempt) == (
         *(STORE, "train_a"),
         *(str(world.path("a")), 1),
     )
@@ -165,7 +165,7 @@ def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world
 
 
 def test_what_could_not_be_sent_is_told(world):
-    world.host()
+    world.process()
     world.leave()
     world.sender.asked[0][2]("the store is away", False)
     assert world.events == [
@@ -176,23 +176,23 @@ def test_what_could_not_be_sent_is_told(world):
 
 def test_a_folder_in_which_the_next_host_is_or_will_be_stays(world):
     for arrive in (
-        lambda: world.host(epoch=2),
+        lambda: world.process(attempt=2),
         lambda: setattr(world.files, "expected", lambda: [start(folder="exp/train_a")]),
     ):
         world.sender.asked.clear()
-        world.host()
+        world.process()
         world.leave()
         arrive()
         world.sender.asked[0][1](None)
         assert world.path("a").exists()
-        world.hosted.clear()
+        world.running_trials.clear()
 
 
 def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent_again(world):
-    for epoch in (1, 2):
-        world.host(epoch=epoch)
-        world.leave(epoch=epoch)
-    assert [send.epoch for send, *_ in world.sender.asked] == [1, 2]
+    for attempt in (1, 2):
+        world.process(attempt=attempt)
+        world.leave(attempt=attempt)
+    assert [send.attempt for send, *_ in world.sender.asked] == [1, 2]
     world.sender.asked[0][1](None)
     assert world.path("a").exists()
     world.sender.asked[1][1](None)
@@ -200,7 +200,7 @@ def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent
 
 
 def test_where_there_is_no_remote_store_files_stay_where_they_are(world):
-    begun = world.host()
+    begun = world.process()
     world.files.left(("a", 1), type(begun)(**{**fields(begun), "store": "/shared"}))
     assert world.sender.asked == []
     assert world.path("a").exists()
@@ -218,14 +218,14 @@ def test_what_an_earlier_node_left_goes(tmp_path):
 
 
 def test_nothing_is_waited_for_once_the_node_ends(world):
-    world.host()
+    world.process()
     world.leave()
     world.files.close()
     assert world.files.unsettled() == set()
 
 
 def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # noqa: F811
-    world.host()
+    world.process()
     deep = make_deep(world.path("a"))
 
     world.leave()

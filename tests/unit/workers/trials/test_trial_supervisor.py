@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
+from tests.unit.workers.fakes import Clock, FakeConnection, FakeDisk, FakeTransfers, order, start
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     SlotFreed,
@@ -27,35 +27,35 @@ from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, TrialSupervisor
 class FakeForkservers:
     def __init__(self):
         self.started = {}
-        self.links = {}
+        self.connections = {}
         self.done = []
         self.held = {}
         self.refuses = False
 
-    def start(self, host, order, hosts):
+    def start(self, process, order, supervisor):
         if self.refuses:
             raise FileNotFoundError(2, "No such file or directory", "/no/python")
-        self.started[host] = order
-        link = self.links[host] = FakeLink()
-        return link
+        self.started[process] = order
+        connection = self.connections[process] = FakeConnection()
+        return connection
 
-    def term(self, host):
-        self.done.append(("term", host))
+    def term(self, process):
+        self.done.append(("term", process))
 
-    def kill(self, host):
-        self.done.append(("kill", host))
+    def kill(self, process):
+        self.done.append(("kill", process))
 
-    def held_at_kill(self, host):
-        return self.held.get(host, 0)
+    def held_at_kill(self, process):
+        return self.held.get(process, 0)
 
-    def dump(self, host):
-        self.done.append(("dump", host))
+    def dump(self, process):
+        self.done.append(("dump", process))
 
 
 class Node:
     """The hosts of a node, and everything around them that a test moves."""
 
-    def __init__(self, clock=None, keeper=None):
+    def __init__(self, clock=None, availability=None):
         self.clock = clock or Clock()
         self.forkservers = FakeForkservers()
         self.said = []
@@ -63,16 +63,16 @@ class Node:
         self.checkpoints = CheckpointRequests(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
-        self.luggage = DependencyFetcher(disk, transfers, "/node", {})
-        self.hosts = TrialSupervisor(
+        self.dependencies = DependencyFetcher(disk, transfers, "/node", {})
+        self.supervisor = TrialSupervisor(
             self.clock,
             self.forkservers,
             self.checkpoints,
-            self.luggage,
+            self.dependencies,
             self._emit,
             self._emit,
             lambda: self.clock.now,
-            keeper,
+            availability,
         )
 
     def _emit(self, key, event):
@@ -90,20 +90,20 @@ class Node:
     def done(self):
         return self.forkservers.done
 
-    def sent(self, host):
-        return self.forkservers.links[host].sent
+    def sent(self, process):
+        return self.forkservers.connections[process].sent
 
     def begin(self, trial="t", name="h1", **how):
         """Host a trial whose host runs."""
-        self.hosts.obey([order(trial, start(**how))])
-        self.hosts.forked(name, 100)
+        self.supervisor.obey([order(trial, start(**how))])
+        self.supervisor.forked(name, 100)
 
     def finish(self, name, trial):
-        self.hosts.said(name, frames.ENDING, encode(TrialFinished(trial, 1)))
+        self.supervisor.said(name, frames.ENDING, encode(TrialFinished(trial, 1)))
 
     def end(self, name, *, signal=None, exit_code=0):
-        self.hosts.exited(name, signal, exit_code)
-        self.hosts.gone(name)
+        self.supervisor.exited(name, signal, exit_code)
+        self.supervisor.gone(name)
 
 
 @pytest.fixture
@@ -113,14 +113,14 @@ def node():
 
 @pytest.mark.parity(133)
 def test_what_is_listed_and_not_hosted_is_started(node):
-    node.hosts.obey([order("a", start()), order("b", start())])
+    node.supervisor.obey([order("a", start()), order("b", start())])
     assert node.started == ["a", "b"]
 
 
 def test_what_is_listed_and_hosted_is_left_alone(node):
     node.begin("a")
-    node.hosts.obey([order("a", start())])
-    node.hosts.obey([order("a")])
+    node.supervisor.obey([order("a", start())])
+    node.supervisor.obey([order("a")])
     assert node.started == ["a"]
     assert node.done == node.sent("h1") == []
 
@@ -128,8 +128,8 @@ def test_what_is_listed_and_hosted_is_left_alone(node):
 @pytest.mark.parity(133)
 def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
     node.begin("a")
-    node.hosts.obey([])
-    node.hosts.obey([])
+    node.supervisor.obey([])
+    node.supervisor.obey([])
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
     assert node.events == [SlotFreed("a", 1)]
@@ -137,13 +137,13 @@ def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
 
 def test_what_orders_say_nothing_of_stays_as_it_is(node):
     node.begin("a")
-    node.hosts.obey([order("b", start(key="other"))], ["events"])
-    node.hosts.obey([order("b")], ["events"])
+    node.supervisor.obey([order("b", start(key="other"))], ["events"])
+    node.supervisor.obey([order("b")], ["events"])
     assert node.started == ["a", "b"]
     assert node.done == node.sent("h1") == []
-    assert node.hosts.events_keys() == {"events", "other"}
+    assert node.supervisor.events_keys() == {"events", "other"}
 
-    node.hosts.obey([order("b")])
+    node.supervisor.obey([order("b")])
     assert node.done == [("kill", "h1")]
 
 
@@ -151,29 +151,29 @@ def test_what_is_over_is_not_started_again_while_orders_say_nothing_of_it(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
-    node.hosts.obey([], ["events"])
-    node.hosts.obey([order("a", start())])
+    node.supervisor.obey([], ["events"])
+    node.supervisor.obey([order("a", start())])
     assert node.started == ["a"]
 
 
 def test_another_epoch_is_another_host(node):
     node.begin("a")
-    node.hosts.obey([order("a", start(), epoch=2)])
+    node.supervisor.obey([order("a", start(), attempt=2)])
     assert node.done == [("kill", "h1")]
-    assert [o.epoch for o in node.forkservers.started.values()] == [1, 2]
+    assert [o.attempt for o in node.forkservers.started.values()] == [1, 2]
 
 
 @pytest.mark.parity(129)
 def test_a_horizon_that_grew_is_told_without_the_start(node):
     node.begin("a")
-    node.hosts.obey([order("a", start(), run_until=next_result(4))])
+    node.supervisor.obey([order("a", start(), run_until=next_result(4))])
     assert node.sent("h1") == [(frames.ORDER, order("a", run_until=next_result(4)))]
 
 
 @pytest.mark.parity(74, 128)
 def test_stopping_is_asked_then_term_then_kill(node):
     node.begin("a")
-    node.hosts.obey([order("a", stop=True)])
+    node.supervisor.obey([order("a", stop=True)])
     assert node.sent("h1") == [(frames.ORDER, order("a", stop=True))]
     node.clock.advance(4.9)
     assert node.done == []
@@ -185,9 +185,9 @@ def test_stopping_is_asked_then_term_then_kill(node):
 
 def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
     node.begin("a")
-    node.hosts.obey([order("a", stop=True)])
+    node.supervisor.obey([order("a", stop=True)])
     node.clock.advance(4)
-    node.hosts.obey([order("a", stop=True)])
+    node.supervisor.obey([order("a", stop=True)])
     node.clock.advance(1.1)
     assert node.done == [("term", "h1")]
     assert len(node.sent("h1")) == 1
@@ -195,7 +195,7 @@ def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
 
 def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
     node.begin("a")
-    node.hosts.obey([order("a", stop=True)])
+    node.supervisor.obey([order("a", stop=True)])
     node.end("h1")
     assert node.events == [SlotFreed("a", 1)]
     node.clock.advance(60)
@@ -203,28 +203,28 @@ def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
 
 
 def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
-    node.hosts.obey([order("a", start(), stop=True)])
-    node.hosts.obey([order("a", start(), stop=True)])
+    node.supervisor.obey([order("a", start(), stop=True)])
+    node.supervisor.obey([order("a", start(), stop=True)])
     assert node.started == []
     assert node.events == [SlotFreed("a", 1)]
 
 
 def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
     node.begin("a")
-    node.forkservers.links["h1"].unread = [TrialStarted("a", 1, 100, "h", "ip", 0.0)]
-    node.hosts.exited("h1", 11, None)
+    node.forkservers.connections["h1"].unread = [TrialStarted("a", 1, 100, "h", "ip", 0.0)]
+    node.supervisor.exited("h1", 11, None)
     started, died = node.events
     assert isinstance(started, TrialStarted)
     assert isinstance(died, TrialProcessDied)
-    assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == (
+    assert (died.trial, died.attempt, died.pid, died.signal, died.exit_code) == (
         "a",
         1,
         100,
         11,
         None,
     )
-    assert node.forkservers.links["h1"].is_closed
-    node.hosts.gone("h1")
+    assert node.forkservers.connections["h1"].is_closed
+    node.supervisor.gone("h1")
     assert node.events[2:] == [SlotFreed("a", 1)]
 
 
@@ -248,13 +248,13 @@ def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
-    node.hosts.obey([order("a", start())])
+    node.supervisor.obey([order("a", start())])
     assert node.started == ["a"]
 
 
 def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
     node.begin("a")
-    node.hosts.closed("h1")
+    node.supervisor.closed("h1")
     assert node.done == []
     node.clock.advance(1)
     assert node.done == [("kill", "h1")]
@@ -264,15 +264,15 @@ def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
 
 def test_a_host_that_sends_nonsense_is_killed(node):
     node.begin("a")
-    node.hosts.said("h1", ord("?"), b"")
+    node.supervisor.said("h1", ord("?"), b"")
     assert node.done == [("kill", "h1")]
 
 
 @pytest.mark.parity(127)
 def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
-    node.hosts.obey([order("a", start())])
-    node.hosts.not_started("h1", "fork: no memory")
-    node.hosts.gone("h1")
+    node.supervisor.obey([order("a", start())])
+    node.supervisor.not_started("h1", "fork: no memory")
+    node.supervisor.gone("h1")
     failed, freed = node.events
     assert failed.kind == "start"
     assert "fork: no memory" in failed.error
@@ -284,20 +284,20 @@ def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node
     if is_forked:
         node.begin("a")
     else:
-        node.hosts.obey([order("a", start())])
-    node.hosts.lost("h1", "the forkserver 7 was killed")
-    node.hosts.gone("h1")
+        node.supervisor.obey([order("a", start())])
+    node.supervisor.lost("h1", "the forkserver 7 was killed")
+    node.supervisor.gone("h1")
     failed, freed = node.events
     said = (failed.trial, failed.kind, failed.error, failed.is_shared)
     assert said == ("a", "forkserver", "the forkserver 7 was killed", False)
     assert freed == SlotFreed("a", 1)
-    assert node.forkservers.links["h1"].is_closed
+    assert node.forkservers.connections["h1"].is_closed
 
 
 def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_the_loss(node):
-    node.hosts.obey([order("a", start()), order("b", start())])
+    node.supervisor.obey([order("a", start()), order("b", start())])
     for name in ("h1", "h2"):
-        node.hosts.lost(name, "the forkserver 7 was killed")
+        node.supervisor.lost(name, "the forkserver 7 was killed")
     failed = [event for event in node.events if isinstance(event, TrialFailed)]
     assert [(event.trial, event.is_shared) for event in failed] == [("a", True), ("b", True)]
 
@@ -305,25 +305,25 @@ def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_t
 def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
     node.begin("a")
     node.finish("h1", "a")
-    node.hosts.lost("h1", "the forkserver 7 was killed")
-    node.hosts.gone("h1")
+    node.supervisor.lost("h1", "the forkserver 7 was killed")
+    node.supervisor.gone("h1")
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
 def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
     node.forkservers.refuses = True
-    node.hosts.obey([order("a", start())])
-    node.hosts.obey([order("a", start())])
+    node.supervisor.obey([order("a", start())])
+    node.supervisor.obey([order("a", start())])
     failed, freed = node.events
     assert "/no/python" in failed.error
     assert freed == SlotFreed("a", 1)
-    assert len(node.hosts) == 0
+    assert len(node.supervisor) == 0
 
 
 def parked(node, **how):
     node.begin("a", reuse=True, **how)
     node.finish("h1", "a")
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.IDLE, b"")
 
 
 def test_a_parked_host_has_freed_its_slot(node):
@@ -335,12 +335,12 @@ def test_a_parked_host_has_freed_its_slot(node):
 
 def test_a_parked_host_gets_the_next_trial_that_fits(node):
     parked(node)
-    node.hosts.obey([order("b", start(reuse=True, key="other"))])
+    node.supervisor.obey([order("b", start(reuse=True, key="other"))])
     assert node.started == ["a"]
     (kind, told), *_ = node.sent("h1")
     assert (kind, told.trial, told.start.events_key) == (frames.NEXT, "b", "other")
     started = TrialStarted("b", 1, 100, "h", "ip", 0.0)
-    node.forkservers.links["h1"].on_event(encode(started))
+    node.forkservers.connections["h1"].on_event(encode(started))
     assert node.said[-1] == ("other", started)
     node.end("h1", signal=9)
     assert node.events[-1] == SlotFreed("b", 1)
@@ -351,7 +351,7 @@ def test_a_parked_host_gets_the_next_trial_that_fits(node):
 )
 def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
     parked(node)
-    node.hosts.obey([order("b", start(**{"reuse": True, **other}))])
+    node.supervisor.obey([order("b", start(**{"reuse": True, **other}))])
     assert node.sent("h1")[-1][0] == frames.LEAVE
     assert node.started == ["a"]  # not before the parked host's memory is free
     node.end("h1", signal=9)
@@ -361,7 +361,7 @@ def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
 
 def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
     parked(node)
-    node.hosts.obey([])
+    node.supervisor.obey([])
     assert node.sent("h1")[-1][0] == frames.LEAVE
     node.end("h1")
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
@@ -370,7 +370,7 @@ def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
 
 def test_a_dismissed_host_that_does_not_leave_is_ended(node):
     parked(node)
-    node.hosts.obey([])
+    node.supervisor.obey([])
     node.clock.advance(60)
     node.clock.advance(60)
     assert node.done == [("term", "h1"), ("kill", "h1")]
@@ -378,8 +378,8 @@ def test_a_dismissed_host_that_does_not_leave_is_ended(node):
 
 def test_a_dismissed_host_gets_no_other_trial(node):
     parked(node)
-    node.hosts.obey([])
-    node.hosts.obey([order("b", start(reuse=True))])
+    node.supervisor.obey([])
+    node.supervisor.obey([order("b", start(reuse=True))])
     assert node.sent("h1")[-1][0] == frames.LEAVE
     node.end("h1")
     assert node.started == ["a", "b"]
@@ -387,65 +387,68 @@ def test_a_dismissed_host_gets_no_other_trial(node):
 
 def test_a_stopped_host_may_be_parked(node):
     node.begin("a", reuse=True)
-    node.hosts.obey([order("a", stop=True)])
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.obey([order("a", stop=True)])
+    node.supervisor.said("h1", frames.IDLE, b"")
     node.clock.advance(60)
     assert node.done == []
     assert node.events == [SlotFreed("a", 1)]
-    node.hosts.obey([order("b", start(reuse=True))])
+    node.supervisor.obey([order("b", start(reuse=True))])
     assert node.sent("h1")[-1][0] == frames.NEXT
 
 
 def test_hosts_are_held_while_the_outbox_is_full(node):
     node.begin("a")
-    node.hosts.hold(True)
-    node.hosts.obey([order("a"), order("b", start())])
-    assert [link.is_held for link in node.forkservers.links.values()] == [True, True]
-    node.hosts.hold(False)
-    assert not any(link.is_held for link in node.forkservers.links.values())
+    node.supervisor.hold(True)
+    node.supervisor.obey([order("a"), order("b", start())])
+    assert [connection.is_held for connection in node.forkservers.connections.values()] == [
+        True,
+        True,
+    ]
+    node.supervisor.hold(False)
+    assert not any(connection.is_held for connection in node.forkservers.connections.values())
 
 
 def test_a_node_that_ends_kills_all_and_starts_none(node):
     node.begin("a")
-    node.hosts.kill_all()
-    node.hosts.obey([order("a"), order("b", start())])
+    node.supervisor.kill_all()
+    node.supervisor.obey([order("a"), order("b", start())])
     assert node.done == [("kill", "h1")]
     assert node.started == ["a"]
 
 
 def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
     node.begin("a")
-    node.hosts.obey([order("a", pause=True)])
-    node.hosts.obey([order("a", pause=True)])
+    node.supervisor.obey([order("a", pause=True)])
+    node.supervisor.obey([order("a", pause=True)])
     assert node.sent("h1") == [(frames.ORDER, order("a", pause=True))]
     node.clock.advance(3600)
     assert node.done == []
-    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.supervisor.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
     node.end("h1")
     assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
 
 
 def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other_way(node):
     node.begin("a")
-    node.hosts.leave(at_checkpoint=True)
-    node.hosts.leave()
-    node.hosts.leave(at_checkpoint=True)
+    node.supervisor.leave(at_checkpoint=True)
+    node.supervisor.leave()
+    node.supervisor.leave(at_checkpoint=True)
     sent = [(sent.pause, sent.at_checkpoint) for _, sent in node.sent("h1")]
     assert sent == [(True, True), (True, False)]
 
 
 def test_a_paused_host_that_lingers_is_ended(node):
     node.begin("a")
-    node.hosts.obey([order("a", pause=True)])
-    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.supervisor.obey([order("a", pause=True)])
+    node.supervisor.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
     node.clock.advance(5)
     assert node.done == [("term", "h1")]
 
 
 def test_a_trial_that_pauses_can_still_be_stopped(node):
     node.begin("a")
-    node.hosts.obey([order("a", pause=True)])
-    node.hosts.obey([order("a", pause=True, stop=True)])
+    node.supervisor.obey([order("a", pause=True)])
+    node.supervisor.obey([order("a", pause=True, stop=True)])
     node.clock.advance(5)
     assert node.done == [("term", "h1")]
 
@@ -457,7 +460,7 @@ def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node)
     node.finish("h1", "a")  # it had said so before it heard
     node.end("h1", signal=9)
     failed, freed = node.events
-    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "storage")
+    assert (failed.trial, failed.attempt, failed.kind) == ("a", 1, "storage")
     assert failed.error == "the store is away"
     assert freed == SlotFreed("a", 1)
     assert node.done == [("kill", "h1")]
@@ -483,18 +486,18 @@ def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
 )
 def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, payload, said):
     node.begin("a")
-    node.hosts.said("h1", kind, payload)
+    node.supervisor.said("h1", kind, payload)
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
     failed, freed = node.events  # a trial whose slot is free must have come to an end
-    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "metric")
+    assert (failed.trial, failed.attempt, failed.kind) == ("a", 1, "metric")
     assert said in failed.error
     assert freed == SlotFreed("a", 1)
 
 
 def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
     parked(node)
-    node.hosts.said("h1", frames.IDLE, b"")
+    node.supervisor.said("h1", frames.IDLE, b"")
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]

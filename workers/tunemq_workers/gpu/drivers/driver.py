@@ -68,7 +68,7 @@ class GpuDriver(Protocol):
             OSError: it does not say.
         """
 
-    def vitals(self) -> list[GpuMetrics]:
+    def gpu_metrics(self) -> list[GpuMetrics]:
         """What each device does now; a lost one is left out.
 
         Raises:

@@ -81,7 +81,7 @@ class NvmlDriver:
             ValueError,
         )
         self._call("nvmlInit")
-        self._cards = list(self._look())
+        self._cards = list(self._poll())
         self._devices = {device.gpu.uuid: device for card in self._cards for device in card.devices}
         self._energies: dict[str, _Energy] = {}
         self._events: Any = None
@@ -90,7 +90,7 @@ class NvmlDriver:
         """See `GpuDriver`: those that there were when this was made."""
         return [card.physical for card in self._cards]
 
-    def vitals(self) -> list[GpuMetrics]:
+    def gpu_metrics(self) -> list[GpuMetrics]:
         """See `GpuDriver`."""
         self._call("nvmlDeviceGetCount")  # one lost device is not the driver's silence
         found = []
@@ -169,7 +169,7 @@ class NvmlDriver:
 
     # --- what there is ----------------------------------------------------------------------------
 
-    def _look(self) -> Iterator[_Card]:
+    def _poll(self) -> Iterator[_Card]:
         for index in range(self._call("nvmlDeviceGetCount")):
             try:
                 handle = self._call("nvmlDeviceGetHandleByIndex", index)

@@ -30,20 +30,20 @@ class SlotClaim:
         looked_at: the version of the node at which it was not clear yet, and may come to be.
     """
 
-    __slots__ = ("amounts", "at", "givers", "incarnation", "kind", "looked_at", "member", "request")
+    __slots__ = ("amounts", "at", "givers", "instance_id", "kind", "looked_at", "member", "request")
 
     def __init__(
         self,
         member: ShareMember,
         request: SlotRequest,
-        incarnation: str,
+        instance_id: str,
         amounts: ResourceAmounts,
         kind: str,
         at: float,
     ) -> None:
         self.member = member
         self.request = request
-        self.incarnation = incarnation
+        self.instance_id = instance_id
         self.amounts = amounts
         self.kind = kind
         self.at = at
@@ -66,34 +66,34 @@ class SlotClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def on(self, incarnation: str) -> list[SlotClaim]:
+    def on(self, instance_id: str) -> list[SlotClaim]:
         """Those on a node."""
-        return list(self._on.get(incarnation, ()))
+        return list(self._on.get(instance_id, ()))
 
     def add(self, claim: SlotClaim, now: float) -> None:
         """A slot is to be cleared."""
         self._claims[claim] = None
-        self._on.setdefault(claim.incarnation, {})[claim] = None
+        self._on.setdefault(claim.instance_id, {})[claim] = None
         self._members.claim(claim.member, claim.request, claim.amounts, +1)
-        self._promise(claim.incarnation)
+        self._promise(claim.instance_id)
         self._members.review(claim.member, now)
 
     def drop(self, claim: SlotClaim, now: float) -> None:
         """It is not to be cleared any more, or it is."""
-        del self._claims[claim], self._on[claim.incarnation][claim]
-        if not self._on[claim.incarnation]:
-            del self._on[claim.incarnation]
+        del self._claims[claim], self._on[claim.instance_id][claim]
+        if not self._on[claim.instance_id]:
+            del self._on[claim.instance_id]
         self._members.claim(claim.member, claim.request, claim.amounts, -1)
-        self._promise(claim.incarnation)
+        self._promise(claim.instance_id)
         self._members.review(claim.member, now)
-        needed = {part for one in self.on(claim.incarnation) for part in one.givers}
+        needed = {part for one in self.on(claim.instance_id) for part in one.givers}
         for part in [one for one in claim.givers if one not in needed]:  # in their order
             self._spare(part, now)
 
-    def move(self, incarnation: str, kept: ResourceAmounts, gone: ResourceAmounts) -> None:
+    def move(self, instance_id: str, kept: ResourceAmounts, gone: ResourceAmounts) -> None:
         """Of a node something else is let go of than was to be, and as much."""
         to = dict(zip(kept.devices, gone.devices, strict=True))
-        for claim in self.on(incarnation):
+        for claim in self.on(instance_id):
             devices = claim.amounts.devices
             if to and to.keys() <= devices.keys():
                 self._members.claim(claim.member, claim.request, claim.amounts, -1)
@@ -101,22 +101,22 @@ class SlotClaims:
                 claim.amounts = ResourceAmounts(claim.amounts.resources, moved)
                 self._members.claim(claim.member, claim.request, claim.amounts, +1)
                 break
-        self._promise(incarnation)
+        self._promise(instance_id)
 
     def claimed(
-        self, incarnation: str, priority: int, besides: SlotClaim | None = None
+        self, instance_id: str, priority: int, besides: SlotClaim | None = None
     ) -> ResourceAmounts:
         """What of a node is claimed for this priority and higher ones."""
         return total(
             claim.amounts
-            for claim in self._on.get(incarnation, ())
+            for claim in self._on.get(instance_id, ())
             if claim.member.priority >= priority and claim is not besides
         )
 
     def _spare(self, part: NodePart, now: float) -> None:
         """Nobody waits any longer for what it was to let go of."""
         member = self._members.get(part.experiment)
-        node = self._ledger.nodes.get(part.incarnation)
+        node = self._ledger.nodes.get(part.instance_id)
         if member is None or member.is_paused or node is None or node.is_draining or node.alone_for:
             return
         if part.restore():
@@ -124,6 +124,6 @@ class SlotClaims:
             self._members.book_part(part, counts=not node.is_lost)
             self._members.review(member, now)
 
-    def _promise(self, incarnation: str) -> None:
-        promised = total(claim.amounts for claim in self._on.get(incarnation, ()))
-        self._ledger.promise(incarnation, promised)
+    def _promise(self, instance_id: str) -> None:
+        promised = total(claim.amounts for claim in self._on.get(instance_id, ()))
+        self._ledger.promise(instance_id, promised)

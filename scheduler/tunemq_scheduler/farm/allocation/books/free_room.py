@@ -11,8 +11,8 @@ from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     WITHHELD,
     DeviceShare,
-    ask_of,
     choose,
+    needs_of,
 )
 from tunemq_scheduler.farm.allocation.books.amounts import NOTHING
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
@@ -32,28 +32,28 @@ class FreeCapacity:
 
     def add_node(self, joined: NodeJoined) -> ResourceAmounts:
         """A node more, of which nothing may be given yet; returns all that it has."""
-        self._placement.add_node(joined.incarnation, joined.resources, joined.gpus)
-        self._placement.offer(joined.incarnation, NOTHING)
-        node = self._nodes[joined.incarnation] = PlacementNode(joined.resources, joined.gpus)
-        self.withhold(joined.incarnation, joined.withheld)
+        self._placement.add_node(joined.instance_id, joined.resources, joined.gpus)
+        self._placement.offer(joined.instance_id, NOTHING)
+        node = self._nodes[joined.instance_id] = PlacementNode(joined.resources, joined.gpus)
+        self.withhold(joined.instance_id, joined.withheld)
         self._estimates.clear()
         whole = {name: amount for name, amount in node.total.items() if amount > 0}
         return ResourceAmounts(whole, dict(node.shares))
 
-    def remove_node(self, incarnation: str) -> None:
+    def remove_node(self, instance_id: str) -> None:
         """A node is gone."""
-        self._placement.remove_node(incarnation)
-        del self._nodes[incarnation]
+        self._placement.remove_node(instance_id)
+        del self._nodes[instance_id]
         self._estimates.clear()
 
-    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+    def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
         """Nothing of these GPUs may be given, for these reasons; of all others it may (again)."""
-        self._placement.withhold(incarnation, devices)
-        self._nodes[incarnation].withhold(devices)
+        self._placement.withhold(instance_id, devices)
+        self._nodes[instance_id].withhold(devices)
 
-    def set_free(self, incarnation: str, free: ResourceAmounts) -> None:
+    def set_free(self, instance_id: str, free: ResourceAmounts) -> None:
         """So much of a node may be given."""
-        self._placement.offer(incarnation, free)
+        self._placement.offer(instance_id, free)
 
     def fit(
         self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
@@ -62,21 +62,21 @@ class FreeCapacity:
         return self._placement.fit(request, preferred, avoid)
 
     def devices(
-        self, incarnation: str, request: Mapping[str, float], free: ResourceAmounts
+        self, instance_id: str, request: Mapping[str, float], free: ResourceAmounts
     ) -> dict[str, float] | None:
         """The GPUs that a request takes of a node of which so much is free; None: not enough is.
 
         None of them is withheld.
         """
-        withheld = self._nodes[incarnation].withheld
+        withheld = self._nodes[instance_id].withheld
         if withheld:
             shares = {**free.devices, **dict.fromkeys(withheld, WITHHELD)}
             free = ResourceAmounts(free.resources, shares)
-        return self._devices(incarnation, request, free)
+        return self._devices(instance_id, request, free)
 
-    def could_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
+    def could_hold(self, instance_id: str, request: Mapping[str, float]) -> bool:
         """Whether a node, were it empty, could hold it."""
-        return self._nodes[incarnation].could_hold(ask_of(request))
+        return self._nodes[instance_id].could_hold(needs_of(request))
 
     def estimate(self, request: SlotRequest) -> ResourceAmounts | None:
         """What it takes of a node that could hold it; None where none ever could."""
@@ -97,26 +97,26 @@ class FreeCapacity:
         return self._placement.withheld_from(request)
 
     def _devices(
-        self, incarnation: str, request: Mapping[str, float], free: ResourceAmounts
+        self, instance_id: str, request: Mapping[str, float], free: ResourceAmounts
     ) -> dict[str, float] | None:
-        ask = ask_of(request)
-        for name, amount in ask.amounts.items():
+        needs = needs_of(request)
+        for name, amount in needs.amounts.items():
             if amount > free.resources.get(name, 0.0) + TOLERANCE:
                 return None
-        if not ask.names_device:
+        if not needs.names_device:
             return {}
-        devices = zip(self._nodes[incarnation].shares, self._all(incarnation), strict=True)
+        devices = zip(self._nodes[instance_id].shares, self._all(instance_id), strict=True)
         named = [(uuid, one._replace(share=free.devices.get(uuid, 0.0))) for uuid, one in devices]
-        chosen = choose([one for _, one in named], ask)
+        chosen = choose([one for _, one in named], needs)
         return chosen if chosen is None else {named[at][0]: one for at, one in chosen.items()}
 
     def _estimated(self, request: SlotRequest) -> ResourceAmounts | None:
         asked = dict(request)
-        for incarnation, node in self._nodes.items():
-            devices = self._devices(incarnation, asked, ResourceAmounts(node.total, node.shares))
+        for instance_id, node in self._nodes.items():
+            devices = self._devices(instance_id, asked, ResourceAmounts(node.total, node.shares))
             if devices is not None:
                 return amounts_of(request, devices)
         return None
 
-    def _all(self, incarnation: str) -> list[DeviceShare]:
-        return self._nodes[incarnation].all_devices()
+    def _all(self, instance_id: str) -> list[DeviceShare]:
+        return self._nodes[instance_id].all_devices()

@@ -24,7 +24,7 @@ class LedgerNode:
     Attributes:
         parts: by experiment; of one that is lost they are kept as they were.
         free: what nobody has of it, at worst; ``promised`` is what of it is kept for somebody, and
-            ``room`` what may be given to anybody.
+            ``capacity`` what may be given to anybody.
         not_offered: what is free once all that is leaving has left.
         aside: what nobody has and nobody gets, of the devices that are ``withheld`` (and why).
         is_unknown: somebody may hold anything of it.
@@ -35,6 +35,7 @@ class LedgerNode:
     __slots__ = (
         "alone_for",
         "aside",
+        "capacity",
         "free",
         "is_draining",
         "is_lost",
@@ -43,7 +44,6 @@ class LedgerNode:
         "not_offered",
         "parts",
         "promised",
-        "room",
         "total",
         "version",
         "withheld",
@@ -52,7 +52,7 @@ class LedgerNode:
     def __init__(self, joined: NodeJoined, whole: ResourceAmounts) -> None:
         self.joined = joined
         self.total = whole
-        self.free = self.room = self.promised = self.not_offered = self.aside = NOTHING
+        self.free = self.capacity = self.promised = self.not_offered = self.aside = NOTHING
         self.withheld: Mapping[str, str] = joined.withheld
         self.parts: dict[str, NodePart] = {}
         self.is_lost = False
@@ -100,7 +100,7 @@ class NodeLedger:
     def __init__(self) -> None:
         self.nodes: dict[str, LedgerNode] = {}
         self.grown = 0
-        self.room = FreeCapacity()
+        self.capacity = FreeCapacity()
         self._stale: dict[NodePart, None] = {}
         #: Of nodes that have not joined yet: experiments knew them before this supervisor did.
         self._early: dict[str, dict[str, NodePart]] = {}
@@ -111,32 +111,32 @@ class NodeLedger:
 
     def add_node(self, joined: NodeJoined) -> None:
         """There is a node more."""
-        whole = self.room.add_node(joined)
-        node = self.nodes[joined.incarnation] = LedgerNode(joined, whole)
-        node.parts = self._early.pop(joined.incarnation, {})
+        whole = self.capacity.add_node(joined)
+        node = self.nodes[joined.instance_id] = LedgerNode(joined, whole)
+        node.parts = self._early.pop(joined.instance_id, {})
         self.grown += 1
-        self.refresh(joined.incarnation)
+        self.refresh(joined.instance_id)
 
-    def remove_node(self, incarnation: str) -> None:
+    def remove_node(self, instance_id: str) -> None:
         """A node is gone for good."""
-        self._early.pop(incarnation, None)
+        self._early.pop(instance_id, None)
         for numbers in self._numbers.values():
-            numbers.pop(incarnation, None)
-        node = self.nodes.pop(incarnation, None)
+            numbers.pop(instance_id, None)
+        node = self.nodes.pop(instance_id, None)
         if node is not None:
-            self.room.remove_node(incarnation)
+            self.capacity.remove_node(instance_id)
             for part in node.parts.values():
                 self._stale.pop(part, None)
 
-    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+    def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
         """These of its devices are not to be given to anybody, all others may be (again)."""
-        self.nodes[incarnation].withheld = devices
-        self.room.withhold(incarnation, devices)
-        self.refresh(incarnation)
+        self.nodes[instance_id].withheld = devices
+        self.capacity.withhold(instance_id, devices)
+        self.refresh(instance_id)
 
-    def refresh(self, incarnation: str) -> None:
+    def refresh(self, instance_id: str) -> None:
         """Something about a node or its parts changed: reckon anew what is free of it."""
-        node = self.nodes.get(incarnation)
+        node = self.nodes.get(instance_id)
         if node is None:
             return
         node.version += 1
@@ -149,33 +149,33 @@ class NodeLedger:
             node.aside = of_devices(node.free, node.withheld)
             node.free = minus(node.free, node.aside)
             node.not_offered = minus(node.not_offered, of_devices(node.not_offered, node.withheld))
-        before = node.room
-        node.room = minus(node.free, node.promised) if node.is_open else NOTHING
-        if not covers(before, node.room):
+        before = node.capacity
+        node.capacity = minus(node.free, node.promised) if node.is_open else NOTHING
+        if not covers(before, node.capacity):
             self.grown += 1
-        self.room.set_free(incarnation, node.room)
+        self.capacity.set_free(instance_id, node.capacity)
 
-    def promise(self, incarnation: str, promised: ResourceAmounts) -> None:
+    def promise(self, instance_id: str, promised: ResourceAmounts) -> None:
         """So much of a node is kept free for somebody."""
-        if incarnation in self.nodes:
-            self.nodes[incarnation].promised = promised
-            self.refresh(incarnation)
+        if instance_id in self.nodes:
+            self.nodes[instance_id].promised = promised
+            self.refresh(instance_id)
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def part(self, experiment: str, incarnation: str) -> NodePart:
+    def part(self, experiment: str, instance_id: str) -> NodePart:
         """An experiment's part of a node."""
-        node = self.nodes.get(incarnation)
-        parts = node.parts if node else self._early.setdefault(incarnation, {})
+        node = self.nodes.get(instance_id)
+        parts = node.parts if node else self._early.setdefault(instance_id, {})
         if experiment not in parts:
-            n = self._numbers.get(experiment, {}).get(incarnation, 0)
-            parts[experiment] = NodePart(experiment, incarnation, n)
+            n = self._numbers.get(experiment, {}).get(instance_id, 0)
+            parts[experiment] = NodePart(experiment, instance_id, n)
         return parts[experiment]
 
-    def last_offer(self, experiment: str, incarnation: str) -> int:
+    def last_offer(self, experiment: str, instance_id: str) -> int:
         """The number of the last offer that an experiment was sent of a node that is there."""
-        part = self.nodes[incarnation].parts.get(experiment)
-        known = self._numbers.get(experiment, {}).get(incarnation, 0)
+        part = self.nodes[instance_id].parts.get(experiment)
+        known = self._numbers.get(experiment, {}).get(instance_id, 0)
         return part.n if part is not None else known
 
     def grant(
@@ -188,14 +188,14 @@ class NodeLedger:
 
     def grant_whole(self, part: NodePart, request: SlotRequest, at: float) -> SlotGrant:
         """Offer all of a node."""
-        grant = part.add(request, self.nodes[part.incarnation].whole, at)
+        grant = part.add(request, self.nodes[part.instance_id].whole, at)
         self.changed(part)
         return grant
 
-    def keep_for(self, incarnation: str, experiment: str) -> None:
+    def keep_for(self, instance_id: str, experiment: str) -> None:
         """Give nothing of a node to others than this experiment; empty: it is as all others."""
-        self.nodes[incarnation].alone_for = experiment
-        self.refresh(incarnation)
+        self.nodes[instance_id].alone_for = experiment
+        self.refresh(instance_id)
 
     def remove(self, grant: SlotGrant, grace_s: float | None = None) -> None:
         """Offer it no longer; with a grace, whoever is in it has to give way."""
@@ -213,12 +213,12 @@ class NodeLedger:
             self._stale[part] = None
         elif part.is_over:
             self._drop(part)
-        self.refresh(part.incarnation)
+        self.refresh(part.instance_id)
 
     def forget(self, part: NodePart) -> None:
         """The experiment is gone, and holds nothing of the node."""
         self._drop(part)
-        self.refresh(part.incarnation)
+        self.refresh(part.instance_id)
 
     def forget_numbers(self, experiment: str) -> None:
         """The experiment is gone."""
@@ -243,13 +243,13 @@ class NodeLedger:
     # --- small things -----------------------------------------------------------------------------
 
     def _is_heard(self, part: NodePart) -> bool:
-        node = self.nodes.get(part.incarnation)
+        node = self.nodes.get(part.instance_id)
         return node is not None and not node.is_lost
 
     def _drop(self, part: NodePart) -> None:
         self._stale.pop(part, None)
-        node = self.nodes.get(part.incarnation)
-        parts = node.parts if node else self._early.get(part.incarnation, {})
+        node = self.nodes.get(part.instance_id)
+        parts = node.parts if node else self._early.get(part.instance_id, {})
         if parts.get(part.experiment) is part:
             del parts[part.experiment]
-            self._numbers.setdefault(part.experiment, {})[part.incarnation] = part.n
+            self._numbers.setdefault(part.experiment, {})[part.instance_id] = part.n

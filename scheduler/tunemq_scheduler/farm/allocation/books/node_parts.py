@@ -60,9 +60,9 @@ class NodePart:
         n: the number of the last offer.
     """
 
-    def __init__(self, experiment: str, incarnation: str, n: int = 0) -> None:
+    def __init__(self, experiment: str, instance_id: str, n: int = 0) -> None:
         self.experiment = experiment
-        self.incarnation = incarnation
+        self.instance_id = instance_id
         self.grants: list[SlotGrant] = []
         self.leaving: list[SlotGrant] = []
         self.grace_s: float | None = None
@@ -177,7 +177,7 @@ class NodePart:
             self._unknown_until = self.n
         self.is_stale = False
         return NodeOffered(
-            self.incarnation,
+            self.instance_id,
             self.n,
             dict(self._offer.resources),
             dict(self._offer.devices),

@@ -20,29 +20,29 @@ _RETRY_S: Final = 1.0
 class PreemptionByPriority:
     """Clears slots for those who wait, of experiments with lower priorities."""
 
-    def __init__(self, desk: PreemptionPlanner) -> None:
-        self._desk = desk
+    def __init__(self, planner: PreemptionPlanner) -> None:
+        self._planner = planner
         #: There was nothing to clear for these, when.
         self._hopeless: dict[tuple[int, SlotRequest], float] = {}
         self._grown = 0
 
     def run(self) -> None:
         """Clear what is to be cleared."""
-        if self._desk.ledger.grown != self._grown:
-            self._grown = self._desk.ledger.grown
+        if self._planner.ledger.grown != self._grown:
+            self._grown = self._planner.ledger.grown
             self._hopeless.clear()
         lowest = min(
-            (key[0] for key, book in self._desk.members.books.items() if book.held), default=None
+            (key[0] for key, book in self._planner.members.books.items() if book.held), default=None
         )
         highest = max(
-            (key[0] for key, book in self._desk.members.books.items() if book.open), default=None
+            (key[0] for key, book in self._planner.members.books.items() if book.open), default=None
         )
         if lowest is None or highest is None or highest <= lowest:
             return
-        for level, queues in self._desk.levels().items():
+        for level, queues in self._planner.levels().items():
             if level.priority > lowest:
                 serve = functools.partial(self._outrank, {})
-                take_turns(self._desk.members, level, queues, serve)
+                take_turns(self._planner.members, level, queues, serve)
 
     def _outrank(
         self,
@@ -51,21 +51,24 @@ class PreemptionByPriority:
         request: SlotRequest,
     ) -> bool:
         key = (member.priority, request)
-        if self._desk.is_full or self._desk.now < self._hopeless.get(key, -_RETRY_S) + _RETRY_S:
+        if (
+            self._planner.is_full
+            or self._planner.now < self._hopeless.get(key, -_RETRY_S) + _RETRY_S
+        ):
             return False
         if (member.name, request) not in planners:
-            own_only = self._desk.is_over_quota(member, request)
+            own_only = self._planner.is_over_quota(member, request)
 
             def may_take(grant: SlotGrant, _before: list[SlotGrant]) -> bool:
-                is_theirs = own_only and self._desk.owner_of(grant) != member.owner
-                return self._desk.priority_of(grant) < member.priority and not is_theirs
+                is_theirs = own_only and self._planner.owner_of(grant) != member.owner
+                return self._planner.priority_of(grant) < member.priority and not is_theirs
 
-            planners[member.name, request] = self._desk.planner(
-                member, request, may_take, lambda grant: float(self._desk.priority_of(grant))
+            planners[member.name, request] = self._planner.finder(
+                member, request, may_take, lambda grant: float(self._planner.priority_of(grant))
             )
         plan = planners[member.name, request].next()
-        if plan is None or self._desk.breaks_quota(member, plan):
-            self._hopeless[key] = self._desk.now
+        if plan is None or self._planner.breaks_quota(member, plan):
+            self._hopeless[key] = self._planner.now
             return False
-        self._desk.claim(member, request, plan, PRIORITY, self._desk.grace_s)
+        self._planner.claim(member, request, plan, PRIORITY, self._planner.grace_s)
         return True

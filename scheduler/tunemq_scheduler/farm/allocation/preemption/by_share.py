@@ -25,15 +25,15 @@ _UNDISTURBED_S: Final = 180.0
 class PreemptionByShare:
     """Clears slots of owners who have more than their share, for those who have less."""
 
-    def __init__(self, desk: PreemptionPlanner) -> None:
-        self._desk = desk
+    def __init__(self, planner: PreemptionPlanner) -> None:
+        self._planner = planner
 
     def run(self) -> None:
         """Clear what is to be cleared."""
-        for level, queues in self._desk.levels().items():
+        for level, queues in self._planner.levels().items():
             accounts = {
-                owner: self._desk.members.account(level.priority, owner, level.pool)
-                for (priority, owner) in self._desk.members.books
+                owner: self._planner.members.account(level.priority, owner, level.pool)
+                for (priority, owner) in self._planner.members.books
                 if priority == level.priority
             }
             if len(accounts) > 1:
@@ -53,29 +53,29 @@ class PreemptionByShare:
             return
         is_hard = gap >= _HARD_S
         for member, request in queue.in_order():
-            cost = self._desk.cost_of(request, level.pool)
-            planner = self._desk.planner(
+            cost = self._planner.cost_of(request, level.pool)
+            finder = self._planner.finder(
                 member,
                 request,
                 self._may_share(level, owner, accounts, cost, is_hard=is_hard),
                 lambda grant: (
-                    accounts[self._desk.owner_of(grant)].behind_s
-                    if self._desk.owner_of(grant) in accounts
+                    accounts[self._planner.owner_of(grant)].behind_s
+                    if self._planner.owner_of(grant) in accounts
                     else 0.0
                 ),
-                at_most=math.inf if self._desk.grace_s is not None else 1,
+                at_most=math.inf if self._planner.grace_s is not None else 1,
             )
             while member.missing(request) and own.coming + TOLERANCE < own.entitled:
-                if self._desk.is_full or self._desk.is_over_quota(member, request):
+                if self._planner.is_full or self._planner.is_over_quota(member, request):
                     return
-                plan = planner.next()
+                plan = finder.next()
                 if plan is None:
                     break
-                self._desk.claim(
-                    member, request, plan, SHARE, self._desk.grace_s if is_hard else None
+                self._planner.claim(
+                    member, request, plan, SHARE, self._planner.grace_s if is_hard else None
                 )
                 for other in accounts:
-                    self._desk.members.account(level.priority, other, level.pool)
+                    self._planner.members.account(level.priority, other, level.pool)
 
     def _may_share(
         self,
@@ -89,20 +89,20 @@ class PreemptionByShare:
         least = _HARD_S if is_hard else _SOFT_S
 
         def may_take(grant: SlotGrant, before: list[SlotGrant]) -> bool:
-            giver = self._desk.members[grant.part.experiment]
+            giver = self._planner.members[grant.part.experiment]
             if giver.owner == owner or giver.priority != level.priority:
                 return False
             if pool_of(grant.amounts) != level.pool:
                 return False
-            if is_hard and grant.is_held and self._desk.now < grant.at + _UNDISTURBED_S:
+            if is_hard and grant.is_held and self._planner.now < grant.at + _UNDISTURBED_S:
                 return False
             if not is_hard and grant.part.grace_s is not None:
                 return False  # the others would have to give way, too
             theirs = accounts[giver.owner]
             gone = sum(
-                self._desk.cost(one, level.pool)
+                self._planner.cost(one, level.pool)
                 for one in before
-                if self._desk.owner_of(one) == giver.owner
+                if self._planner.owner_of(one) == giver.owner
             )
             above = theirs.coming - theirs.entitled
             # A slot that is given away in pieces is given away as a whole.

@@ -10,7 +10,7 @@ from tunemq_scheduler.farm.allocation.books.claims import SIZE
 from tunemq_scheduler.farm.allocation.books.member import ShareMember
 from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
-from tunemq_scheduler.farm.allocation.granting import PATIENCE
+from tunemq_scheduler.farm.allocation.granting import MAX_TIMES_PASSED_OVER
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import ShareLevel
 
@@ -21,22 +21,22 @@ _SIZE_S: Final = 1800.0
 class PreemptionBySize:
     """Clears slots for requests that are passed over."""
 
-    def __init__(self, desk: PreemptionPlanner, passed: Counter[SlotRequest]) -> None:
-        self._desk = desk
+    def __init__(self, planner: PreemptionPlanner, passed: Counter[SlotRequest]) -> None:
+        self._planner = planner
         self._passed = passed
 
     def run(self) -> None:
         """A request that others' smaller ones never leave room for gets a node to itself."""
-        claimed = {claim.request for claim in self._desk.claims}
-        for request in list(self._desk.members.waiting):
+        claimed = {claim.request for claim in self._planner.claims}
+        for request in list(self._planner.members.waiting):
             if request in claimed:
                 continue
-            is_passed = self._passed[request] >= PATIENCE
-            for level, queues in self._desk.levels([request]).items():
+            is_passed = self._passed[request] >= MAX_TIMES_PASSED_OVER
+            for level, queues in self._planner.levels([request]).items():
                 owner = min(
                     queues,
                     key=lambda one: (
-                        self._desk.members.account(level.priority, one, level.pool).standing
+                        self._planner.members.account(level.priority, one, level.pool).standing
                     ),
                 )
                 member, _ = queues[owner].in_order()[0]
@@ -45,27 +45,27 @@ class PreemptionBySize:
                 break
 
     def _starves(self, member: ShareMember, request: SlotRequest) -> bool:
-        waits = self._desk.now - member.since.get(request, self._desk.now)
+        waits = self._planner.now - member.since.get(request, self._planner.now)
         return waits >= _SIZE_S and not member.slots[request]
 
     def _for_size(self, level: ShareLevel, member: ShareMember, request: SlotRequest) -> None:
-        if self._desk.is_full:
+        if self._planner.is_full:
             return
-        cost = self._desk.cost_of(request, level.pool)
-        own = self._desk.members.account(level.priority, member.owner, level.pool)
+        cost = self._planner.cost_of(request, level.pool)
+        own = self._planner.members.account(level.priority, member.owner, level.pool)
         is_below = own.coming + TOLERANCE < own.entitled
-        is_below &= not self._desk.is_over_quota(member, request)
+        is_below &= not self._planner.is_over_quota(member, request)
 
         def may_take(grant: SlotGrant, _before: list[SlotGrant]) -> bool:
-            giver = self._desk.members[grant.part.experiment]
+            giver = self._planner.members[grant.part.experiment]
             if giver.priority > level.priority or grant.part.grace_s is not None:
                 return False
-            is_smaller = self._desk.cost(grant, level.pool) < cost - TOLERANCE
+            is_smaller = self._planner.cost(grant, level.pool) < cost - TOLERANCE
             return is_smaller and (is_below or giver.owner == member.owner)
 
-        planner = self._desk.planner(
-            member, request, may_take, lambda grant: float(self._desk.priority_of(grant))
+        finder = self._planner.finder(
+            member, request, may_take, lambda grant: float(self._planner.priority_of(grant))
         )
-        plan = planner.next()
-        if plan is not None and not self._desk.breaks_quota(member, plan):
-            self._desk.claim(member, request, plan, SIZE, None)
+        plan = finder.next()
+        if plan is not None and not self._planner.breaks_quota(member, plan):
+            self._planner.claim(member, request, plan, SIZE, None)

@@ -19,16 +19,16 @@ _TURN_S: Final = 120.0
 class PreemptionByTurn:
     """Clears slots of an owner's experiments that have more than another, as trials end."""
 
-    def __init__(self, desk: PreemptionPlanner) -> None:
-        self._desk = desk
+    def __init__(self, planner: PreemptionPlanner) -> None:
+        self._planner = planner
 
     def run(self) -> None:
         """Experiments of one owner have as much as each other, as far as slots can be divided."""
-        for level, queues in self._desk.levels().items():
+        for level, queues in self._planner.levels().items():
             most = self._most(level)
             for owner, queue in queues.items():
                 for member, request in queue.in_order():
-                    if self._desk.now < member.since.get(request, self._desk.now) + _TURN_S:
+                    if self._planner.now < member.since.get(request, self._planner.now) + _TURN_S:
                         continue
                     if not self._for_turn(level, member, request, most[owner]):
                         break
@@ -36,46 +36,48 @@ class PreemptionByTurn:
     def _most(self, level: ShareLevel) -> dict[str, float]:
         """By owner, what the experiment has that has most."""
         most: dict[str, float] = {}
-        for member in self._desk.members:
+        for member in self._planner.members:
             if member.priority == level.priority:
-                has = self._desk.members.coming(member, level.pool)
+                has = self._planner.members.coming(member, level.pool)
                 most[member.owner] = max(has, most.get(member.owner, 0.0))
         return most
 
     def _for_turn(
         self, level: ShareLevel, member: ShareMember, request: SlotRequest, most: float
     ) -> bool:
-        if self._desk.is_full:
+        if self._planner.is_full:
             return False
-        cost = self._desk.cost_of(request, level.pool)
-        after = self._desk.members.coming(member, level.pool) + cost
+        cost = self._planner.cost_of(request, level.pool)
+        after = self._planner.members.coming(member, level.pool) + cost
         if most - cost < after - TOLERANCE:
             return False
 
         def may_take(grant: SlotGrant, before: list[SlotGrant]) -> bool:
-            giver = self._desk.members[grant.part.experiment]
+            giver = self._planner.members[grant.part.experiment]
             if (giver.owner, giver.priority) != (member.owner, level.priority):
                 return False
             if giver is member or grant.part.grace_s is not None:
                 return False
             gone = sum(
-                self._desk.cost(one, level.pool)
+                self._planner.cost(one, level.pool)
                 for one in (*before, grant)
                 if one.part.experiment == giver.name
             )
-            return self._desk.members.coming(giver, level.pool) - gone >= after - TOLERANCE
+            return self._planner.members.coming(giver, level.pool) - gone >= after - TOLERANCE
 
-        planner = self._desk.planner(
+        finder = self._planner.finder(
             member,
             request,
             may_take,
             lambda grant: (
-                -self._desk.members.coming(self._desk.members[grant.part.experiment], level.pool)
+                -self._planner.members.coming(
+                    self._planner.members[grant.part.experiment], level.pool
+                )
             ),
             at_most=1,  # where several had to end, the first would be empty for long
         )
-        plan = planner.next()
-        if plan is None or self._desk.breaks_quota(member, plan):
+        plan = finder.next()
+        if plan is None or self._planner.breaks_quota(member, plan):
             return False
-        self._desk.claim(member, request, plan, TURN, None)
+        self._planner.claim(member, request, plan, TURN, None)
         return True

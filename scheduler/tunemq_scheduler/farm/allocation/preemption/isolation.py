@@ -4,7 +4,7 @@ A node is lost with all trials that it ran, of whichever experiments, and nobody
 it. So each trial that lost too many nodes runs alone next: then the loss of one more is evidence.
 
 Each experiment that waits with such a trial has one node emptied for it at a time. The trials there
-run to their end; where the farm preempts they have to give way after `_PATIENCE_S`. As soon as the
+run to their end; where the farm preempts they have to give way after `_TIMEOUT_S`. As soon as the
 trial reports something new, or is over, the node is as all others again. Experiments take turns,
 and none has more than its part of the nodes in this way.
 """
@@ -22,7 +22,7 @@ from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 #: Trials on a node that is emptied have to give way after so long, in seconds.
-_PATIENCE_S: Final = 240.0
+_TIMEOUT_S: Final = 240.0
 
 
 class SuspectIsolation:
@@ -43,35 +43,35 @@ class SuspectIsolation:
         """Keep the nodes that are needed, and let go of all others."""
         if self._members.expected:
             return
-        for incarnation, node in self._ledger.nodes.items():
-            if node.alone_for and not self._is_needed(incarnation, node):
-                self._let_go(incarnation, node, now)
+        for instance_id, node in self._ledger.nodes.items():
+            if node.alone_for and not self._is_needed(instance_id, node):
+                self._let_go(instance_id, node, now)
         self._turns = {name: turn for name, turn in self._turns.items() if name in self._members}
         self._since = {one: at for one, at in self._since.items() if one in self._ledger.nodes}
         for member in self._members:
-            for incarnation in member.alone:
-                known = self._ledger.nodes.get(incarnation)
+            for instance_id in member.alone:
+                known = self._ledger.nodes.get(instance_id)
                 if known is not None and known.state == READY and not known.alone_for:
-                    self._ledger.keep_for(incarnation, member.name)
+                    self._ledger.keep_for(instance_id, member.name)
         waiting = [one for one in self._members if one.suspect is not None and not one.is_paused]
         for member in sorted(
             waiting, key=lambda one: (-one.priority, self._turns.get(one.name, 0))
         ):
             self._serve(member, now)
 
-    def _is_needed(self, incarnation: str, node: LedgerNode) -> bool:
+    def _is_needed(self, instance_id: str, node: LedgerNode) -> bool:
         member = self._members.get(node.alone_for)
         if member is None or member.is_paused or node.state != READY:
             return False
-        return incarnation in member.alone or self._would_do(member, incarnation)
+        return instance_id in member.alone or self._would_do(member, instance_id)
 
-    def _would_do(self, member: ShareMember, incarnation: str) -> bool:
+    def _would_do(self, member: ShareMember, instance_id: str) -> bool:
         suspect = member.suspect
         return (
             suspect is not None
-            and incarnation not in suspect.excluded
-            and incarnation not in member.avoided
-            and self._ledger.room.could_hold(incarnation, suspect.request)
+            and instance_id not in suspect.excluded
+            and instance_id not in member.avoided
+            and self._ledger.capacity.could_hold(instance_id, suspect.request)
         )
 
     def _serve(self, member: ShareMember, now: float) -> None:
@@ -101,38 +101,38 @@ class SuspectIsolation:
         ]
         return min(nodes, key=self._slots_held, default=None)
 
-    def _slots_held(self, incarnation: str) -> int:
-        parts = self._ledger.nodes[incarnation].parts.values()
+    def _slots_held(self, instance_id: str) -> int:
+        parts = self._ledger.nodes[instance_id].parts.values()
         return sum(grant.is_held for part in parts for grant in (*part.grants, *part.leaving))
 
-    def _empty(self, incarnation: str, now: float) -> None:
-        for part in list(self._ledger.nodes[incarnation].parts.values()):
+    def _empty(self, instance_id: str, now: float) -> None:
+        for part in list(self._ledger.nodes[instance_id].parts.values()):
             for grant in list(part.grants):
                 self._remove(grant, now)
 
-    def _hurry(self, incarnation: str, member: ShareMember, now: float) -> None:
-        if self._grace_s is None or now < self._since.get(incarnation, now) + _PATIENCE_S:
+    def _hurry(self, instance_id: str, member: ShareMember, now: float) -> None:
+        if self._grace_s is None or now < self._since.get(instance_id, now) + _TIMEOUT_S:
             return
-        for part in list(self._ledger.nodes[incarnation].parts.values()):
+        for part in list(self._ledger.nodes[instance_id].parts.values()):
             if part.leaving and self._members[part.experiment].priority <= member.priority:
                 self._ledger.hurry(part, self._grace_s)
 
-    def _give(self, incarnation: str, member: ShareMember, now: float) -> None:
+    def _give(self, instance_id: str, member: ShareMember, now: float) -> None:
         """Offer all of the node once nobody else has anything of it."""
-        node = self._ledger.nodes[incarnation]
-        part = self._ledger.part(member.name, incarnation)
+        node = self._ledger.nodes[instance_id]
+        part = self._ledger.part(member.name, instance_id)
         if part.grants or not part.may_grow or not covers(node.free, node.whole):
             return
-        member.parts[incarnation] = part
+        member.parts[instance_id] = part
         self._ledger.grant_whole(part, ALONE, now)
         self._book(part, now)
 
-    def _let_go(self, incarnation: str, node: LedgerNode, now: float) -> None:
-        self._since.pop(incarnation, None)
+    def _let_go(self, instance_id: str, node: LedgerNode, now: float) -> None:
+        self._since.pop(instance_id, None)
         for part in list(node.parts.values()):
             for grant in [one for one in part.grants if one.request == ALONE]:
                 self._remove(grant, now)
-        self._ledger.keep_for(incarnation, "")
+        self._ledger.keep_for(instance_id, "")
         for part in list(node.parts.values()):
             is_paused = self._members[part.experiment].is_paused
             if node.state == READY and not is_paused and part.restore():
@@ -144,6 +144,6 @@ class SuspectIsolation:
         self._book(grant.part, now)
 
     def _book(self, part: NodePart, now: float) -> None:
-        node = self._ledger.nodes[part.incarnation]
+        node = self._ledger.nodes[part.instance_id]
         self._members.book_part(part, counts=not node.is_lost)
         self._members.review(self._members[part.experiment], now)

@@ -24,7 +24,7 @@ RankGrant = Callable[[SlotGrant], float]
 class PreemptionPlan(NamedTuple):
     """A slot and those in its way."""
 
-    incarnation: str
+    instance_id: str
     victims: tuple[SlotGrant, ...]
     amounts: ResourceAmounts
 
@@ -66,72 +66,74 @@ class VictimFinder:
     def next(self) -> PreemptionPlan | None:
         """The best of what is left; None when there is nothing."""
         while self._heap:
-            _, incarnation = heapq.heappop(self._heap)
-            plan = self._plan(incarnation)
+            _, instance_id = heapq.heappop(self._heap)
+            plan = self._plan(instance_id)
             if plan is not None:
                 loss = self._loss(plan)
-                if not self._heap or (loss, incarnation) <= self._heap[0]:
-                    heapq.heappush(self._heap, (loss, incarnation))
+                if not self._heap or (loss, instance_id) <= self._heap[0]:
+                    heapq.heappush(self._heap, (loss, instance_id))
                     return plan
-                heapq.heappush(self._heap, (loss, incarnation))
+                heapq.heappush(self._heap, (loss, instance_id))
         return None
 
     def _first_look(self) -> Iterator[tuple[tuple[float, float], str]]:
-        for incarnation in self._ledger.nodes:
-            plan = self._plan(incarnation)
+        for instance_id in self._ledger.nodes:
+            plan = self._plan(instance_id)
             if plan is not None:
-                yield self._loss(plan), incarnation
+                yield self._loss(plan), instance_id
 
-    def _plan(self, incarnation: str) -> PreemptionPlan | None:
-        node = self._ledger.nodes[incarnation]
-        if not self._may_use(node) or not self._ledger.room.could_hold(incarnation, self._asked):
+    def _plan(self, instance_id: str) -> PreemptionPlan | None:
+        node = self._ledger.nodes[instance_id]
+        if not self._may_use(node) or not self._ledger.capacity.could_hold(
+            instance_id, self._asked
+        ):
             return None
-        free = self._to_come(incarnation, node)
-        devices = self._devices(incarnation, free)
+        free = self._to_come(instance_id, node)
+        devices = self._devices(instance_id, free)
         victims: list[SlotGrant] = []
         if devices is None:
             for grant in self._candidates(node):
                 if self._may_take(grant, victims):
                     victims.append(grant)
                     free = plus(free, grant.amounts)
-                    devices = self._devices(incarnation, free)
+                    devices = self._devices(instance_id, free)
                     if devices is not None:
                         break
         if devices is None:
             return None
         for grant in reversed(victims[:-1]):  # those of which most would be lost come last
             less = minus(free, grant.amounts)
-            others = self._devices(incarnation, less)
+            others = self._devices(instance_id, less)
             if others is not None:
                 victims.remove(grant)
                 free, devices = less, others
         if len(victims) > self._at_most:
             return None
-        return PreemptionPlan(incarnation, tuple(victims), amounts_of(self._request, devices))
+        return PreemptionPlan(instance_id, tuple(victims), amounts_of(self._request, devices))
 
     def _may_use(self, node: LedgerNode) -> bool:
-        incarnation = node.joined.incarnation
-        if not node.is_open or incarnation in self._member.avoided:
+        instance_id = node.joined.instance_id
+        if not node.is_open or instance_id in self._member.avoided:
             return False
-        if incarnation in self._member.excluded.get(self._request, ()):
+        if instance_id in self._member.excluded.get(self._request, ()):
             return False
-        own = self._member.parts.get(incarnation)
+        own = self._member.parts.get(instance_id)
         return not node.is_unknown and (own is None or own.may_grow)
 
-    def _to_come(self, incarnation: str, node: LedgerNode) -> ResourceAmounts:
+    def _to_come(self, instance_id: str, node: LedgerNode) -> ResourceAmounts:
         """What is free once all that is leaving has left, for this priority."""
-        claimed = self._claims.claimed(incarnation, self._member.priority)
+        claimed = self._claims.claimed(instance_id, self._member.priority)
         return minus(node.not_offered, claimed)
 
     def _candidates(self, node: LedgerNode) -> list[SlotGrant]:
-        waiting = {claim.member.name for claim in self._claims.on(node.joined.incarnation)}
+        waiting = {claim.member.name for claim in self._claims.on(node.joined.instance_id)}
         waiting.discard(self._member.name)  # whoever is to get something here cannot give, too
         parts = (part for part in node.parts.values() if part.experiment not in waiting)
         grants = [grant for part in parts for grant in part.grants]
         return sorted(grants, key=lambda one: (self._rank(one), one.is_held, -one.at))
 
-    def _devices(self, incarnation: str, free: ResourceAmounts) -> dict[str, float] | None:
-        return self._ledger.room.devices(incarnation, self._asked, free)
+    def _devices(self, instance_id: str, free: ResourceAmounts) -> dict[str, float] | None:
+        return self._ledger.capacity.devices(instance_id, self._asked, free)
 
     def _loss(self, plan: PreemptionPlan) -> tuple[float, float]:
         rank = max((self._rank(one) for one in plan.victims), default=-math.inf)

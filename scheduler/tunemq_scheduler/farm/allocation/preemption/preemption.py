@@ -28,7 +28,7 @@ from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 _REVIEW_S: Final = 10.0
 #: Trials that were to end by themselves, and did not, have to give way after this, in seconds. A
 #: node that is kept for something large may have empty slots for so long, as one by one ends.
-_PATIENCE: Final = {SHARE: 240.0, SIZE: 900.0}
+_CLAIM_TIMEOUT_S: Final = {SHARE: 240.0, SIZE: 900.0}
 
 
 class Preemption:
@@ -42,18 +42,18 @@ class Preemption:
         claims: SlotClaims,
         granting: SlotGranting,
     ) -> None:
-        self._desk = PreemptionPlanner(settings, ledger, members, claims)
-        self._priorities = PreemptionByPriority(self._desk)
-        self._shares = PreemptionByShare(self._desk)
-        self._turns = PreemptionByTurn(self._desk)
-        self._sizes = PreemptionBySize(self._desk, granting.passed)
+        self._planner = PreemptionPlanner(settings, ledger, members, claims)
+        self._priorities = PreemptionByPriority(self._planner)
+        self._shares = PreemptionByShare(self._planner)
+        self._turns = PreemptionByTurn(self._planner)
+        self._sizes = PreemptionBySize(self._planner, granting.passed)
         self._reviewed_at = -_REVIEW_S
 
     def run(self, now: float) -> None:
         """Clear what has to be cleared."""
-        if self._desk.members.expected:
+        if self._planner.members.expected:
             return
-        self._desk.begin(now)
+        self._planner.begin(now)
         self._priorities.run()
         if now >= self._reviewed_at + _REVIEW_S:
             self._reviewed_at = now
@@ -64,10 +64,10 @@ class Preemption:
 
     def _hurry(self) -> None:
         """Where trials were to end by themselves, and did not, they have to give way."""
-        grace_s = self._desk.grace_s
+        grace_s = self._planner.grace_s
         if grace_s is None:
             return
-        for claim in self._desk.claims:
-            if self._desk.now >= claim.at + _PATIENCE.get(claim.kind, math.inf):
+        for claim in self._planner.claims:
+            if self._planner.now >= claim.at + _CLAIM_TIMEOUT_S.get(claim.kind, math.inf):
                 for part in claim.givers:
-                    self._desk.ledger.hurry(part, grace_s)
+                    self._planner.ledger.hurry(part, grace_s)

@@ -60,9 +60,9 @@ class PreemptionPlanner:
     def levels(self, requests: list[SlotRequest] | None = None) -> dict[ShareLevel, OwnerQueues]:
         """Who waits, for these requests or for any."""
         waiting = list(self.members.waiting) if requests is None else requests
-        return levels_of(self.members, waiting, self.ledger.room.estimate)
+        return levels_of(self.members, waiting, self.ledger.capacity.estimate)
 
-    def planner(
+    def finder(
         self,
         member: ShareMember,
         request: SlotRequest,
@@ -84,7 +84,7 @@ class PreemptionPlanner:
         grace_s: float | None,
     ) -> None:
         """Have those in the way let go of it, and keep it for that one."""
-        claim = SlotClaim(member, request, plan.incarnation, plan.amounts, kind, self.now)
+        claim = SlotClaim(member, request, plan.instance_id, plan.amounts, kind, self.now)
         for grant in plan.victims:
             claim.givers[grant.part] = None
             self.ledger.remove(grant, grace_s)
@@ -96,7 +96,7 @@ class PreemptionPlanner:
 
     def is_over_quota(self, member: ShareMember, request: SlotRequest) -> bool:
         """Whether its owner may not hold so much more, whoever else lets go of it."""
-        amounts = self.ledger.room.estimate(request)
+        amounts = self.ledger.capacity.estimate(request)
         return amounts is None or bool(self.members.quotas.hit_later(member.owner, amounts))
 
     def breaks_quota(self, member: ShareMember, plan: PreemptionPlan) -> bool:
@@ -106,7 +106,7 @@ class PreemptionPlanner:
 
     def cost_of(self, request: SlotRequest, pool: str) -> float:
         """What a slot for this costs."""
-        amounts = self.ledger.room.estimate(request) or NOTHING
+        amounts = self.ledger.capacity.estimate(request) or NOTHING
         return load_of(amounts).cost(pool, self.members.totals)
 
     def cost(self, grant: SlotGrant, pool: str) -> float:

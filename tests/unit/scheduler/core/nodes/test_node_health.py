@@ -37,16 +37,16 @@ class Farm(Story):
             self.join_as("good.1")
         self.number = 0
 
-    def join_as(self, incarnation: str) -> None:
-        node = incarnation.partition(".")[0]
+    def join_as(self, instance_id: str) -> None:
+        node = instance_id.partition(".")[0]
         resources = {"cpu": self.cpus}
-        self.tell(m.NodeJoined(incarnation, node, f"{node}-host", "127.0.0.1", resources))
+        self.tell(m.NodeJoined(instance_id, node, f"{node}-host", "127.0.0.1", resources))
 
     def place(self) -> tuple[str, str]:
         """Start a new trial; returns it and its node."""
         self.number += 1
         trial = f"t{self.number}"
-        return trial, self.start(trial).incarnation
+        return trial, self.start(trial).instance_id
 
     def place_on_bad(self) -> str:
         """Start a new trial on the bad node; those that go elsewhere end at once."""
@@ -147,9 +147,9 @@ def test_a_first_result_while_it_is_set_aside_brings_a_node_back_at_once() -> No
 def test_one_trial_that_fails_over_and_over_does_not_speak_against_its_node() -> None:
     farm = Farm()
     trial = farm.place_on_bad()
-    for epoch in range(1, 10):
-        farm.die(trial, epoch)
-        farm.free(trial, epoch)
+    for attempt in range(1, 10):
+        farm.die(trial, attempt)
+        farm.free(trial, attempt)
         farm.wait(60)
         farm.choose(trial)
     assert farm.is_used()
@@ -246,7 +246,7 @@ def test_it_all_follows_from_the_journal_and_from_a_dump() -> None:
     farm.place()
     # Turns in which nothing happened leave no trace in the journal.
     farm.runner.handle(m.Tick(30.0))
-    again = replay(farm.settings, farm.entries)
+    again = replay(farm.settings, farm.journal_records)
     assert again.snapshot() == farm.runner.snapshot()
     read = TrialRunner(farm.settings)
     restore(read, dump(again), again.finished)
@@ -286,7 +286,7 @@ def test_whatever_fails_no_node_is_out_of_use_for_ever_and_one_is_there_within_a
             assert wake - farm.runner.elapsed <= LAST_NODE_PAUSE_S
             farm.tell(m.Tick(wake))
         assert farm.runner.placement.fit({"cpu": 1.0}) is not None
-    assert replay(farm.settings, farm.entries).snapshot() == farm.runner.snapshot()
+    assert replay(farm.settings, farm.journal_records).snapshot() == farm.runner.snapshot()
     farm.wait(MAX_PAUSE_S)
     assert not farm.runner.aside
 

@@ -27,7 +27,7 @@ def story() -> Iterator[Story]:
     story.report("a", 2)
     story.write("a", 2)
     yield story
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
 
 
@@ -48,7 +48,7 @@ def deleted(commands: list[c.Command]) -> list[str]:
 
 def test_f08_a_trial_of_a_silent_node_waits_with_its_epoch_and_loses_nothing(story) -> None:
     assert story.lose() == []
-    assert (trial(story).status, trial(story).epoch) == ("PENDING", 1)
+    assert (trial(story).status, trial(story).attempt) == ("PENDING", 1)
     assert story.runner.uploading == 1
     assert story.runner.nodes == {}
     assert story.lose() == [], "lost once is enough"
@@ -62,12 +62,12 @@ def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> N
     (order,) = story.hear_again()
 
     assert before != counted == story.runner.snapshot()
-    assert story.runner.accepted == {NODE: 6}, "numbering goes on"
+    assert story.runner.acknowledged == {NODE: 6}, "numbering goes on"
     assert isinstance(order, c.ReattachTrial)
     assert (order.is_wanted, order.pause, order.stop) == (True, False, False)
     start = order.start
-    assert (start.trial, start.epoch, start.incarnation, start.last_step) == ("a", 1, NODE, 2)
-    assert story.runner.review(result("a", 3)) is ResultReview.PASSING
+    assert (start.trial, start.attempt, start.instance_id, start.last_step) == ("a", 1, NODE, 2)
+    assert story.runner.review(result("a", 3)) is ResultReview.BEFORE_HORIZON
     assert kinds(story.report("a", 3)) == ["NotifyResult"]
     assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
 
@@ -77,7 +77,7 @@ def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(st
     *removals, start = take_over(story)
 
     assert isinstance(start, c.StartTrial)
-    assert (start.epoch, start.incarnation) == (2, OTHER)
+    assert (start.attempt, start.instance_id) == (2, OTHER)
     assert [ref.key for ref in start.restore] == ["a/1-1"]
     assert deleted(removals) == ["a/1-2"]
     assert story.runner.uploading == 0
@@ -110,7 +110,7 @@ def test_two_nodes_that_were_both_lost_give_the_trial_to_the_one_that_had_it_las
     (first,) = story.hear_again()
     assert (first.is_wanted, trial(story).status) == (False, "PENDING")
     (second,) = story.hear_again(OTHER)
-    assert (second.is_wanted, second.start.epoch) == (True, 2)
+    assert (second.is_wanted, second.start.attempt) == (True, 2)
     assert trial(story).status == "RUNNING"
 
 
@@ -195,7 +195,7 @@ def test_a_node_that_turns_out_to_be_dead_takes_what_only_it_had(story) -> None:
     commands = story.lose(is_dead=True)
     assert kinds(commands) == ["DropNode", "DeleteCheckpoint"]
     assert story.runner.away == {}
-    assert story.runner.accepted == {}
+    assert story.runner.acknowledged == {}
     assert story.hear_again() == []
     assert trial(story).status == "PENDING"
 

@@ -9,7 +9,7 @@ from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, Ret
 from tunemq_scheduler.core.trials.trial import Trial
 
 
-def trial(name: str, epoch: int) -> Trial:
+def trial(name: str, attempt: int) -> Trial:
     made = Trial(
         trial_id=name,
         number=0,
@@ -18,7 +18,7 @@ def trial(name: str, epoch: int) -> Trial:
         resources={"cpu": 1.0},
         checkpoints=CheckpointManager(RetentionPolicy()),
     )
-    made.epoch = epoch
+    made.attempt = attempt
     return made
 
 
@@ -27,7 +27,7 @@ def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
     slots.add_node("n", {"cpu": 4.0})
     first, other = trial("a", 1), trial("b", 1)
     slots.take(first)
-    first.epoch = 2
+    first.attempt = 2
     slots.take(first)
     slots.take(other)
     assert slots.has_any(first)

@@ -55,7 +55,7 @@ def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_incarnation() -> N
     assert ("start", "t_00000", 2) in paused_once(loop)
     (decided,) = [
         answer
-        for entry in loop.journal.entries
+        for entry in loop.journal.journal_records
         for answer in entry.answers
         if isinstance(answer, m.DecisionMade)
     ]

@@ -17,7 +17,7 @@ from tunemq_shared.protocol.conditions import Condition
 def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room() -> None:
     story = Story()
     order = story.start("a", TO_THE_END)
-    assert (order.trial, order.epoch, order.incarnation, order.run_until) == ("a", 1, NODE, ())
+    assert (order.trial, order.attempt, order.instance_id, order.run_until) == ("a", 1, NODE, ())
     assert story.runner.counts["RUNNING"] == 1
     assert story.runner.placement.free == {"cpu": 1.0}
 
@@ -36,7 +36,7 @@ def test_without_a_declared_horizon_every_result_is_due() -> None:
 def test_results_before_the_horizon_are_recorded_and_nothing_is_ordered() -> None:
     story = Story()
     story.start("a", m.HorizonSet("a", (Condition("training_iteration", 3),)))
-    assert story.runner.review(result("a", 2)) is ResultReview.PASSING
+    assert story.runner.review(result("a", 2)) is ResultReview.BEFORE_HORIZON
     assert kinds(story.report("a", 1)) == ["NotifyResult"]
     assert kinds(story.report("a", 2)) == ["NotifyResult"]
     assert kinds(story.report("a", 3)) == ["NotifyResult", "ContinueTrial"]
@@ -105,9 +105,9 @@ def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> No
     story.report("a", 2, done=True)
     story.fail("a")
     assert story.choose("a").restore == (m.CheckpointRef("a/1-1", "hash", 1),)
-    assert story.report("a", 2, epoch=2, done=True) == []
-    assert kinds(story.commit("a", 2, epoch=2)) == ["NotifyCheckpoint"]
-    assert kinds(story.finish("a", epoch=2)) == ["NotifyTrialEnd"]
+    assert story.report("a", 2, attempt=2, done=True) == []
+    assert kinds(story.commit("a", 2, attempt=2)) == ["NotifyCheckpoint"]
+    assert kinds(story.finish("a", attempt=2)) == ["NotifyTrialEnd"]
 
 
 def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
@@ -127,7 +127,7 @@ def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
     story.start("a")
     story.tell(m.StopRequested("a", "enough"))
     assert story.tell(m.StopRequested(None, "all of it")) == []
-    assert story.runner.review(result("a", 1)) is ResultReview.PASSING
+    assert story.runner.review(result("a", 1)) is ResultReview.BEFORE_HORIZON
     assert kinds(story.fail("a")) == ["NotifyTrialEnd"]
     assert story.runner.live["a"].status == "TERMINATED"
 
@@ -174,7 +174,7 @@ def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
     story.report("a", 2)
     assert kinds(story.die("a")) == ["NotifyFailure"]
     order = story.choose("a")
-    assert order.epoch == 2
+    assert order.attempt == 2
     assert order.restore == (m.CheckpointRef("a/1-1", "hash", 1),)
     assert order.last_step == 2
 
@@ -186,10 +186,10 @@ def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
     story.report("a", 2)
     story.die("a")
     story.choose("a")
-    assert story.runner.review(result("a", 2, epoch=2)) is ResultReview.REPEATED
-    assert story.report("a", 1, epoch=2) == []
-    assert story.report("a", 2, epoch=2) == []
-    assert kinds(story.report("a", 3, epoch=2)) == ["NotifyResult"]
+    assert story.runner.review(result("a", 2, attempt=2)) is ResultReview.REPEATED
+    assert story.report("a", 1, attempt=2) == []
+    assert story.report("a", 2, attempt=2) == []
+    assert kinds(story.report("a", 3, attempt=2)) == ["NotifyResult"]
     assert story.runner.repeated == 2
 
 
@@ -198,8 +198,8 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     story.start("a", TO_THE_END)
     story.die("a")
     story.choose("a")
-    assert story.report("a", 1, epoch=1) == []
-    assert story.die("a", epoch=1) == []
+    assert story.report("a", 1, attempt=1) == []
+    assert story.die("a", attempt=1) == []
     assert story.tell(m.TrialFinished("a", 1)) == []
     assert story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1)) == [
         c.DeleteCheckpoint("a", "k")
@@ -214,14 +214,14 @@ def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     waits = []
-    for epoch in range(1, 10):
-        story.die("a", epoch)
-        story.free("a", epoch)
+    for attempt in range(1, 10):
+        story.die("a", attempt)
+        story.free("a", attempt)
         waits.append(story.runner.live["a"].not_before - story.runner.elapsed)
         story.tell(m.Tick(story.runner.live["a"].not_before))
         story.choose("a")
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    story.report("a", 1, epoch=10)
+    story.report("a", 1, attempt=10)
     story.die("a", 10)
     assert story.runner.live["a"].not_before == story.runner.elapsed
 
@@ -230,10 +230,10 @@ def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing
 def test_a_trial_that_waits_before_its_next_try_is_not_offered_before_its_time() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
-    for epoch in (1, 2):
-        story.die("a", epoch)
-        story.free("a", epoch)
-        if epoch == 1:
+    for attempt in (1, 2):
+        story.die("a", attempt)
+        story.free("a", attempt)
+        if attempt == 1:
             story.choose("a")
     assert list(story.runner.waiting()) == []
     assert story.runner.next_wake() == 1.0
@@ -261,7 +261,7 @@ def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure()
     assert story.runner.live["a"].num_failures == 0
     story.tell(m.NodeJoined("node.2", "node", "host", "127.0.0.1", {"cpu": 1.0}))
     order = story.choose("a")
-    assert (order.epoch, order.incarnation) == (2, "node.2")
+    assert (order.attempt, order.instance_id) == (2, "node.2")
 
 
 @pytest.mark.parity(74)
@@ -378,19 +378,19 @@ def test_replaying_everything_gives_the_same_state() -> None:
     story.choose("a")
     story.tell(m.BatchRead(NODE, 1, 6, "5-0"))
     story.free("b")
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
-    story.report("a", 2, epoch=2)
+    story.report("a", 2, attempt=2)
     assert again.snapshot() != story.runner.snapshot()
 
 
 def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_search() -> None:
     story = Story(max_failures=-1, request={"cpu": 1.0})
     story.start("a", TO_THE_END)
-    for epoch in (1, 2):
-        story.die("a", epoch)
-        story.free("a", epoch)
-        if epoch == 1:
+    for attempt in (1, 2):
+        story.die("a", attempt)
+        story.free("a", attempt)
+        if attempt == 1:
             assert not story.runner.wants_config(), "it may be tried again at once, and comes first"
             story.choose("a")
     assert story.runner.live["a"].not_before > story.runner.elapsed
@@ -406,12 +406,12 @@ def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() ->
     story.report("a", 2, acc=0.9)
     story.die("a")
     story.choose("a")
-    story.report("a", 1, epoch=2, acc=0.1)
+    story.report("a", 1, attempt=2, acc=0.1)
     story.tell(m.CheckpointCommitted("a", 2, 1, 1, "repeated", "h", 1))
     assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["repeated"]
-    story.report("a", 3, epoch=2, acc=0.5)
+    story.report("a", 3, attempt=2, acc=0.5)
     story.tell(m.CheckpointCommitted("a", 2, 2, 3, "better", "h", 1))
-    story.report("a", 4, epoch=2, acc=0.4)
+    story.report("a", 4, attempt=2, acc=0.4)
     story.tell(m.CheckpointCommitted("a", 2, 3, 4, "newest", "h", 1))
     kept = [kept.key for kept in story.runner.live["a"].checkpoints.kept()]
     assert kept == ["better", "newest"]
@@ -420,9 +420,9 @@ def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() ->
 def test_a_trial_may_be_tried_again_thousands_of_times() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
-    for epoch in range(1, 1500):
-        story.die("a", epoch)
-        story.free("a", epoch)
+    for attempt in range(1, 1500):
+        story.die("a", attempt)
+        story.free("a", attempt)
         story.tell(m.Tick(story.runner.live["a"].not_before))
         story.choose("a")
     story.die("a", 1500)

@@ -54,7 +54,7 @@ def test_on_its_node_a_trial_goes_on_from_the_written_one_elsewhere_from_a_commi
     story.die("a")
     story.free("a")
     first = story.choose("a")
-    assert first.incarnation == NODE
+    assert first.instance_id == NODE
     assert first.restore == (
         m.CheckpointRef("a/1-2", "", 2, "disk"),
         m.CheckpointRef("a/1-1", "hash", 1, "disk"),
@@ -66,7 +66,7 @@ def test_on_its_node_a_trial_goes_on_from_the_written_one_elsewhere_from_a_commi
     elsewhere.choose("big")
     elsewhere.join(OTHER)
     second = elsewhere.choose("a")
-    assert (second.incarnation, refs(second)) == (OTHER, ["a/1-1"])
+    assert (second.instance_id, refs(second)) == (OTHER, ["a/1-1"])
 
 
 def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_for() -> None:
@@ -74,14 +74,14 @@ def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_f
     story.join(OTHER, cpus=1.0)  # it would have less left over
     story.die("a")
     story.free("a")
-    assert story.choose("a").incarnation == NODE
+    assert story.choose("a").instance_id == NODE
     story.add("b", cpus=1.0)
-    story.die("a", epoch=2)
-    story.free("a", epoch=2)
+    story.die("a", attempt=2)
+    story.free("a", attempt=2)
     story.tell(m.Tick(100.0))
     story.add("big", cpus=2.0)
     story.choose("big")
-    assert story.choose("a").incarnation == OTHER
+    assert story.choose("a").instance_id == OTHER
 
 
 def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
@@ -97,7 +97,7 @@ def test_what_older_incarnations_write_is_removed_once_it_is_in_the_store() -> N
     story = running()
     story.die("a")
     story.choose("a")  # its first host is not gone
-    story.write("a", 2, epoch=1)
+    story.write("a", 2, attempt=1)
     story.tell(m.CheckpointWritten("a", 1, 3, 2, "a/1-3", "disk", 1))
     late = m.CheckpointCommitted("a", 1, 3, 2, "a/1-3", "hash", 1)
     assert story.runner.uploading == 2
@@ -165,8 +165,8 @@ def test_a_damaged_checkpoint_is_never_tried_again() -> None:
     damaged = m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1")
     assert story.tell(damaged) == [], "it is pinned as what may be restored from"
     assert story.runner.live["a"].restoring == "a/1-1"
-    story.die("a", epoch=2)
-    assert deleted(story.free("a", epoch=2)) == ["a/1-2"]
+    story.die("a", attempt=2)
+    assert deleted(story.free("a", attempt=2)) == ["a/1-2"]
     story.tell(m.Tick(100.0))
     assert refs(story.choose("a")) == ["a/1-1"]
 
@@ -183,14 +183,14 @@ def test_a_damaged_one_that_is_not_committed_is_waited_for_and_removed() -> None
     assert kept(story) == ["a/1-1"]
 
 
-def find_all_damaged(story: Story, epoch: int) -> list[str]:
+def find_all_damaged(story: Story, attempt: int) -> list[str]:
     """Begin the trial again, find all that it may go on from damaged, and fail; what that was."""
     found = refs(story.choose("a"))
     for key, instead in zip(found, [*found[1:], ""], strict=True):
-        story.tell(m.CheckpointDamaged("a", epoch, key, "a bit is wrong", instead))
-    story.tell(m.TrialFailed("a", epoch, "restore", f"damaged: {found}", "", 0.0))
-    story.free("a", epoch=epoch)
-    story.tell(m.Tick(1000.0 * epoch))
+        story.tell(m.CheckpointDamaged("a", attempt, key, "a bit is wrong", instead))
+    story.tell(m.TrialFailed("a", attempt, "restore", f"damaged: {found}", "", 0.0))
+    story.free("a", attempt=attempt)
+    story.tell(m.Tick(1000.0 * attempt))
     return found
 
 
@@ -217,8 +217,8 @@ def test_runner_with_a_host_that_dies_on_damaged_checkpoints_does_not_begin_from
     story.choose("a")
     story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
     story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
-    story.die("a", epoch=2)
-    story.free("a", epoch=2)
+    story.die("a", attempt=2)
+    story.free("a", attempt=2)
     story.tell(m.Tick(1000.0))
     assert find_all_damaged(story, 3) == ["a/1-1"]
     assert story.runner.summary("a").status == "ERROR"
@@ -236,8 +236,8 @@ def test_runner_told_to_forget_damaged_checkpoints_begins_the_trial_anew() -> No
     story.choose("a")
     story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
     story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
-    story.die("a", epoch=2)
-    story.free("a", epoch=2)
+    story.die("a", attempt=2)
+    story.free("a", attempt=2)
     story.tell(m.CheckpointsForgotten("a"))
     story.tell(m.Tick(1000.0))
     assert refs(story.choose("a")) == []
@@ -270,9 +270,9 @@ def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> N
     story.die("a")
     story.free("a")
     story.choose("a")
-    story.report("a", 3, epoch=2)
-    story.write("a", 3, epoch=2)
-    commands = story.commit("a", 3, "a/1-2/weights", epoch=2)
+    story.report("a", 3, attempt=2)
+    story.write("a", 3, attempt=2)
+    commands = story.commit("a", 3, "a/1-2/weights", attempt=2)
     assert kinds(commands) == ["NotifyCheckpoint", "DeleteCheckpoint"]
     assert commands[1] == c.DeleteCheckpoint("a", "a/1-2", ("weights",))
 
@@ -284,10 +284,12 @@ def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed
     story.add("big", cpus=2.0)
     story.choose("big")
     story.join(OTHER)
-    assert story.choose("a").incarnation == OTHER
-    story.report("a", 3, epoch=2)
-    story.write("a", 3, epoch=2)
-    assert kinds(story.commit("a", 3, epoch=2)) == ["NotifyCheckpoint"], "a/1-2 may refer to a/1-1"
+    assert story.choose("a").instance_id == OTHER
+    story.report("a", 3, attempt=2)
+    story.write("a", 3, attempt=2)
+    assert kinds(story.commit("a", 3, attempt=2)) == ["NotifyCheckpoint"], (
+        "a/1-2 may refer to a/1-1"
+    )
     assert story.runner.live_checkpoints() == {"a/1-1": "hash", "a/2-3": "hash"}
     commands = story.commit("a", 2, "a/1-1/weights")
     assert commands[1:] == [
@@ -351,7 +353,7 @@ def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
     assert (trial.is_restoring, trial.restoring) == (True, "a/1-2")
     story.tell(m.TrialWaits("a", 1, "restore", "of an older incarnation"))
     assert trial.waits == ("", "")
-    story.report("a", 2, epoch=2)
+    story.report("a", 2, attempt=2)
     assert not trial.is_restoring
 
 
@@ -406,7 +408,7 @@ def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_nod
     story.free("a")
     story.choose("a")
     story.tell(m.TrialWaits("a", 2, "restore", "the store does not answer"))
-    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert again.snapshot() == story.runner.snapshot()
     trial = again.live["a"]
     assert (trial.status, trial.is_restoring) == ("RUNNING", True)

@@ -8,7 +8,7 @@ import pytest
 
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, RetentionPolicy
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
-from tunemq_scheduler.core.trials.waiting_trials import PATIENCE, WaitingTrials
+from tunemq_scheduler.core.trials.waiting_trials import MAX_TIMES_PASSED_OVER, WaitingTrials
 
 
 def trial(name: str, cpus: float = 1.0) -> Trial:
@@ -133,7 +133,7 @@ def test_how_long_lines_were_passed_over_is_kept_apart_by_the_nodes_that_they_sh
     shy.excluded = ["n"]
     queue.follow(plain)
     queue.follow(shy)
-    assert not looked_after(queue, PATIENCE - 1)
+    assert not looked_after(queue, MAX_TIMES_PASSED_OVER - 1)
     queue.served(plain)  # of whose line others still wait
     again = WaitingTrials(lambda _one: False)
     again.take_back([plain, shy], [], queue.passed_over())

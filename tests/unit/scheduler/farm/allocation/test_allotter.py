@@ -15,12 +15,12 @@ from tunemq_shared.protocol.messages import NodeOffered
 ONE = {"cpu": 1.0, "gpu": 1.0}
 
 
-def an_allotter(*nodes: tuple[str, int], **settings: object) -> FairShareAllocator:
-    allotter = FairShareAllocator(FairShareSettings(**settings))  # type: ignore[arg-type]
-    allotter.advance(1.0)
+def an_allocator(*nodes: tuple[str, int], **settings: object) -> FairShareAllocator:
+    allocator = FairShareAllocator(FairShareSettings(**settings))  # type: ignore[arg-type]
+    allocator.advance(1.0)
     for name, gpus in nodes:
-        allotter.node_joined(node(name, gpus))
-    return allotter
+        allocator.node_joined(node(name, gpus))
+    return allocator
 
 
 def wants(
@@ -43,163 +43,163 @@ def gpus_of(offers: list[tuple[str, NodeOffered]], name: str) -> float:
 
 
 def test_an_experiment_is_offered_what_it_wants_where_it_wants_it() -> None:
-    allotter = an_allotter(("one", 2), ("two", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(2, preferred="two"))
-    [(name, offer)] = allotter.offers()
-    assert (name, offer.incarnation, offer.n) == ("e", "two", 1)
+    allocator = an_allocator(("one", 2), ("two", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(2, preferred="two"))
+    [(name, offer)] = allocator.offers()
+    assert (name, offer.instance_id, offer.n) == ("e", "two", 1)
     assert offer.resources == {"cpu": 2.0, "gpu": 2.0}
     assert offer.devices == {"two-0": 1.0, "two-1": 1.0}
     assert offer.preempt_grace_s is None
-    assert allotter.offers() == []
+    assert allocator.offers() == []
 
 
 def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
-    allotter = an_allotter(("one", 4), ("two", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(3, None, "one", "one"))
-    assert [offer.incarnation for _, offer in allotter.offers()] == ["two"]
-    allotter.experiment_added("f", "bob")
-    allotter.usage("f", wants(1, None, "", "two"))
-    [(name, offer)] = allotter.offers()
-    assert (name, offer.incarnation) == ("f", "one")
+    allocator = an_allocator(("one", 4), ("two", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(3, None, "one", "one"))
+    assert [offer.instance_id for _, offer in allocator.offers()] == ["two"]
+    allocator.experiment_added("f", "bob")
+    allocator.usage("f", wants(1, None, "", "two"))
+    [(name, offer)] = allocator.offers()
+    assert (name, offer.instance_id) == ("f", "one")
 
 
 @pytest.mark.parametrize(
     ("priority", "owner"), [(0, "ada"), (0, "bob"), (1, "ada")], ids=["same", "owner", "priority"]
 )
 def test_slots_that_others_want_are_awaited_of_whom_has_them(priority: int, owner: str) -> None:
-    allotter = an_allotter(("one", 1))
-    assert not allotter.is_awaited("has")
-    allotter.experiment_added("has", "ada")
-    allotter.experiment_added("waits", owner, priority=priority)
-    allotter.usage("has", wants(1))
-    allotter.offers()
-    assert not allotter.is_awaited("has")
-    allotter.usage("waits", wants(1))
-    assert allotter.is_awaited("has")
-    assert not allotter.is_awaited("waits")
+    allocator = an_allocator(("one", 1))
+    assert not allocator.is_awaited("has")
+    allocator.experiment_added("has", "ada")
+    allocator.experiment_added("waits", owner, priority=priority)
+    allocator.usage("has", wants(1))
+    allocator.offers()
+    assert not allocator.is_awaited("has")
+    allocator.usage("waits", wants(1))
+    assert allocator.is_awaited("has")
+    assert not allocator.is_awaited("waits")
 
 
 def test_node_that_is_to_be_empty_is_awaited_of_whom_is_on_it() -> None:
-    allotter = an_allotter(("one", 1))
-    allotter.experiment_added("has", "ada")
-    allotter.usage("has", wants(1))
-    allotter.offers()
-    allotter.usage("has", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
-    assert not allotter.is_awaited("has")
-    allotter.node_drained("one", 5.0)
-    assert allotter.is_awaited("has")
+    allocator = an_allocator(("one", 1))
+    allocator.experiment_added("has", "ada")
+    allocator.usage("has", wants(1))
+    allocator.offers()
+    allocator.usage("has", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
+    assert not allocator.is_awaited("has")
+    allocator.node_drained("one", 5.0)
+    assert allocator.is_awaited("has")
 
 
 def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
-    allotter = an_allotter(("one", 1), ("two", 1))
+    allocator = an_allocator(("one", 1), ("two", 1))
     for name, priority in (("low", 0), ("high", 1)):
-        allotter.experiment_added(name, "ada", priority=priority)
-    allotter.usage("low", wants(2))
-    allotter.offers()
+        allocator.experiment_added(name, "ada", priority=priority)
+    allocator.usage("low", wants(2))
+    allocator.offers()
     held = {"one": _held("one-0"), "two": _held("two-0")}
-    allotter.usage("low", OfferUsage({"one": 1, "two": 1}, held, ()))
-    allotter.offers()
-    allotter.usage("high", wants(2, None, "", "one"))
-    assert [(name, one.incarnation) for name, one in allotter.offers()] == [("low", "two")]
+    allocator.usage("low", OfferUsage({"one": 1, "two": 1}, held, ()))
+    allocator.offers()
+    allocator.usage("high", wants(2, None, "", "one"))
+    assert [(name, one.instance_id) for name, one in allocator.offers()] == [("low", "two")]
 
 
 def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is_given() -> None:
-    allotter = an_allotter(("one", 1), ("two", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1, None, "one"))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1, "", ("one",)),)))
-    offers = {offer.incarnation: offer.resources for _, offer in allotter.offers()}
+    allocator = an_allocator(("one", 1), ("two", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1, None, "one"))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1, "", ("one",)),)))
+    offers = {offer.instance_id: offer.resources for _, offer in allocator.offers()}
     assert offers["one"].get("gpu", 0.0) == 0.0
     assert offers["two"]["gpu"] == 1.0
 
 
 def test_who_waits_for_the_same_may_use_the_node_that_others_shun() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))))
-    [(_, offer)] = allotter.offers()
-    assert offer.incarnation == "one"
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))))
+    [(_, offer)] = allocator.offers()
+    assert offer.instance_id == "one"
 
 
 def test_why_it_waits_where_only_nodes_that_it_shuns_have_room() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1, None, "", "one"))
-    assert allotter.offers() == []
-    assert "only nodes that it is kept away from" in allotter.why("e", ONE)[0]
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1, None, "", "one"))
+    assert allocator.offers() == []
+    assert "only nodes that it is kept away from" in allocator.why("e", ONE)[0]
 
 
 def test_offers_of_a_node_are_counted_and_say_all_that_may_be_held() -> None:
-    allotter = an_allotter(("one", 4))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 1),)))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 4))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 1),)))
+    [(_, offer)] = allocator.offers()
     assert offer.n == 2
     assert offer.resources == {"cpu": 2.0, "gpu": 2.0}
 
 
 def test_fractions_of_a_gpu_are_on_one_device() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(5, {"cpu": 1.0, "gpu": 0.4}))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(5, {"cpu": 1.0, "gpu": 0.4}))
+    [(_, offer)] = allocator.offers()
     assert offer.devices == {"one-0": 0.8, "one-1": 0.8}
 
 
 def test_what_it_neither_holds_nor_wants_is_not_offered_any_longer() -> None:
-    allotter = an_allotter(("one", 4))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(3))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 4))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(3))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
+    [(_, offer)] = allocator.offers()
     assert offer.devices == {"one-0": 1.0}
 
 
 def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() -> None:
-    allotter = an_allotter(("one", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.experiment_added("f", "ada", order=1)
-    allotter.usage("e", wants(1))
-    allotter.usage("f", wants(1))
-    assert gpus_of(allotter.offers(), "e") == 1
-    allotter.usage("e", OfferUsage({"one": 1}, {}, ()))
-    [(name, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.experiment_added("f", "ada", order=1)
+    allocator.usage("e", wants(1))
+    allocator.usage("f", wants(1))
+    assert gpus_of(allocator.offers(), "e") == 1
+    allocator.usage("e", OfferUsage({"one": 1}, {}, ()))
+    [(name, offer)] = allocator.offers()
     assert (name, offer.n, offer.resources) == ("e", 2, {})
-    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # it did not know yet
-    assert allotter.offers() == []
-    allotter.usage("e", OfferUsage({"one": 2}, {}, ()))
-    assert gpus_of(allotter.offers(), "f") == 1
+    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # it did not know yet
+    assert allocator.offers() == []
+    allocator.usage("e", OfferUsage({"one": 2}, {}, ()))
+    assert gpus_of(allocator.offers(), "f") == 1
 
 
 def test_a_slot_for_a_larger_trial_that_a_smaller_one_took_is_split() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1, {"cpu": 2.0, "gpu": 2.0}))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-1")}, ()))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1, {"cpu": 2.0, "gpu": 2.0}))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {"one": _held("one-1")}, ()))
+    [(_, offer)] = allocator.offers()
     assert (offer.resources, offer.devices) == (ONE, {"one-1": 1.0})
 
 
 def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
     farm = SharedFarm(1)
     farm.join(node("one", 1))
-    allotter = farm.allotter
-    allotter.experiment_added("thinks", "ada")
-    allotter.usage("thinks", wants(1))
-    allotter.offers()
+    allocator = farm.allocator
+    allocator.experiment_added("thinks", "ada")
+    allocator.usage("thinks", wants(1))
+    allocator.offers()
     farm.submit(SharingExperiment("waits", "ada", trials(1, 500.0)))
-    allotter.usage("thinks", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
+    allocator.usage("thinks", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
     farm.run(20.0)
     assert not farm.experiments["waits"].running
     farm.run(60.0)
-    allotter.usage("thinks", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 1),)))
+    allocator.usage("thinks", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 1),)))
     farm.run(80.0)
     assert farm.experiments["waits"].running
 
@@ -208,180 +208,180 @@ def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
 
 
 def test_nothing_is_offered_of_a_lost_node_and_all_is_said_again_when_it_returns() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    allotter.node_lost("one")
-    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
-    assert allotter.offers() == []
-    allotter.node_returned("one")
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    allocator.node_lost("one")
+    allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
+    assert allocator.offers() == []
+    allocator.node_returned("one")
+    [(_, offer)] = allocator.offers()
     assert (offer.n, offer.devices) == (2, {"one-0": 1.0})
 
 
 def test_a_dead_node_is_forgotten() -> None:
-    allotter = an_allotter(("one", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    allotter.node_lost("one", is_dead=True)
-    assert allotter.snapshot() == []
-    allotter.node_joined(node("two", 1))
-    allotter.usage("e", wants(1))
-    assert gpus_of(allotter.offers(), "e") == 1
+    allocator = an_allocator(("one", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    allocator.node_lost("one", is_dead=True)
+    assert allocator.snapshot() == []
+    allocator.node_joined(node("two", 1))
+    allocator.usage("e", wants(1))
+    assert gpus_of(allocator.offers(), "e") == 1
 
 
 @pytest.mark.parametrize("grace_s", [None, 5.0])
 def test_of_a_node_that_is_drained_offers_go_down_to_nothing(grace_s: float | None) -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 9),)))
-    allotter.node_drained("one", grace_s)
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {"one": _held("one-0")}, (SlotDemand(ONE, 9),)))
+    allocator.node_drained("one", grace_s)
+    [(_, offer)] = allocator.offers()
     assert (offer.resources, offer.preempt_grace_s) == ({}, grace_s)
-    allotter.usage("e", OfferUsage({"one": offer.n}, {}, (SlotDemand(ONE, 9),)))
-    assert allotter.offers() == []
-    allotter.node_resumed("one")
-    assert gpus_of(allotter.offers(), "e") == 2
+    allocator.usage("e", OfferUsage({"one": offer.n}, {}, (SlotDemand(ONE, 9),)))
+    assert allocator.offers() == []
+    allocator.node_resumed("one")
+    assert gpus_of(allocator.offers(), "e") == 2
 
 
 def test_a_paused_experiment_has_nothing_until_it_is_resumed() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(2))
-    allotter.offers()
-    allotter.experiment_paused("e", 30.0)
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(2))
+    allocator.offers()
+    allocator.experiment_paused("e", 30.0)
+    [(_, offer)] = allocator.offers()
     assert (offer.resources, offer.preempt_grace_s) == ({}, 30.0)
-    allotter.usage("e", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 2),)))
-    assert allotter.offers() == []
-    allotter.experiment_resumed("e")
-    assert gpus_of(allotter.offers(), "e") == 2
+    allocator.usage("e", OfferUsage({"one": 2}, {}, (SlotDemand(ONE, 2),)))
+    assert allocator.offers() == []
+    allocator.experiment_resumed("e")
+    assert gpus_of(allocator.offers(), "e") == 2
 
 
 def test_what_an_experiment_had_that_is_gone_is_free() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.experiment_added("f", "ada", order=1)
-    allotter.usage("e", wants(2))
-    allotter.usage("f", wants(2))
-    allotter.offers()
-    allotter.experiment_gone("e")
-    assert gpus_of(allotter.offers(), "f") == 2
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.experiment_added("f", "ada", order=1)
+    allocator.usage("e", wants(2))
+    allocator.usage("f", wants(2))
+    allocator.offers()
+    allocator.experiment_gone("e")
+    assert gpus_of(allocator.offers(), "f") == 2
 
 
 def test_a_restarted_experiment_is_told_its_offers_again() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    [(_, before)] = allotter.offers()
-    allotter.experiment_restarted("e")
-    [(_, after)] = allotter.offers()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    [(_, before)] = allocator.offers()
+    allocator.experiment_restarted("e")
+    [(_, after)] = allocator.offers()
     assert (after.n, after.resources) == (before.n + 1, before.resources)
 
 
 def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hold() -> None:
-    allotter = an_allotter(("one", 2))
+    allocator = an_allocator(("one", 2))
     for order, name in enumerate(("old", "gone", "new")):
-        allotter.experiment_added(name, "ada", order=order)
-    allotter.expect("old")
-    allotter.expect("gone")
-    allotter.usage("new", wants(2))
-    assert allotter.offers() == []
-    assert "was started again" in allotter.why("new", ONE)[0]
-    allotter.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
-    [(name, offer)] = allotter.offers()  # what it has, and no more than that
+        allocator.experiment_added(name, "ada", order=order)
+    allocator.expect("old")
+    allocator.expect("gone")
+    allocator.usage("new", wants(2))
+    assert allocator.offers() == []
+    assert "was started again" in allocator.why("new", ONE)[0]
+    allocator.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
+    [(name, offer)] = allocator.offers()  # what it has, and no more than that
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})
-    allotter.experiment_gone("gone")
-    assert allotter.offers() == []  # it may still hold more, by an offer of which nobody knows
-    allotter.usage("old", OfferUsage({"one": 8}, {"one": _held("one-1")}, ()))
-    [(name, offer)] = allotter.offers()
+    allocator.experiment_gone("gone")
+    assert allocator.offers() == []  # it may still hold more, by an offer of which nobody knows
+    allocator.usage("old", OfferUsage({"one": 8}, {"one": _held("one-1")}, ()))
+    [(name, offer)] = allocator.offers()
     assert (name, offer.devices) == ("new", {"one-0": 1.0})
 
 
 def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_before() -> None:
-    allotter = an_allotter()
-    allotter.experiment_added("e", "ada")
-    allotter.expect("e")
-    allotter.usage("e", wants(1))  # the node is away, and it says nothing of it
-    allotter.offers()
-    allotter.node_joined(node("one", 2))
-    allotter.usage("e", OfferUsage({"one": 7}, {}, (SlotDemand(ONE, 1),)))
-    [(_, offer)] = allotter.offers()
+    allocator = an_allocator()
+    allocator.experiment_added("e", "ada")
+    allocator.expect("e")
+    allocator.usage("e", wants(1))  # the node is away, and it says nothing of it
+    allocator.offers()
+    allocator.node_joined(node("one", 2))
+    allocator.usage("e", OfferUsage({"one": 7}, {}, (SlotDemand(ONE, 1),)))
+    [(_, offer)] = allocator.offers()
     assert offer.n == 8, "it passes over offers that are older than the one that it knows"
-    allotter.usage("e", OfferUsage({"one": 8}, {}, (SlotDemand(ONE, 1),)))
-    [(_, offer)] = allotter.offers()
+    allocator.usage("e", OfferUsage({"one": 8}, {}, (SlotDemand(ONE, 1),)))
+    [(_, offer)] = allocator.offers()
     assert (offer.n, offer.resources["gpu"]) == (9, 1.0)
 
 
 def test_trial_that_shuns_all_that_its_experiment_is_offered_is_offered_another_node() -> None:
-    allotter = an_allotter(("one", 2), ("two", 4))
-    allotter.experiment_added("e", "ada")
+    allocator = an_allocator(("one", 2), ("two", 4))
+    allocator.experiment_added("e", "ada")
     both = (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))
-    allotter.usage("e", OfferUsage({}, {}, both))
-    assert [offer.incarnation for _, offer in allotter.offers()] == ["one"]
-    allotter.usage("e", OfferUsage({"one": 1}, {}, both))
-    allotter.advance(60.0)
-    assert "two" in [offer.incarnation for _, offer in allotter.offers()]
+    allocator.usage("e", OfferUsage({}, {}, both))
+    assert [offer.instance_id for _, offer in allocator.offers()] == ["one"]
+    allocator.usage("e", OfferUsage({"one": 1}, {}, both))
+    allocator.advance(60.0)
+    assert "two" in [offer.instance_id for _, offer in allocator.offers()]
 
 
 def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    assert "offered next" in allotter.why("e", ONE)[0]
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
-    assert "to e, which has started no trial in it" in allotter.why("e", ONE)[0]
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    assert "offered next" in allocator.why("e", ONE)[0]
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
+    assert "to e, which has started no trial in it" in allocator.why("e", ONE)[0]
 
 
 def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -> None:
-    allotter = an_allotter()
-    allotter.experiment_added("old", "ada")
-    allotter.experiment_added("new", "ada", order=1)
-    allotter.expect("old")
-    allotter.usage("old", OfferUsage({"one": 3}, {"one": _held("one-0")}, ()))
-    allotter.usage("new", wants(2))
-    allotter.node_joined(node("one", 2))
-    [(name, offer)] = allotter.offers()
+    allocator = an_allocator()
+    allocator.experiment_added("old", "ada")
+    allocator.experiment_added("new", "ada", order=1)
+    allocator.expect("old")
+    allocator.usage("old", OfferUsage({"one": 3}, {"one": _held("one-0")}, ()))
+    allocator.usage("new", wants(2))
+    allocator.node_joined(node("one", 2))
+    [(name, offer)] = allocator.offers()
     assert (name, offer.n) == ("old", 4)
-    allotter.usage("old", OfferUsage({"one": 4}, {"one": _held("one-0")}, ()))
-    assert gpus_of(allotter.offers(), "new") == 1
+    allocator.usage("old", OfferUsage({"one": 4}, {"one": _held("one-0")}, ()))
+    assert gpus_of(allocator.offers(), "new") == 1
 
 
 def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -> None:
     """That of a set is another one in each process, and what is taken back hangs on it."""
     names = [f"n{place}" for place in range(8)]
-    allotter = an_allotter(*((name, 1) for name in names))
-    allotter.experiment_added("e", "ada")
-    allotter.expect("e")
+    allocator = an_allocator(*((name, 1) for name in names))
+    allocator.experiment_added("e", "ada")
+    allocator.expect("e")
     held = {name: _held(f"{name}-0") for name in names}
-    allotter.usage("e", OfferUsage(dict.fromkeys(names, 1), held, ()))
-    assert [offer.incarnation for _, offer in allotter.offers()] == names
+    allocator.usage("e", OfferUsage(dict.fromkeys(names, 1), held, ()))
+    assert [offer.instance_id for _, offer in allocator.offers()] == names
 
 
 def test_requests_wait_in_the_order_in_which_they_were_said() -> None:
-    allotter = an_allotter(("one", 1))
-    allotter.experiment_added("e", "ada")
+    allocator = an_allocator(("one", 1))
+    allocator.experiment_added("e", "ada")
     requests = [{"cpu": float(cpus), "gpu": 1.0} for cpus in range(1, 9)]
-    allotter.usage("e", OfferUsage({}, {}, tuple(SlotDemand(request, 1) for request in requests)))
-    assert [dict(request) for request in allotter._members.waiting] == requests
+    allocator.usage("e", OfferUsage({}, {}, tuple(SlotDemand(request, 1) for request in requests)))
+    assert [dict(request) for request in allocator._members.waiting] == requests
 
 
 # --- quotas ---------------------------------------------------------------------------------------
 
 
 def test_an_owner_never_holds_more_than_its_quota() -> None:
-    allotter = an_allotter(("one", 8), quotas={"ada": {"gpu": 3.0}})
+    allocator = an_allocator(("one", 8), quotas={"ada": {"gpu": 3.0}})
     for name in ("e", "f"):
-        allotter.experiment_added(name, "ada", order=ord(name))
-        allotter.usage(name, wants(5))
-    offers = allotter.offers()
+        allocator.experiment_added(name, "ada", order=ord(name))
+        allocator.usage(name, wants(5))
+    offers = allocator.offers()
     assert gpus_of(offers, "e") + gpus_of(offers, "f") == 3
-    assert "the quota of ada is gpu=3, and 3 of it is used" in allotter.why("f", ONE)
+    assert "the quota of ada is gpu=3, and 3 of it is used" in allocator.why("f", ONE)
 
 
 def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_way() -> None:
@@ -399,27 +399,29 @@ def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_w
 
 
 def test_why_something_waits_names_the_resource_and_what_there_is() -> None:
-    allotter = an_allotter(("one", 2), ("two", 1))
-    allotter.experiment_added("e", "ada")
-    allotter.experiment_added("f", "bob", priority=3)
-    allotter.usage("e", wants(9))
-    allotter.offers()
-    assert "gpu=4, the most that any node has is 2" in allotter.why("e", {"gpu": 4.0})[0]
-    assert any("gpu=1" in reason for reason in allotter.why("e", ONE))
-    allotter.usage("f", wants(1, {"cpu": 1.0, "gpu": 2.0}))
-    allotter.offers()
-    said = allotter.why("e", ONE)
+    allocator = an_allocator(("one", 2), ("two", 1))
+    allocator.experiment_added("e", "ada")
+    allocator.experiment_added("f", "bob", priority=3)
+    allocator.usage("e", wants(9))
+    allocator.offers()
+    assert "gpu=4, the most that any node has is 2" in allocator.why("e", {"gpu": 4.0})[0]
+    assert any("gpu=1" in reason for reason in allocator.why("e", ONE))
+    allocator.usage("f", wants(1, {"cpu": 1.0, "gpu": 2.0}))
+    allocator.offers()
+    said = allocator.why("e", ONE)
     assert any("is reserved for f, once e has let go of it" in reason for reason in said)
-    assert any("being cleared for it" in one for one in allotter.why("f", {"cpu": 1.0, "gpu": 2.0}))
-    assert "knows no experiment 'g'" in allotter.why("g", ONE)[0]
+    assert any(
+        "being cleared for it" in one for one in allocator.why("f", {"cpu": 1.0, "gpu": 2.0})
+    )
+    assert "knows no experiment 'g'" in allocator.why("g", ONE)[0]
 
 
 def test_the_snapshot_says_who_has_what() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(1))
-    allotter.offers()
-    [row] = allotter.snapshot()
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    allocator.offers()
+    [row] = allocator.snapshot()
     assert (row.node, row.state, row.reserved_for) == ("one", "ready", ())
     assert row.total.devices == {"one-0": 1.0, "one-1": 1.0}
     assert row.free.devices == {"one-1": 1.0}
@@ -435,18 +437,18 @@ def _held(*devices: str) -> ResourceAmounts:
 
 
 def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node() -> None:
-    allotter = an_allotter()
+    allocator = an_allocator()
     for name, request in {
         "cpus": {"cpu": 1.0, "memory": 1e9},
         "part": {"cpu": 1.0, "gpu": 0.5, "licence": 1.0},
         "bytes": {"gpu_memory": 8e9},
         "model": {"accelerator_type:A100": 1.0},
     }.items():
-        allotter.experiment_added(name, "ada")
-        allotter.usage(name, wants(3, request))
-    allotter.experiment_added("endless", "ada")
-    allotter.usage("endless", wants(1_000_000))
-    assert allotter.waiting() == {
+        allocator.experiment_added(name, "ada")
+        allocator.usage(name, wants(3, request))
+    allocator.experiment_added("endless", "ada")
+    allocator.usage("endless", wants(1_000_000))
+    assert allocator.waiting() == {
         "cpus": {"cpu": 3, "gpu": 0},
         "part": {"cpu": 0, "gpu": 3, "licence": 3},
         "bytes": {"cpu": 0, "gpu": 3},
@@ -456,27 +458,27 @@ def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node()
 
 
 def test_what_was_offered_does_not_wait_any_more_and_who_is_paused_waits_for_nothing() -> None:
-    allotter = an_allotter(("one", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(5))
-    allotter.offers()
-    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 3}}
-    allotter.experiment_paused("e")
-    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 0}}
-    allotter.experiment_gone("e")
-    assert allotter.waiting() == {}
+    allocator = an_allocator(("one", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(5))
+    allocator.offers()
+    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 3}}
+    allocator.experiment_paused("e")
+    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    allocator.experiment_gone("e")
+    assert allocator.waiting() == {}
 
 
 def test_what_only_a_quota_holds_up_does_not_wait() -> None:
-    allotter = an_allotter(("one", 2), quotas={"ada": {"gpu": 4.0}})
+    allocator = an_allocator(("one", 2), quotas={"ada": {"gpu": 4.0}})
     for name, owner, priority in (("low", "ada", 0), ("high", "ada", 1), ("other", "bob", -1)):
-        allotter.experiment_added(name, owner, priority=priority)
-    allotter.usage("high", wants(3))
-    assert gpus_of(allotter.offers(), "high") == 2
+        allocator.experiment_added(name, owner, priority=priority)
+    allocator.usage("high", wants(3))
+    assert gpus_of(allocator.offers(), "high") == 2
     more = (SlotDemand({"gpu": 0.5}, 9), SlotDemand({"gpu": 8.0}, 9), SlotDemand({"cpu": 1.0}, 9))
-    allotter.usage("low", OfferUsage({}, {}, more))
-    allotter.usage("other", wants(200))
-    assert allotter.waiting() == {
+    allocator.usage("low", OfferUsage({}, {}, more))
+    allocator.usage("other", wants(200))
+    assert allocator.waiting() == {
         "high": {"cpu": 0, "gpu": 1},
         "low": {"cpu": 9, "gpu": 2},  # of the one GPU that is left
         "other": {"cpu": 0, "gpu": 200},
@@ -499,17 +501,17 @@ def test_what_only_a_quota_holds_up_does_not_wait() -> None:
 def test_a_quota_is_minded_where_there_is_no_node_yet(
     quota: dict[str, float], request_: dict[str, float], count: int
 ) -> None:
-    allotter = an_allotter(quotas={"ada": quota})
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(200, request_))
-    assert allotter.waiting()["e"]["gpu"] == count
+    allocator = an_allocator(quotas={"ada": quota})
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(200, request_))
+    assert allocator.waiting()["e"]["gpu"] == count
 
 
 def test_what_an_owner_gives_back_may_be_waited_for_again() -> None:
-    allotter = an_allotter(("one", 4), quotas={"ada": {"gpu": 4.0}})
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", wants(9))
-    allotter.offers()
-    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 0}}
-    allotter.node_lost("one", is_dead=True)
-    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 4}}
+    allocator = an_allocator(("one", 4), quotas={"ada": {"gpu": 4.0}})
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(9))
+    allocator.offers()
+    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    allocator.node_lost("one", is_dead=True)
+    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 4}}

@@ -20,10 +20,10 @@ class Farm:
     """Nodes with one GPU each, given to one experiment with as many trials as are wanted."""
 
     def __init__(self, *nodes: str, trials: int) -> None:
-        self.allotter = FairShareAllocator(FairShareSettings())
+        self.allocator = FairShareAllocator(FairShareSettings())
         self.runner = TrialRunner(RunnerSettings(log_rules=(LogRule(ECC, EXCLUDE_NODE),)))
-        self.allotter.advance(1.0)
-        self.allotter.experiment_added("e", "ada")
+        self.allocator.advance(1.0)
+        self.allocator.experiment_added("e", "ada")
         for name in nodes:
             self.join(name)
         for number in range(trials):
@@ -32,7 +32,7 @@ class Farm:
 
     def join(self, name: str) -> None:
         joined = node(name, 1)
-        self.allotter.node_joined(joined)
+        self.allocator.node_joined(joined)
         self.runner.handle(joined)
 
     def settle(self) -> None:
@@ -41,8 +41,8 @@ class Farm:
             self.runner.handle(m.Tick(self.runner.elapsed + 1.0))
             while waiting := next(self.runner.waiting(), None):
                 self.runner.handle(m.TrialChosen(waiting.trial_id))
-            self.allotter.usage("e", self.runner.usage())
-            for _, offer in self.allotter.offers():
+            self.allocator.usage("e", self.runner.usage())
+            for _, offer in self.allocator.offers():
                 self.runner.handle(offer)
 
     def where(self) -> dict[str, str]:
@@ -50,10 +50,10 @@ class Farm:
         return {trial: name for trial, _, name in self.runner.slots}
 
     def fail_for_its_node(self, trial: str) -> None:
-        epoch = self.runner.live[trial].epoch
-        self.runner.handle(m.LogMatched(trial, epoch, ECC, "an ECC error", 0.0))
-        self.runner.handle(m.TrialProcessDied(trial, epoch, 1, 9, None, 0.0))
-        self.runner.handle(m.SlotFreed(trial, epoch))
+        attempt = self.runner.live[trial].attempt
+        self.runner.handle(m.LogMatched(trial, attempt, ECC, "an ECC error", 0.0))
+        self.runner.handle(m.TrialProcessDied(trial, attempt, 1, 9, None, 0.0))
+        self.runner.handle(m.SlotFreed(trial, attempt))
 
 
 @pytest.mark.parametrize("is_there_before", [True, False])
@@ -67,8 +67,8 @@ def test_a_trial_that_shuns_a_node_is_offered_another_and_leaves_the_first_to_ot
     farm.settle()
     if not is_there_before:
         assert farm.where() == {}
-        assert farm.allotter.snapshot()[0].held == {}, "what it makes no use of others may have"
-        assert "kept away from" in farm.allotter.why("e", REQUEST)[0]
+        assert farm.allocator.snapshot()[0].held == {}, "what it makes no use of others may have"
+        assert "kept away from" in farm.allocator.why("e", REQUEST)[0]
         farm.join("two")
         farm.settle()
     assert farm.where()["t0"] != before
@@ -89,10 +89,10 @@ def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> N
 
 def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> None:
     farm = Farm("one", "two", trials=4)
-    farm.allotter.experiment_added("f", "bob")
-    farm.allotter.usage("f", OfferUsage({}, {}, (SlotDemand(REQUEST, 1, "two"),)))
-    farm.allotter.offers()
-    farm.allotter.usage(
+    farm.allocator.experiment_added("f", "bob")
+    farm.allocator.usage("f", OfferUsage({}, {}, (SlotDemand(REQUEST, 1, "two"),)))
+    farm.allocator.offers()
+    farm.allocator.usage(
         "f", OfferUsage({"two": 1}, {"two": ResourceAmounts(REQUEST, {"two-0": 1.0})})
     )
     farm.settle()
@@ -102,6 +102,6 @@ def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> N
         farm.runner.handle(m.SlotFreed(trial, 1))
         farm.settle()
     assert farm.where() == {}
-    farm.allotter.experiment_gone("f")
+    farm.allocator.experiment_gone("f")
     farm.settle()
     assert farm.where() == {"t3": "two"}

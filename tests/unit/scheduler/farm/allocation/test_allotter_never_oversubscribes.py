@@ -96,13 +96,13 @@ def _act(farm: SharedFarm, kind: str, rest: list[Any], numbers: itertools.count[
         farm.hear_again(silent[place % len(silent)])
     elif kind == "pause" and names:
         name = names[place % len(names)]
-        farm.allotter.experiment_paused(name, 5.0 if place % 2 else None)
+        farm.allocator.experiment_paused(name, 5.0 if place % 2 else None)
         _go_on(farm, 30.0)
-        farm.allotter.experiment_resumed(name)
+        farm.allocator.experiment_resumed(name)
     elif kind == "drain" and known:
-        farm.allotter.node_drained(known[place % len(known)], 5.0 if place % 2 else None)
+        farm.allocator.node_drained(known[place % len(known)], 5.0 if place % 2 else None)
         _go_on(farm, 30.0)
-        farm.allotter.node_resumed(known[place % len(known)])
+        farm.allocator.node_resumed(known[place % len(known)])
     elif kind in {"withhold", "use again"} and known:
         name = known[place % len(known)]
         gpus = [gpu.uuid for gpu in farm.nodes[name].gpus][: 1 + place // 2]

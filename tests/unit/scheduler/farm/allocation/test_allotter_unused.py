@@ -22,12 +22,12 @@ class Experiment:
 
     def __init__(self, *, quota: float | None = None, nodes: int = 1) -> None:
         quotas = {} if quota is None else {"ada": {"cpu": quota}}
-        self.allotter = FairShareAllocator(FairShareSettings(quotas=quotas))
+        self.allocator = FairShareAllocator(FairShareSettings(quotas=quotas))
         self.now = 1.0
-        self.allotter.advance(self.now)
+        self.allocator.advance(self.now)
         for number in range(nodes):
-            self.allotter.node_joined(node(f"n{number}", 1, 4.0))
-        self.allotter.experiment_added("e", "ada")
+            self.allocator.node_joined(node(f"n{number}", 1, 4.0))
+        self.allocator.experiment_added("e", "ada")
         self.seen: dict[str, int] = {}
         self.offered: dict[str, ResourceAmounts] = {}
         self.wants: tuple[SlotDemand, ...] = WANTS
@@ -36,11 +36,11 @@ class Experiment:
         """Confirm each offer, and use none."""
         for _ in range(seconds):
             self.now += 1.0
-            self.allotter.advance(self.now)
-            for _, offer in self.allotter.offers():
-                self.seen[offer.incarnation] = offer.n
-                self.offered[offer.incarnation] = ResourceAmounts(offer.resources, offer.devices)
-            self.allotter.usage("e", OfferUsage(dict(self.seen), {}, self.wants))
+            self.allocator.advance(self.now)
+            for _, offer in self.allocator.offers():
+                self.seen[offer.instance_id] = offer.n
+                self.offered[offer.instance_id] = ResourceAmounts(offer.resources, offer.devices)
+            self.allocator.usage("e", OfferUsage(dict(self.seen), {}, self.wants))
 
     def has(self) -> list[dict[str, float]]:
         return [one.resources for one in self.offered.values() if one.resources]

@@ -75,7 +75,7 @@ def test_what_was_said_before_the_end_is_read_and_then_the_end_is_known():
     assert right.is_at_end
     right.put(b"to nobody")
     right.flush()
-    assert right.is_deaf
+    assert right.is_stalled
     assert right.waiting == 0
     right.close()
 
@@ -91,17 +91,19 @@ def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
 
 def test_facts_are_sent_in_bounded_frames_and_no_batch_is_cut_in_two():
     text = "x" * (_FRAME_BYTES // 4)
-    facts: list[ReadEvent] = []
+    read_events: list[ReadEvent] = []
     for number in range(6):
         first = 3 * number + 1
         read = m.BatchRead("inc", first, first + 2, f"{number}-0")
-        facts.append(EventBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
-        facts.append(m.NodeLost("other", "silent"))
-    frames = frames_of(facts)
+        read_events.append(EventBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
+        read_events.append(m.NodeLost("other", "silent"))
+    frames = frames_of(read_events)
     assert len(frames) > 3
-    assert [fact for frame in frames for fact in frame] == facts
+    assert [read_event for frame in frames for read_event in frame] == read_events
     encoded = [r.encode(r.NewEvents(frame)) for frame in frames]
     assert all(len(frame) < 2 * _FRAME_BYTES for frame in encoded)
     assert [
-        fact for frame in map(r.decode_for_experiment, encoded) for fact in frame.facts
-    ] == facts
+        read_event
+        for frame in map(r.decode_for_experiment, encoded)
+        for read_event in frame.read_events
+    ] == read_events

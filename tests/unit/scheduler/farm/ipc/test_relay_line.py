@@ -84,7 +84,7 @@ def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
 
 def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_hears_it(ends):
     line, supervisor = ends
-    news = r.ExperimentNotices(("x" * 2**20,))
+    notices = r.ExperimentNotices(("x" * 2**20,))
     got: list[r.ToSupervisor] = []
 
     def read() -> None:
@@ -95,13 +95,13 @@ def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_h
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(40):
-        line.send(news)
+        line.send(notices)
         assert line._frames.waiting <= 17 * 2**20
     while line._frames.waiting:
         line.wait(0.01)
     reader.join()
     line.wait(10.0)  # a reader may be so fast that nothing had to be waited for until here
-    assert got == [news] * 40
+    assert got == [notices] * 40
     assert r.IpcRequest(7, r.ExplainTrial("t")) in line.take()
 
 
@@ -120,9 +120,9 @@ def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
 def test_what_was_said_last_is_sent_before_the_line_is_closed(ends, monkeypatch):
     monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 60.0)
     line, supervisor = ends
-    news = r.ExperimentNotices(("x" * 2**20,))
+    notices = r.ExperimentNotices(("x" * 2**20,))
     for _ in range(5):
-        line.send(news)
+        line.send(notices)
     got: list[bytes] = []
 
     def read() -> None:

@@ -73,7 +73,7 @@ class Experiment:
         job = r.ExperimentJob(
             name="x", results=str(folder), code="x.py", term=1, prefix="x", stores=stores
         )
-        self.link = ExperimentConnection(
+        self.connection = ExperimentConnection(
             job, self.nodes, folder=folder, begin=self._begin, exit_within_s=0.05
         )
 
@@ -93,7 +93,7 @@ class Experiment:
     def close(self) -> None:
         self.frames.close()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return "its last words"
 
     def attach(self) -> None:
@@ -102,20 +102,20 @@ class Experiment:
     def say(self, payload: bytes) -> None:
         self.frames.put(payload)
         self.frames.flush()
-        self.link.on_readable()
+        self.connection.on_readable()
 
     def ends(self, code: int) -> ExperimentExit:
         self.code = code
-        self.link.attend()
-        assert self.link.ending is not None
-        return self.link.ending
+        self.connection.attend()
+        assert self.connection.process_exit is not None
+        return self.connection.process_exit
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Iterator[Experiment]:
     made = Experiment(tmp_path)
     yield made
-    if made.link.ending is None:
+    if made.connection.process_exit is None:
         made.ends(-9)
 
 
@@ -140,15 +140,15 @@ def test_process_that_says_why_it_ends_is_quoted_whatever_stderr_has(experiment)
 
 
 def test_process_that_fails_silently_has_a_reason(experiment, monkeypatch):
-    monkeypatch.setattr(experiment.link._process, "last_words", str)
+    monkeypatch.setattr(experiment.connection._process, "last_output", str)
     assert "exit code 1" in experiment.ends(EXIT_FAILED).text
 
 
 def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(experiment):
     experiment.attach()
-    ending = experiment.ends(0)
-    assert ending.outcome is ExperimentOutcome.DIED
-    assert "exit code 0 without saying that the search is over" in ending.text
+    process_exit = experiment.ends(0)
+    assert process_exit.outcome is ExperimentOutcome.DIED
+    assert "exit code 0 without saying that the search is over" in process_exit.text
     assert experiment.nodes.became == "left"
 
 
@@ -173,9 +173,9 @@ def test_one_that_says_goodbye_is_over(experiment):
 def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
     experiment.attach()
     experiment.say(payload)
-    ending = experiment.ends(-9)
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "cannot be read" in ending.text
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "cannot be read" in process_exit.text
 
 
 def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not_sent(tmp_path):
@@ -187,10 +187,10 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
         how = msgspec.structs.replace(START, events_key=redis_keys.events("x1"), store=store)
         start = r.PutTrialOrder("node", m.TrialOrder(f"t{number}", 1, (), start=how))
         experiment.say(r.encode(r.TurnOrders((start,))))
-    ending = experiment.ends(-9)
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "it ordered what it may not" in ending.text
-    assert "http://evil" in ending.text
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it ordered what it may not" in process_exit.text
+    assert "http://evil" in process_exit.text
     assert experiment.nodes.started == ["t0"]
 
 
@@ -209,13 +209,13 @@ def test_store_use_that_no_process_could_count_is_left_out(experiment, use):
     experiment.attach()
     experiment.say(r.encode(honest))
     experiment.say(r.encode(use))
-    assert experiment.link.store_use == honest
+    assert experiment.connection.store_use == honest
 
 
 def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
     replies: list[ExperimentReply] = []
     experiment.attach()
-    experiment.link.ask(r.ExplainTrial("a"), replies.append)
+    experiment.connection.ask(r.ExplainTrial("a"), replies.append)
     experiment.say(r.encode(r.IpcReply(1)))
     experiment.ends(-9)
     assert [type(reply) for reply in replies] == [RequestRejection]
@@ -235,18 +235,23 @@ def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_sa
     experiment.say(r.encode(r.SearchEnded("is over.")))
     experiment.say(r.encode(r.ExperimentExiting(0, threads)))
     deadline = time.monotonic() + 10
-    while experiment.link.ending is None and time.monotonic() < deadline:
-        experiment.link.attend()
+    while experiment.connection.process_exit is None and time.monotonic() < deadline:
+        experiment.connection.attend()
     assert experiment.code == -signal.SIGKILL
     late = f"its process was killed: {named} had not ended 0.05 s after it"
-    assert experiment.link.ending == (ExperimentOutcome.FINISHED, 0, f"is over; {late}", b"")
+    assert experiment.connection.process_exit == (
+        ExperimentOutcome.FINISHED,
+        0,
+        f"is over; {late}",
+        b"",
+    )
 
 
 def test_process_that_ends_in_time_is_judged_by_what_it_said_last(experiment):
     experiment.attach()
     experiment.say(r.encode(r.ExperimentExiting(EXIT_AGAIN)))
-    ending = experiment.ends(-signal.SIGSEGV)  # in an exit handler: all was done
-    assert (ending.outcome, ending.returncode) == (ExperimentOutcome.LEFT, EXIT_AGAIN)
+    process_exit = experiment.ends(-signal.SIGSEGV)  # in an exit handler: all was done
+    assert (process_exit.outcome, process_exit.returncode) == (ExperimentOutcome.LEFT, EXIT_AGAIN)
 
 
 def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
@@ -254,35 +259,35 @@ def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
     deadline = time.monotonic() + 10
     while experiment.code is None and time.monotonic() < deadline:
         experiment.say(r.encode(r.ExperimentExiting(0)))
-        experiment.link.attend()
+        experiment.connection.attend()
     assert experiment.code == -signal.SIGKILL
 
 
 def test_silence_of_a_process_that_has_begun_is_counted_by_beats(experiment, monkeypatch):
     clock = time.monotonic()
     monkeypatch.setattr(link_module.time, "monotonic", lambda: clock)
-    experiment.link.beat(0.0)
+    experiment.connection.beat(0.0)
     clock += 1.0
-    experiment.link.beat(0.0)
-    assert experiment.link.silent_s == 0.0  # it has not begun
+    experiment.connection.beat(0.0)
+    assert experiment.connection.silent_s == 0.0  # it has not begun
     experiment.attach()
     for _ in range(3):
         clock += 1.0
-        experiment.link.beat(0.0)
-    assert experiment.link.silent_s == 3.0
+        experiment.connection.beat(0.0)
+    assert experiment.connection.silent_s == 3.0
     clock += 3600.0  # the supervisor was stopped, or its machine
-    experiment.link.beat(0.0)
-    assert experiment.link.silent_s < 10.0
+    experiment.connection.beat(0.0)
+    assert experiment.connection.silent_s < 10.0
     experiment.say(r.encode(r.ExperimentAlive()))
-    assert experiment.link.silent_s == 0.0
+    assert experiment.connection.silent_s == 0.0
 
 
 def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment, monkeypatch):
     monkeypatch.setattr(link_module, "_ABORT_WITHIN_S", 0.0)
     experiment.attach()
-    experiment.link.abort()
+    experiment.connection.abort()
     assert experiment.is_aborted
-    experiment.link.attend()
+    experiment.connection.attend()
     assert experiment.code == -signal.SIGKILL
 
 
@@ -301,17 +306,17 @@ def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment
 def test_process_that_names_impossible_numbers_ends_its_experiment_alone(experiment, message):
     experiment.attach()
     experiment.say(r.encode(message))
-    ending = experiment.ends(-9)
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "it sent what cannot be read" in ending.text
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it sent what cannot be read" in process_exit.text
 
 
 def test_experiment_on_which_the_supervisor_fails_ends_alone(experiment, monkeypatch, capfd):
     experiment.attach()
     monkeypatch.setattr(experiment.nodes, "take", lambda: [object()])
-    experiment.link.attend()
+    experiment.connection.attend()
     monkeypatch.undo()
-    ending = experiment.ends(-9)
-    assert ending.outcome is ExperimentOutcome.FAILED
-    assert "the scheduler failed on it" in ending.text
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "the scheduler failed on it" in process_exit.text
     assert "Traceback" in capfd.readouterr().err

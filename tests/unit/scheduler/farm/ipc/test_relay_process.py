@@ -56,7 +56,7 @@ class FakeForkserver:
     python = "/its/python"
 
     def __init__(self) -> None:
-        self.refusal: OSError | None = None
+        self.rejection: OSError | None = None
         self.pid = os.getpid()
         self.killed: list[str] = []
 
@@ -64,8 +64,8 @@ class FakeForkserver:
         self.killed.append(why)
 
     def start(self, descriptors: Sequence[int]) -> None:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         self.channel = socket.socket(fileno=os.dup(descriptors[0]))
 
     def say(self, answer: ForkAnswer) -> None:
@@ -77,7 +77,7 @@ class FakeForkserver:
 
     def release(self) -> None:
         self.uses -= 1
-        if self.refusal is None:
+        if self.rejection is None:
             self.channel.close()
 
 
@@ -103,7 +103,7 @@ def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
     server.say(ExperimentForkFailed("fork: Resource temporarily unavailable"))
     assert select.select([process.watched], [], [], 0)[0]
     assert process.returncode() == EXIT_AGAIN
-    assert "fork: Resource temporarily unavailable" in process.last_words()
+    assert "fork: Resource temporarily unavailable" in process.last_output()
     process.close()
 
 
@@ -124,7 +124,7 @@ def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, v
     assert process.returncode() == EXIT_USE
     process.kill()
     assert process.pid is None
-    assert f"process {victim.pid} is no child of process {server.pid}" in process.last_words()
+    assert f"process {victim.pid} is no child of process {server.pid}" in process.last_output()
     assert server.is_cut_off
     assert len(server.killed) == 1
     process.close()
@@ -189,9 +189,9 @@ def test_one_that_is_killed_before_it_is_forked_is_cut_off(tmp_path):
 
 def test_one_too_many_is_to_be_started_again(tmp_path):
     server = FakeForkserver()
-    server.refusal = BlockingIOError(errno.EAGAIN, "there is no room")
+    server.rejection = BlockingIOError(errno.EAGAIN, "there is no room")
     process = start(server, tmp_path)
     assert process.returncode() == EXIT_AGAIN
-    assert "there is no room" in process.last_words()
+    assert "there is no room" in process.last_output()
     process.close()
     assert server.uses == 0

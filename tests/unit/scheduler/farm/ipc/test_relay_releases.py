@@ -35,23 +35,25 @@ class Ends:
             r.encode(r.NewEvents([EventBatch(one, m.encode([said])) for one in reads]))
         )
         self.supervisor.flush()
-        assert self.executor.poll(5.0) == [fact for one in reads for fact in (one, said)]
+        assert self.executor.poll(5.0) == [
+            read_event for one in reads for read_event in (one, said)
+        ]
 
     def told(self) -> list[dict[str, int] | None]:
         """What the supervisor heard of this since the last call."""
         return [
-            said.accepted
+            said.acknowledged
             for said in map(r.decode_for_supervisor, self.supervisor.receive())
             if isinstance(said, r.EventsAcknowledged)
         ]
 
-    def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
+    def released(self, acknowledged: dict[str, int]) -> dict[str, int] | None:
         """What the supervisor hears of this."""
         self.supervisor.receive()
-        self.executor.release(accepted)
+        self.executor.acknowledge(acknowledged)
         [said] = map(r.decode_for_supervisor, self.supervisor.receive())
         assert isinstance(said, r.EventsAcknowledged)
-        return said.accepted
+        return said.acknowledged
 
 
 @pytest.fixture
@@ -103,8 +105,8 @@ def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_
     ends.told()
     for turn in range(1, 1001):
         journal.turn = turn
-        executor.release({"inc1": 10 * turn})
-    assert [turn for turn, _ in executor._releases] == [1, 1000]
+        executor.acknowledge({"inc1": 10 * turn})
+    assert [turn for turn, _ in executor._acknowledgements] == [1, 1000]
     executor.do_copied()
     assert ends.told() == []
     # One that is a few turns behind for ever must not wait for a turn that moves on.
@@ -113,12 +115,12 @@ def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_
     assert ends.told() == [{"inc1": 10}]
     journal.turn = 1001
     ends.read(("inc1", 10_020))
-    executor.release({"inc1": 10_010})
-    executor.release({"inc1": 10_020})
+    executor.acknowledge({"inc1": 10_010})
+    executor.acknowledge({"inc1": 10_020})
     copy.turn = 1000
     executor.do_copied()
     assert ends.told()[-1] == {"inc1": 10_000}
     copy.turn = 1001
     executor.do_copied()
     assert ends.told() == [{"inc1": 10_020}]
-    assert not executor._releases
+    assert not executor._acknowledgements

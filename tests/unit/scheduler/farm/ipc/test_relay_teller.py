@@ -44,10 +44,10 @@ class Search:
         )
         search: Any = SimpleNamespace(loop=loop, is_killed=False)
         view: Any = self.view
-        self.teller = SearchStatusReporter(search, view)
+        self.status_reporter = SearchStatusReporter(search, view)
 
     def show(self) -> r.IpcReply:
-        return self.teller.answer(r.IpcRequest(7, r.ShowTrials(2**40)))
+        return self.status_reporter.answer(r.IpcRequest(7, r.ShowTrials(2**40)))
 
 
 @pytest.fixture
@@ -57,34 +57,39 @@ def search() -> Search:
 
 def test_an_answer_is_sent(search):
     answered = search.show()
-    assert answered.refusal is None
+    assert answered.rejection is None
     detail = msgspec.msgpack.decode(answered.answer, type=ExperimentDetail)
     assert detail.experiment.name == "x"
-    assert msgspec.msgpack.decode(search.teller.goodbye().detail, type=ExperimentDetail) == detail
+    assert (
+        msgspec.msgpack.decode(search.status_reporter.search_ended().detail, type=ExperimentDetail)
+        == detail
+    )
 
 
 @pytest.mark.parametrize("note", ["\udc80", "x" * 2**24])
 def test_an_answer_that_cannot_be_sent_is_refused(search, note):
     search.view.notes = [note]
     answered = search.show()
-    assert answered.refusal is not None
-    assert "sent" in answered.refusal.text
-    assert not answered.refusal.is_wrong_use
+    assert answered.rejection is not None
+    assert "sent" in answered.rejection.text
+    assert not answered.rejection.is_wrong_use
     assert r.encode(answered)
-    assert search.teller.goodbye() == r.SearchEnded("is over", is_interrupted=False, detail=b"")
+    assert search.status_reporter.search_ended() == r.SearchEnded(
+        "is over", is_interrupted=False, detail=b""
+    )
 
 
 @pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20])
 def test_a_best_configuration_that_cannot_be_sent_is_left_out(search, value):
     search.view.best = ("a", 0.5, {"value": value})
-    status = search.teller.status()
+    status = search.status_reporter.status()
     assert (status.best, status.best_config) == (("a", 0.5), {})
     assert r.encode(status)
 
 
 def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(search):
     search.view.best = ("a", 0.5, {"value": Repr()})
-    status = search.teller.status()
+    status = search.status_reporter.status()
     assert status.best_config["value"].endswith("Repr without a text>")
     assert r.encode(status)
 
@@ -106,19 +111,19 @@ def test_status_names_pauses_after_failures(search, due, line):
     search.view.elapsed_s = 100.0
     trials = [*map(waiting, (100.0 + left for left in due)), waiting(99.0), waiting(200.0, PAUSED)]
     search.live.update(enumerate(trials))
-    assert search.teller.status().waits == (line,)
+    assert search.status_reporter.status().waits == (line,)
 
 
 def test_status_names_trials_that_have_to_give_back_their_slots(search):
     search.view.elapsed_s = 100.0
     search.giving_way["a"] = 130.0
-    (one,) = search.teller.status().waits
+    (one,) = search.status_reporter.status().waits
     assert one == (
         "trial a has to save and give back its slot; it is stopped in 30 s where it has not"
         " saved, and continues later from its last checkpoint"
     )
     search.giving_way.update(dict.fromkeys("bcdefg", 112.0))
-    (many,) = search.teller.status().waits
+    (many,) = search.status_reporter.status().waits
     assert many == (
         "trials a, b, c, d, e and 2 more have to save and give back their slots; they are"
         " stopped in 12 to 30 s where they have not saved, and continue later from their last"

@@ -34,7 +34,7 @@ from tunemq_shared.objects.store_traffic import StoreTraffic
 
 ROW = NodeRow(
     node="one",
-    incarnation="inc1",
+    instance_id="inc1",
     state="ready",
     total={"cpu": 4.0, "gpu": 1.0, "memory": 8e9, "licence": 3.0},
     used={"cpu": 2.5, "gpu": 0.5, "memory": 0.0, "licence": 1.0},
@@ -45,7 +45,7 @@ ROW = NodeRow(
     trials=2,
     since=1.0,
 )
-VITALS = NodeMetrics(
+NODE_METRICS = NodeMetrics(
     "1",
     0.5,
     6e9,
@@ -66,12 +66,12 @@ FARM = FarmSnapshot(
     is_redis_away=False,
     redis_full_s=42.5,
     troubles={"exp": "silent"},
-    nodes=(NodeSnapshot(ROW, VITALS, 0.75),),
+    nodes=(NodeSnapshot(ROW, NODE_METRICS, 0.75),),
     accounts=(
         OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
         OwnerAccount("ada", 0, "others", 0.125, 0.25, -3.0),
     ),
-    refused=(
+    rejected=(
         RejectionRow(kind="hello", reason="unsigned", times=2),
         RejectionRow(node="one", kind="mail", reason="altered", times=3),
         RejectionRow(node="one", kind="mail", reason="altered", times=4),
@@ -173,7 +173,7 @@ def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
 
 
 def test_of_two_incarnations_of_a_node_the_newer_one_is_told():
-    older = msgspec.structs.replace(ROW, incarnation="inc0", state="silent", trials=9, since=0.0)
+    older = msgspec.structs.replace(ROW, instance_id="inc0", state="silent", trials=9, since=0.0)
     nodes = (*FARM.nodes, NodeSnapshot(older, NodeMetrics(), 60.0))
     samples = said(msgspec.structs.replace(FARM, nodes=nodes))
     assert samples["tunemq_node_trials{node=one}"] == 2

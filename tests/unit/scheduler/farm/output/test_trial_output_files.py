@@ -12,7 +12,7 @@ from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.protocol.output_pieces import OutputChunk, encode
 from tunemq_shared.signing.message_signing import MessageSigner
 
-_SEAL = MessageSigner("events")
+_SIGNER = MessageSigner("events")
 
 
 def files_of(folder):
@@ -32,7 +32,7 @@ class Printed:
         entries = []
         for piece in pieces:
             self.entries += 1
-            data = _SEAL.close(piece if isinstance(piece, bytes) else encode(piece))
+            data = _SIGNER.close(piece if isinstance(piece, bytes) else encode(piece))
             entries.append((b"%d-0" % self.entries, [b"o", data]))
         return self.files.answered([(b"events:output", entries)])
 
@@ -45,8 +45,8 @@ def printed(tmp_path):
     return Printed(tmp_path)
 
 
-def piece(offset, data, *, epoch=1, name="stdout", folder="train_a", turn=0):
-    return OutputChunk("a", epoch, folder, name, offset, data, turn)
+def piece(offset, data, *, attempt=1, name="stdout", folder="train_a", turn=0):
+    return OutputChunk("a", attempt, folder, name, offset, data, turn)
 
 
 def test_pieces_are_added_in_their_order(printed):
@@ -67,7 +67,7 @@ def test_what_came_before_is_not_added_again(printed):
 
 
 def test_an_incarnation_begins_at_its_own_beginning(printed):
-    printed.come(piece(0, b"one\n"), piece(0, b"again\n", epoch=2))
+    printed.come(piece(0, b"one\n"), piece(0, b"again\n", attempt=2))
     assert printed.read() == b"one\nagain\n"
 
 

@@ -195,10 +195,10 @@ def test_a_file_of_a_later_version_is_left_alone_and_refused(queue, tmp_path):
 def test_a_disk_that_refuses_leaves_everything_as_it_was(queue, monkeypatch):
     add(queue, "a")
 
-    def refuse(_descriptor):
+    def reject(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(queue_module.os, "fsync", refuse)
+    monkeypatch.setattr(queue_module.os, "fsync", reject)
     with pytest.raises(JournalError, match="No space left"):
         queue.move("a", State.RUNNING)
     with pytest.raises(JournalError):

@@ -65,14 +65,14 @@ class Process:
     def close(self) -> None:
         self._frames.close()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return "its last words"
 
 
 class Farm:
     """Experiments of a supervisor that is not there, in a folder."""
 
-    def __init__(self, folder: Path, *, max_running: int = 8, patience_s: float = 600.0) -> None:
+    def __init__(self, folder: Path, *, max_running: int = 8, timeout_s: float = 600.0) -> None:
         self.processes: list[Process] = []
         #: What the system says of the start of a process; None where it starts.
         self.refusal: OSError | None = None
@@ -80,14 +80,14 @@ class Farm:
         self.experiments = RunningExperiments(
             folder,
             self.queue,
-            FairShareAllocator(FarmSettings().for_allotter()),
+            FairShareAllocator(FarmSettings().fair_share_settings()),
             self._start,
-            end_hosts=lambda key: None,
+            end_trial_processes=lambda key: None,
             folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
             max_running=max_running,
             pause_grace_s=30.0,
-            unresponsive_after_s=patience_s,
-            news=lambda line: None,
+            unresponsive_after_s=timeout_s,
+            notices=lambda line: None,
         )
 
     def _start(self, entry: QueueEntry, _events_key: str) -> ExperimentConnection:
@@ -105,8 +105,8 @@ class Farm:
         self.experiments.leave(0.0)
         for process in self.processes:
             process.kill()
-        for link in list(self.experiments.links()):
-            link.attend()
+        for connection in list(self.experiments.connections()):
+            connection.attend()
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
     tmp_path, monkeypatch, waiting, is_over, ended
 ):
     monkeypatch.setattr(experiments_module, "LOOK_S", 0.0)
-    farm = Farm(tmp_path, max_running=1, patience_s=0.05)
+    farm = Farm(tmp_path, max_running=1, timeout_s=0.05)
     for name in ("hangs", *waiting):
         farm.queue.add(name, owner="alice", code=CODE)
     farm.experiments.turn()
@@ -189,8 +189,8 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
     process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("hangs").id)))
     if is_over:
         process.say(r.SearchEnded("is over"))
-    for link in farm.experiments.links():
-        link.on_readable()
+    for connection in farm.experiments.connections():
+        connection.on_readable()
     for _ in range(3):
         time.sleep(0.1)
         farm.experiments.beat(0.0)

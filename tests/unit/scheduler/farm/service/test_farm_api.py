@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.support.farms.farm_api_server import CODE, ToldExperiments, ToldNodes
+from tests.support.farms.farm_api_server import CODE, FakeExperimentControl, FakeNodeControl
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.monitoring.farm_status import described
@@ -18,7 +18,7 @@ from tunemq_shared.protocol import farm_requests as r
 ANN = RequestCaller("ann", "0" * 32)
 
 
-class SomeNodes(ToldNodes):
+class SomeNodes(FakeNodeControl):
     """Nodes of these names, incarnations, states and ages."""
 
     def __init__(self, *rows):
@@ -31,40 +31,40 @@ class SomeNodes(ToldNodes):
 
 
 @pytest.fixture
-def desk(tmp_path):
-    def desk(nodes):
+def api(tmp_path):
+    def api(nodes):
         queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
         farm = described("/srv/store", "a test")
-        return FarmApi(queue, ToldExperiments(tmp_path), nodes, tmp_path, farm)
+        return FarmApi(queue, FakeExperimentControl(tmp_path), nodes, tmp_path, farm)
 
-    return desk
+    return api
 
 
-def test_an_experiment_that_could_not_be_started_is_not_queued(desk):
-    desk = desk(ToldNodes())
+def test_an_experiment_that_could_not_be_started_is_not_queued(api):
+    api = api(FakeNodeControl())
     with pytest.raises(ConfigError, match=r"settings\.variables"):
-        desk.submit(
+        api.submit(
             r.SubmitExperiment(
                 name="exp", code=CODE, settings=r.ExperimentEnvironment(variables={"A=B": ""})
             ),
             ANN,
         )
-    assert desk.list_experiments(r.ListExperiments(), ANN).experiments == ()
+    assert api.list_experiments(r.ListExperiments(), ANN).experiments == ()
 
 
 @pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
-def test_no_answer_has_more_trials_than_fit(desk, asked, rows):
-    desk = desk(ToldNodes())
-    desk.submit(r.SubmitExperiment(name="exp", code=CODE), ANN)
-    desk._queue.move("exp", State.RUNNING)
-    desk._experiments.running.add("exp")
-    desk._experiments.trials = tuple(f"aaaaa_{number:05d}" for number in range(2000))
-    detail = desk.show(r.ShowExperiment(name="exp", trials=asked), ANN)
+def test_no_answer_has_more_trials_than_fit(api, asked, rows):
+    api = api(FakeNodeControl())
+    api.submit(r.SubmitExperiment(name="exp", code=CODE), ANN)
+    api._queue.move("exp", State.RUNNING)
+    api._experiments.running.add("exp")
+    api._experiments.trials = tuple(f"aaaaa_{number:05d}" for number in range(2000))
+    detail = api.show(r.ShowExperiment(name="exp", trials=asked), ANN)
     assert len(detail.trials) == rows
     assert msgspec.msgpack.encode(detail)
 
 
-def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(desk):
+def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(api):
     nodes = SomeNodes(
         ("alpha", "alpha-1", "ready", 1.0),
         ("alpha", "alpha-2", "ready", 2.0),
@@ -72,19 +72,19 @@ def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(desk):
         ("alpha", "alpha-4", "gone", 4.0),
         ("beta", "beta-1", "silent", 1.0),
     )
-    desk = desk(nodes)
-    desk.drain(r.DrainNode(node="alpha"), ANN)
-    desk.drain(r.DrainNode(node="alpha-1"), ANN)
-    desk.drain(r.DrainNode(node="beta"), ANN)
+    api = api(nodes)
+    api.drain(r.DrainNode(node="alpha"), ANN)
+    api.drain(r.DrainNode(node="alpha-1"), ANN)
+    api.drain(r.DrainNode(node="beta"), ANN)
     assert [told[1] for told in nodes.told] == ["alpha-2", "alpha-1", "beta-1"]
 
 
-def test_a_node_that_is_not_there_can_be_resumed_if_something_was_asked_of_it(desk):
-    nodes = ToldNodes()
-    desk = desk(nodes)
-    desk.resume_node(r.ResumeNode(node="delta"), ANN)
+def test_a_node_that_is_not_there_can_be_resumed_if_something_was_asked_of_it(api):
+    nodes = FakeNodeControl()
+    api = api(nodes)
+    api.resume_node(r.ResumeNode(node="delta"), ANN)
     assert nodes.told == [("resume", "delta")]
     with pytest.raises(ConfigError, match="there is no node 'delte'; did you mean delta"):
-        desk.resume_node(r.ResumeNode(node="delte"), ANN)
+        api.resume_node(r.ResumeNode(node="delte"), ANN)
     with pytest.raises(ConfigError, match="there is no node 'delta'"):
-        desk.drain(r.DrainNode(node="delta"), ANN)
+        api.drain(r.DrainNode(node="delta"), ANN)

@@ -20,36 +20,38 @@ from tunemq_shared.protocol.rejections import RejectionCounter
 ONE = {"cpu": 1.0, "gpu": 1.0}
 
 
-class FakeWire:
+class FakeTransport:
     """Says what it is told to say."""
 
     def __init__(self) -> None:
-        self.facts: list[m.Event] = []
-        self.refusals = RejectionCounter()
-        self.refused: dict[str, int] = {}
+        self.read_events: list[m.Event] = []
+        self.rejections = RejectionCounter()
+        self.rejected: dict[str, int] = {}
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(take=self._take, settle=lambda: None)
 
-    def vitals(self, _incarnation: str) -> NodeMetrics:
+    def node_metrics(self, _instance_id: str) -> NodeMetrics:
         gpus = (GpuMetrics("n-1", foreign="process 12 (python) holds 1 GiB"),)
-        return NodeMetrics(gpus=gpus, refused=self.refused)
+        return NodeMetrics(gpus=gpus, rejected=self.rejected)
 
-    def hosted(self, _incarnation: str) -> int:
+    def trial_count(self, _instance_id: str) -> int:
         return 0
 
     def _take(self) -> list[m.Event]:
-        facts, self.facts = self.facts, []
-        return facts
+        read_events, self.read_events = self.read_events, []
+        return read_events
 
 
-def told(tmp_path: Path, *facts: m.Event) -> tuple[FarmNodes, FairShareAllocator, FakeWire]:
-    wire, allotter = FakeWire(), FairShareAllocator()
-    allotter.advance(1.0)
-    nodes = FarmNodes(tmp_path / "nodes.json", wire, allotter)  # type: ignore[arg-type]
-    wire.facts += facts
+def told(
+    tmp_path: Path, *read_events: m.Event
+) -> tuple[FarmNodes, FairShareAllocator, FakeTransport]:
+    transport, allocator = FakeTransport(), FairShareAllocator()
+    allocator.advance(1.0)
+    nodes = FarmNodes(tmp_path / "nodes.json", transport, allocator)  # type: ignore[arg-type]
+    transport.read_events += read_events
     nodes.turn()
-    return nodes, allotter, wire
+    return nodes, allocator, transport
 
 
 def row(nodes: FarmNodes) -> NodeRow:
@@ -59,25 +61,25 @@ def row(nodes: FarmNodes) -> NodeRow:
 
 def test_a_row_says_which_gpus_are_set_aside_and_counts_those_that_are_there(tmp_path: Path):
     withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
-    nodes, _, wire = told(tmp_path, node("n", 2), withheld)
+    nodes, _, transport = told(tmp_path, node("n", 2), withheld)
     assert row(nodes).health == "1 of 2 GPUs set aside"
     assert (row(nodes).total["gpu"], row(nodes).used["gpu"]) == (1.0, 0.0)
     assert [gpu.withheld for gpu in row(nodes).gpus] == ["XID 79", None]
     assert [gpu.used for gpu in row(nodes).gpus] == [0.0, 0.0]
     assert [gpu.foreign for gpu in row(nodes).gpus] == ["", "process 12 (python) holds 1 GiB"]
-    wire.facts.append(m.DevicesWithheld("n", {}))
+    transport.read_events.append(m.DevicesWithheld("n", {}))
     nodes.turn()
     assert row(nodes).health == "ok"
     assert row(nodes).total["gpu"] == 2.0
 
 
 def test_a_gpu_that_is_set_aside_and_held_is_in_use(tmp_path: Path):
-    nodes, allotter, wire = told(tmp_path, node("n", 2))
-    allotter.experiment_added("e", "ada")
-    allotter.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
-    allotter.offers()
-    allotter.usage("e", OfferUsage({"n": 1}, {"n": ResourceAmounts(ONE, {"n-0": 1.0})}, ()))
-    wire.facts.append(m.DevicesWithheld("n", {"n-0": "XID 79", "n-1": "ECC"}))
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
+    allocator.offers()
+    allocator.usage("e", OfferUsage({"n": 1}, {"n": ResourceAmounts(ONE, {"n-0": 1.0})}, ()))
+    transport.read_events.append(m.DevicesWithheld("n", {"n-0": "XID 79", "n-1": "ECC"}))
     nodes.turn()
     assert (row(nodes).total["gpu"], row(nodes).used["gpu"]) == (1.0, 1.0)
     assert [gpu.used for gpu in row(nodes).gpus] == [1.0, 0.0]
@@ -98,13 +100,13 @@ def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
 
 
 def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
-    nodes, _, wire = told(tmp_path, node("n", 2))
-    wire.refusals.add("hello", "unsigned", "It is refused.")
-    wire.refused = {"mail:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
-    assert [(one.node, one.kind, one.reason, one.times) for one in nodes.refused()] == [
+    nodes, _, transport = told(tmp_path, node("n", 2))
+    transport.rejections.add("hello", "unsigned", "It is refused.")
+    transport.rejected = {"mail:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
+    assert [(one.node, one.kind, one.reason, one.times) for one in nodes.rejected()] == [
         ("", "hello", "unsigned", 1),
         ("n", "mail", "altered", 3),
         ("n", "reply", "unsigned", 1),
     ]
-    wire.refused = {"mail:altered": 3, "reply:unsigned": 1}
-    assert row(nodes).refused == 4
+    transport.rejected = {"mail:altered": 3, "reply:unsigned": 1}
+    assert row(nodes).rejected == 4

@@ -35,7 +35,7 @@ def ada(farm) -> MessageSigner:
 
 
 def entry(
-    seal: MessageSigner,
+    message_signer: MessageSigner,
     request: r.FarmRequest | None = None,
     *,
     at: float = NOW,
@@ -44,7 +44,9 @@ def entry(
     """What a client sends at a time."""
     asked = request or r.StopExperiment(name="exp")
     kind, sent = str(type(asked).__struct_config__.tag), str(int(at * 1000))
-    body = close_request(seal, msgspec.msgpack.encode(asked), request=ID, kind=kind, sent=sent)
+    body = close_request(
+        message_signer, msgspec.msgpack.encode(asked), request=ID, kind=kind, sent=sent
+    )
     return {
         b"v": b"2",
         b"tunemq": b"1.0",
@@ -56,7 +58,7 @@ def entry(
     }
 
 
-def refused(fields: dict[bytes, bytes], keys: LiveKeys) -> InvalidRequest:
+def rejected(fields: dict[bytes, bytes], keys: LiveKeys) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as found:
         decode_entry(fields, keys, "1.0", NOW)
     return found.value
@@ -65,7 +67,7 @@ def refused(fields: dict[bytes, bytes], keys: LiveKeys) -> InvalidRequest:
 def test_what_she_signed_is_hers(scheduler, ada):
     asked = decode_entry(entry(ada), scheduler, "1.0", NOW)
     assert (asked.owner, asked.request, asked.id) == ("ada", r.StopExperiment(name="exp"), ID)
-    assert asked.seal.signer == ada.signer
+    assert asked.message_signer.signer == ada.signer
 
 
 @given(st.data())
@@ -75,7 +77,7 @@ def test_no_altered_field_is_taken(scheduler, ada, data):
     value = bytearray(fields[name])
     place = data.draw(st.integers(0, len(value) - 1))
     value[place] ^= data.draw(st.integers(1, 255))
-    refused({**fields, name: bytes(value)}, scheduler)
+    rejected({**fields, name: bytes(value)}, scheduler)
 
 
 @given(
@@ -85,24 +87,24 @@ def test_no_altered_field_is_taken(scheduler, ada, data):
     )
 )
 def test_what_nobody_signed_is_not_taken(scheduler, fields):
-    refused(fields, scheduler)
+    rejected(fields, scheduler)
 
 
 def test_nobody_asks_in_the_name_of_another(scheduler, ada):
-    assert refused(entry(ada, owner="ben"), scheduler).reason == "unknown_key"
-    assert refused(entry(ada, owner="eve"), scheduler).reason == "unknown_submitter"
+    assert rejected(entry(ada, owner="ben"), scheduler).reason == "unknown_key"
+    assert rejected(entry(ada, owner="eve"), scheduler).reason == "unknown_submitter"
 
 
 def test_what_is_not_signed_is_refused_with_what_to_do(scheduler):
-    problem = refused(entry(MessageSigner("")), scheduler)
+    problem = rejected(entry(MessageSigner("")), scheduler)
     assert problem.reason == "unsigned"
     assert "tunemq keys add FOLDER ada" in str(problem)
-    assert problem.seal is not None
-    assert not problem.seal.is_signed
+    assert problem.message_signer is not None
+    assert not problem.message_signer.is_signed
 
 
 def test_a_farm_without_keys_takes_nothing_that_is_signed(ada):
-    problem = refused(entry(ada), LiveKeys.none())
+    problem = rejected(entry(ada), LiveKeys.none())
     assert problem.reason == "signed_without_keys"
     assert "--keys scheduler.toml" in str(problem)
     assert decode_entry(entry(MessageSigner("")), LiveKeys.none(), "1.0", NOW).owner == "ada"
@@ -130,12 +132,12 @@ def test_s03_clocks_may_differ_a_little(scheduler, ada, behind):
 def test_s03_an_old_request_is_refused_and_she_is_told_by_how_much(
     scheduler, ada, behind, reason, said
 ):
-    problem = refused(entry(ada, at=NOW - behind), scheduler)
+    problem = rejected(entry(ada, at=NOW - behind), scheduler)
     assert problem.reason == reason
     with pytest.raises(InvalidRequest, match=said):
         raise problem
-    assert problem.seal is not None
-    assert problem.seal.is_signed  # she can believe it
+    assert problem.message_signer is not None
+    assert problem.message_signer.is_signed  # she can believe it
 
 
 def test_without_keys_no_clock_is_compared():
@@ -146,9 +148,9 @@ def test_without_keys_no_clock_is_compared():
 def test_a_time_that_is_none_is_refused(scheduler, ada):
     body = msgspec.msgpack.encode(r.StopExperiment(name="exp"))
     for sent in ("", "now", "-1", "1" * 16, "\N{ARABIC-INDIC DIGIT ONE}"):
-        sealed = close_request(ada, body, request=ID, kind="stop", sent=sent)
-        fields = {**entry(ada), b"sent": sent.encode(), b"body": sealed}
-        assert "does not say when" in str(refused(fields, scheduler))
+        signed_message = close_request(ada, body, request=ID, kind="stop", sent=sent)
+        fields = {**entry(ada), b"sent": sent.encode(), b"body": signed_message}
+        assert "does not say when" in str(rejected(fields, scheduler))
 
 
 def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada):
@@ -159,7 +161,7 @@ def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada)
             raise AssertionError("it was looked at")
 
     body = Unseen(r.MAX_REQUEST_BYTES + 100)
-    assert refused({**entry(ada), b"body": body}, scheduler).reason == "oversized"
+    assert rejected({**entry(ada), b"body": body}, scheduler).reason == "oversized"
     whole = r.SubmitExperiment(
         name="x",
         code=r.PickledCode(tuner=r.BlobRef("0" * 64, 1, "")),
@@ -177,6 +179,6 @@ def test_an_id_is_known_with_who_has_used_it(scheduler, farm, ada):
 
 
 def test_nothing_for_a_terminal_is_shown(scheduler):
-    problem = refused({b"id": ID.encode(), b"v": b"\x1b[2J", b"tunemq": b"\x1b]0;x\7"}, scheduler)
+    problem = rejected({b"id": ID.encode(), b"v": b"\x1b[2J", b"tunemq": b"\x1b]0;x\7"}, scheduler)
     assert str(problem).isprintable()
-    assert (problem.reason, problem.seal) == ("version", None)
+    assert (problem.reason, problem.message_signer) == ("version", None)

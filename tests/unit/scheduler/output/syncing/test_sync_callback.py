@@ -133,7 +133,12 @@ def test_a_folder_rests_between_two_transfers_but_for_the_last(
     for n in range(1, 4):
         tell(callback, "on_checkpoint", trial, checkpoint=committed(trial, n))
         eventually(
-            lambda: not any(lane.is_busy and not lane.is_ready for lane in callback._running)
+            lambda: (
+                not any(
+                    sync_queue.is_busy and not sync_queue.is_ready
+                    for sync_queue in callback._running
+                )
+            )
         )
     assert counter.of(str(trial)) == 1
     tell(callback, "on_trial_complete", trial)
@@ -155,7 +160,7 @@ def test_few_transfers_run_at_once_and_all_trials_get_their_turn(
     settled(callback)
     assert counter.most_at_work == module.TRANSFERS
     assert [counter.of(str(trial)) for trial in trials] == [1] * 12
-    assert callback._lanes == {}
+    assert callback._sync_queues == {}
 
 
 def test_hooks_do_not_wait_for_transfers(
@@ -182,7 +187,7 @@ def test_a_trial_that_is_over_is_synced_whenever_that_was_done_last(
     tell(callback, hook, trial)
     settled(callback)
     assert counter.of(str(trial)) == 2
-    assert callback._lanes == {}
+    assert callback._sync_queues == {}
     assert counter.closed == 1
 
 
@@ -263,7 +268,7 @@ def test_a_checkpoint_of_a_trial_that_is_over_is_removed_without_copying_the_tri
     settled(callback)
     assert counter.of(str(trial)) == 1
     assert len(counter.deleted) == 1
-    assert callback._lanes == {}
+    assert callback._sync_queues == {}
 
 
 def test_nodes_that_upload_checkpoints_delete_them_too(

@@ -15,7 +15,7 @@ from tunemq_scheduler.output.syncing.destinations import (
     FileStamp,
     SyncDestination,
     join,
-    open_place,
+    open_destination,
 )
 from tunemq_scheduler.output.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding
 from tunemq_scheduler.output.syncing.mirroring import (
@@ -210,7 +210,7 @@ def test_names_that_lead_elsewhere_are_refused(
 
         def delete(self, cancel: CancelToken) -> None: ...
 
-    monkeypatch.setattr(mirroring, "open_place", lambda _: Forged())
+    monkeypatch.setattr(mirroring, "open_destination", lambda _: Forged())
     with pytest.raises(StoreError, match="is not the name of a file below it"):
         download_folder("s3://forged", str(there / "a"), (), MirroredFiles(), cancel=CancelToken())
     assert list(there.rglob("x")) == []
@@ -229,7 +229,7 @@ def test_the_root_is_not_deleted() -> None:
 
 def test_an_address_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="'gs://bucket' is of no kind that is known here"):
-        open_place("gs://bucket")
+        open_destination("gs://bucket")
 
 
 @pytest.mark.parametrize(

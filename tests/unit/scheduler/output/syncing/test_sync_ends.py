@@ -94,7 +94,7 @@ def test_a_sync_that_takes_too_long_is_given_up_and_nothing_runs_beside_it(
     settled(callback)
     counter.is_open.clear()
     tell(callback, "on_checkpoint", trial, checkpoint=committed(trial))
-    transfer = callback._lanes[str(trial)]._transfer
+    transfer = callback._sync_queues[str(trial)]._transfer
     assert transfer is not None
     assert transfer.timeout_s == 70
     eventually(lambda: counter.at_work == 1)
@@ -127,7 +127,7 @@ def test_a_syncer_that_refuses_is_asked_again(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback = make(sync_period=1000)
-    counter.refusals = 1
+    counter.rejections = 1
     settled(callback)
     assert len(counter.ups) == 1
 
@@ -196,7 +196,7 @@ def test_it_pickles_without_what_is_in_flight(
     other = pickle.loads(pickle.dumps(callback))
     assert (other.local_dir, other.remote_dir) == (callback.local_dir, callback.remote_dir)
     assert other._sync_period == 7
-    assert other._lanes == {}
+    assert other._sync_queues == {}
     other.on_experiment_end(trials=[])
     callback.on_experiment_end(trials=[])
 

@@ -129,14 +129,14 @@ def test_lines_started_trial_names_its_node_and_the_host_where_it_differs(shown,
 
 def test_a_trial_that_is_tried_again_says_so(shown):
     trial = shown.search.trials[0]
-    trial.epoch, trial.num_failures = 3, 1
+    trial.attempt, trial.num_failures = 3, 1
     shown.display.trial_started(trial)
     assert "started again (attempt 2) on node-a" in shown.lines()[0]
 
 
 def test_a_trial_that_goes_on_after_a_pause_says_so_and_counts_no_attempt(shown):
     trial = shown.search.trials[0]
-    trial.epoch = 2
+    trial.attempt = 2
     shown.display.trial_started(trial)
     assert "started again on node-a" in shown.lines()[0]
 
@@ -204,7 +204,7 @@ def test_the_search_as_a_whole_is_told_at_most_every_thirty_seconds(shown):
 
 
 def test_what_happened_to_no_trial_is_told_once_and_at_once(shown):
-    shown.display.news("the node\nwas started again")
+    shown.display.notices("the node\nwas started again")
     assert shown.lines() == ["[00:00:00] the node was started again"]
 
 

@@ -387,7 +387,7 @@ def test_what_happened_to_no_trial_is_printed_above_the_table_and_stays():
     search, screen = FakeSearch(), console()
     display = TableDisplay(TableOptions(), console=screen)
     display.begin(search)
-    display.news("[red]numpy[/red] is not preloaded")
+    display.notices("[red]numpy[/red] is not preloaded")
     display.close()
     assert "[red]numpy[/red] is not preloaded" in screen.file.getvalue()
 
@@ -405,7 +405,7 @@ def test_a_reporter_of_the_users_own_is_told_what_happened_once(capsys):
     display = display_for(Own())
     search = FakeSearch()
     display.begin(search)
-    display.news("the node was started again")
+    display.notices("the node was started again")
     display.update(search)
     display.end(search, [])
     display.end(search, [])

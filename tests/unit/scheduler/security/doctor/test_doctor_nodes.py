@@ -29,7 +29,7 @@ WANTED = RequiredVersions(tunemq="1.2", python="3.11", cloudpickle="3.1", whose=
 def node(
     name: str,
     *,
-    incarnation: str = "",
+    instance_id: str = "",
     tunemq: str = "1.2",
     python: str = "3.11.9",
     ahead: float | None = 0.0,
@@ -38,12 +38,12 @@ def node(
     **libraries: str,
 ) -> NodeReport:
     about = NodeDescription(name, f"{name}.lan", python, {"cloudpickle": "3.1", **libraries}, gpus)
-    vitals = NodeMetrics(tunemq, disk_free=free, disk_size=2e12, about=about)
-    return NodeReport(incarnation or f"i-{name}", vitals, ahead)
+    node_metrics = NodeMetrics(tunemq, disk_free=free, disk_size=2e12, about=about)
+    return NodeReport(instance_id or f"i-{name}", node_metrics, ahead)
 
 
-def facts(*nodes: NodeReport, here: float = 0.0, **unreadable: str) -> FarmReport:
-    return FarmReport(nodes=nodes, unreadable=unreadable, sealed=0, clock_ahead_s=here)
+def farm_report(*nodes: NodeReport, here: float = 0.0, **unreadable: str) -> FarmReport:
+    return FarmReport(nodes=nodes, unreadable=unreadable, signed=0, clock_ahead_s=here)
 
 
 def levels(findings) -> dict[str, FindingLevel]:
@@ -51,7 +51,7 @@ def levels(findings) -> dict[str, FindingLevel]:
 
 
 def test_nodes_that_are_alike_are_well():
-    found = check_nodes(facts(node("a", numpy="2.1"), node("b", numpy="2.1")), WANTED)
+    found = check_nodes(farm_report(node("a", numpy="2.1"), node("b", numpy="2.1")), WANTED)
     assert set(levels(found).values()) == {FindingLevel.OK}
     assert set(levels(found)) == {
         "nodes",
@@ -65,9 +65,9 @@ def test_nodes_that_are_alike_are_well():
 
 
 def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
-    assert levels(check_nodes(facts(), WANTED))["nodes"] == FindingLevel.WARNING
+    assert levels(check_nodes(farm_report(), WANTED))["nodes"] == FindingLevel.WARNING
     names = [f"s{number} (RUNNING)" for number in range(6)]
-    (finding, _clocks) = check_nodes(facts(), WANTED, names)
+    (finding, _clocks) = check_nodes(farm_report(), WANTED, names)
     assert (finding.check, finding.level) == ("nodes", FindingLevel.PROBLEM)
     assert "s0 (RUNNING), " in finding.what
     assert finding.what.endswith("s4 (RUNNING), ...")
@@ -75,7 +75,7 @@ def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
 
 def test_a_node_of_an_older_tunemq_that_says_less_is_no_trouble():
     old = NodeReport("i-old", NodeMetrics("1.2"), None)
-    found = check_nodes(facts(old, node("b")), WANTED)
+    found = check_nodes(farm_report(old, node("b")), WANTED)
     assert set(levels(found).values()) == {FindingLevel.OK}
     assert "i-old" in found[0].what
 
@@ -136,7 +136,7 @@ def test_a_torch_that_runs_code_from_checkpoints_is_named(version: str, is_safe:
 
 
 def test_a_node_that_was_started_again_shares_no_gpu_with_itself():
-    before, after = (node("a", incarnation=name, gpus=("GPU-1",)) for name in ("x", "y"))
+    before, after = (node("a", instance_id=name, gpus=("GPU-1",)) for name in ("x", "y"))
     assert levels(check_gpus([before, after])) == {"node-gpus": FindingLevel.OK}
     others = [node("a", gpus=("GPU-1", "GPU-2")), node("b", gpus=("GPU-2",))]
     (finding,) = check_gpus(others)
@@ -145,7 +145,7 @@ def test_a_node_that_was_started_again_shares_no_gpu_with_itself():
 
 def test_the_clock_is_wrong_that_most_others_contradict():
     def blamed(*nodes: NodeReport, here: float = 0.0) -> list[tuple[str, FindingLevel]]:
-        found = check_clocks(facts(*nodes, here=here))
+        found = check_clocks(farm_report(*nodes, here=here))
         return [(one.what.split(" is ")[0], one.level) for one in found if one.fix]
 
     right = [node("a", ahead=0.4), node("b", ahead=-1.0)]
@@ -159,7 +159,7 @@ def test_the_clock_is_wrong_that_most_others_contradict():
 
 def test_how_far_a_clock_is_off_is_said_in_its_own_size():
     for seconds, text in ((61, "61 s ahead"), (-3600, "60 min behind"), (1e6, "277.8 h ahead")):
-        found = check_clocks(facts(node("a"), node("b", ahead=seconds)))
+        found = check_clocks(farm_report(node("a"), node("b", ahead=seconds)))
         assert text in found[0].what
 
 
@@ -210,9 +210,9 @@ def test_check_folder_of_another_user_without_rights_is_not_judged(
 
 
 def test_who_is_not_believed_is_named():
-    found = check_nodes(facts(node("a"), i7="was altered"), WANTED)
+    found = check_nodes(farm_report(node("a"), i7="was altered"), WANTED)
     assert "i7 says was altered" in found[0].what
     assert found[0].level is FindingLevel.PROBLEM
-    sealed = FarmReport(nodes=(), unreadable={}, sealed=3, clock_ahead_s=0.0)
-    assert levels(check_nodes(sealed, WANTED))["nodes"] is FindingLevel.WARNING
-    assert levels(check_nodes(facts(), WANTED))["nodes"] is FindingLevel.WARNING
+    signed = FarmReport(nodes=(), unreadable={}, signed=3, clock_ahead_s=0.0)
+    assert levels(check_nodes(signed, WANTED))["nodes"] is FindingLevel.WARNING
+    assert levels(check_nodes(farm_report(), WANTED))["nodes"] is FindingLevel.WARNING

@@ -26,13 +26,13 @@ from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 
 
-def node(**vitals) -> NodeReport:
+def node(**node_metrics) -> NodeReport:
     about = NodeDescription("w1", "w1.lan", "3.11", {})
-    return NodeReport("i1", NodeMetrics("1.2", about=about, **vitals), None)
+    return NodeReport("i1", NodeMetrics("1.2", about=about, **node_metrics), None)
 
 
 def row(name: str = "w1", state: str = "ready", **more) -> NodeRow:
-    return NodeRow(node=name, incarnation=f"i-{name}", state=state, **more)
+    return NodeRow(node=name, instance_id=f"i-{name}", state=state, **more)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_check_scheduler_reports_with_a_withheld_gpu_warns():
 
 
 def test_check_scheduler_reports_with_refused_messages_notes_dishonest_ones():
-    refused = (
+    rejected = (
         RejectionRow(kind="events", reason="repeated", times=5),
         RejectionRow(node="w1", kind="mail", reason="altered", times=2),
     )
-    found = check_scheduler_reports(NodeList(nodes=(row(),), refused=refused))
+    found = check_scheduler_reports(NodeList(nodes=(row(),), rejected=rejected))
     (finding,) = [one for one in found if one.check == "messages"]
     assert finding.level is FindingLevel.OK
     assert finding.what == "node w1 refused 2 of the kind mail (altered), since each began"

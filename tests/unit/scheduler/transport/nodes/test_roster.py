@@ -9,7 +9,7 @@ import pytest
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.node_batches import events_of
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
-from tunemq_scheduler.transport.nodes.registration_checks import read_hello
+from tunemq_scheduler.transport.nodes.registration_checks import read_registration
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import NodeMetrics
@@ -18,7 +18,7 @@ from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 from tunemq_shared.protocol.rejections import RejectionCounter
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-HELLO = NodeRegistration(
+REGISTRATION = NodeRegistration(
     m.PROTOCOL_VERSION,
     "n",
     "inc1",
@@ -33,166 +33,166 @@ JOINED = m.NodeJoined("inc1", "n", "host", "127.0.0.1", {"cpu": 2.0})
 FINISHED = m.TrialFinished("t1", 1)
 
 
-def introduce(roster: NodeRegistry, incarnation: str = "inc1", **fields: object) -> list[str]:
-    hello = msgspec.structs.replace(HELLO, incarnation=incarnation, **fields)
-    return roster.read_hello(f"{incarnation[-1]}-0".encode(), m.encode(hello))
+def register(registry: NodeRegistry, instance_id: str = "inc1", **fields: object) -> list[str]:
+    registration = msgspec.structs.replace(REGISTRATION, instance_id=instance_id, **fields)
+    return registry.read_registration(f"{instance_id[-1]}-0".encode(), m.encode(registration))
 
 
-def batch(*events: m.NodeEvent, first: int = 1, incarnation: str = "inc1") -> dict[bytes, bytes]:
-    header = BatchHeader(m.PROTOCOL_VERSION, incarnation, first, (0, 0))
+def batch(*events: m.NodeEvent, first: int = 1, instance_id: str = "inc1") -> dict[bytes, bytes]:
+    header = BatchHeader(m.PROTOCOL_VERSION, instance_id, first, (0, 0))
     return {redis_keys.HEADER: m.encode(header), redis_keys.EVENTS: m.encode(list(events))}
 
 
 KEY = "tunemq:events:mine"
 
 
-def roster_of(term: int = 1, *keys: str) -> NodeRegistry:
-    roster = NodeRegistry(term, refusals=RejectionCounter())
+def registry_of(term: int = 1, *keys: str) -> NodeRegistry:
+    registry = NodeRegistry(term, rejections=RejectionCounter())
     for key in keys or (KEY,):
-        roster.tenants[key] = ExperimentChannel(key)
-    return roster
+        registry.channels[key] = ExperimentChannel(key)
+    return registry
 
 
-def refused(roster: NodeRegistry) -> dict[tuple[str, str], int]:
-    return {(kind, reason): times for kind, reason, times in roster.refusals.counts()}
+def rejected(registry: NodeRegistry) -> dict[tuple[str, str], int]:
+    return {(kind, reason): times for kind, reason, times in registry.rejections.counts()}
 
 
-def mine(roster: NodeRegistry) -> ExperimentChannel:
-    return roster.tenants[KEY]
+def mine(registry: NodeRegistry) -> ExperimentChannel:
+    return registry.channels[KEY]
 
 
-def joined_roster() -> NodeRegistry:
-    roster = roster_of()
-    introduce(roster)
-    roster.read_leases(0.0, [b"1:0:0"])
-    mine(roster).take()
-    return roster
+def joined_registry() -> NodeRegistry:
+    registry = registry_of()
+    register(registry)
+    registry.read_leases(0.0, [b"1:0:0"])
+    mine(registry).take()
+    return registry
 
 
 def test_a_node_joins_when_its_lease_shows_that_it_lives():
-    roster = roster_of()
-    introduce(roster)
-    roster.read_leases(0.0, [None])
-    assert mine(roster).facts == []
+    registry = registry_of()
+    register(registry)
+    registry.read_leases(0.0, [None])
+    assert mine(registry).read_events == []
 
-    roster.read_leases(1.0, [b"1:0:0"])
-    roster.read_leases(2.0, [b"2:0:0"])
-    assert mine(roster).facts == [JOINED]
+    registry.read_leases(1.0, [b"1:0:0"])
+    registry.read_leases(2.0, [b"2:0:0"])
+    assert mine(registry).read_events == [JOINED]
 
 
 def test_s03_events_of_an_unknown_node_before_its_first_lease_are_asked_for_again():
-    roster = roster_of()
-    introduce(roster)
+    registry = registry_of()
+    register(registry)
 
-    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED)) == ("", 0)
-    assert mine(roster).facts == []
-    assert not roster.nodes["inc1"].is_joined
-    roster.read_leases(0.0, [b"1:0:0"])
-    assert mine(roster).take() == [JOINED]
-    assert roster.gaps == [KEY]
-    roster.begin_anew()
-    assert roster.read_batch(mine(roster), b"6-1", batch(FINISHED)) == ("inc1", 1)
-    assert events_of(mine(roster).facts) == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
+    assert registry.read_batch(mine(registry), b"5-1", batch(FINISHED)) == ("", 0)
+    assert mine(registry).read_events == []
+    assert not registry.nodes["inc1"].is_joined
+    registry.read_leases(0.0, [b"1:0:0"])
+    assert mine(registry).take() == [JOINED]
+    assert registry.gaps == [KEY]
+    registry.begin_anew()
+    assert registry.read_batch(mine(registry), b"6-1", batch(FINISHED)) == ("inc1", 1)
+    assert events_of(mine(registry).read_events) == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
 
 
 def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_event():
-    roster = roster_of()
-    introduce(roster)
+    registry = registry_of()
+    register(registry)
 
-    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, first=200)) == ("", 0)
-    assert mine(roster).facts == []
-    assert not roster.nodes["inc1"].is_joined
-    assert refused(roster) == {("events", "repeated"): 1}
-    assert not roster.gaps, "nobody has heard it"
+    assert registry.read_batch(mine(registry), b"5-1", batch(FINISHED, first=200)) == ("", 0)
+    assert mine(registry).read_events == []
+    assert not registry.nodes["inc1"].is_joined
+    assert rejected(registry) == {("events", "repeated"): 1}
+    assert not registry.gaps, "nobody has heard it"
 
 
 def test_the_first_events_of_a_node_that_lives_are_asked_for_again():
-    roster = roster_of()
-    introduce(roster)
-    roster.read_batch(mine(roster), b"5-1", batch(FINISHED, first=2))
-    roster.read_leases(0.0, [b"1:0:0"])
+    registry = registry_of()
+    register(registry)
+    registry.read_batch(mine(registry), b"5-1", batch(FINISHED, first=2))
+    registry.read_leases(0.0, [b"1:0:0"])
 
-    assert mine(roster).facts == [JOINED]
-    assert roster.gaps == [KEY]
-    roster.begin_anew()
-    assert roster.read_batch(mine(roster), b"6-1", batch(FINISHED, FINISHED)) == ("inc1", 2)
-    assert not roster.gaps
+    assert mine(registry).read_events == [JOINED]
+    assert registry.gaps == [KEY]
+    registry.begin_anew()
+    assert registry.read_batch(mine(registry), b"6-1", batch(FINISHED, FINISHED)) == ("inc1", 2)
+    assert not registry.gaps
 
 
 def test_a_node_that_introduces_itself_again_joins_once():
-    roster = joined_roster()
+    registry = joined_registry()
 
-    assert introduce(roster) == []
-    assert mine(roster).facts == []
+    assert register(registry) == []
+    assert mine(registry).read_events == []
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one():
-    roster = joined_roster()
+    registry = joined_registry()
 
-    assert introduce(roster, "inc2") == ["inc1"]
-    assert introduce(roster, "inc3", node="another") == []
+    assert register(registry, "inc2") == ["inc1"]
+    assert register(registry, "inc3", node="another") == []
 
 
 def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
-    roster = joined_roster()
-    roster.lose("inc1", "gone", is_dead=True)
-    roster.lose("inc1", "gone", is_dead=True)
+    registry = joined_registry()
+    registry.lose("inc1", "gone", is_dead=True)
+    registry.lose("inc1", "gone", is_dead=True)
 
-    assert mine(roster).facts == [m.NodeLost("inc1", "gone", is_dead=True)]
-    names = [command[:2] for command in roster.commands]
+    assert mine(registry).read_events == [m.NodeLost("inc1", "gone", is_dead=True)]
+    names = [command[:2] for command in registry.commands]
     assert ("HSET", redis_keys.reply("inc1")) in names
     assert ("EXPIRE", redis_keys.reply("inc1")) in names
     assert ("DEL", redis_keys.queue("inc1")) in names
 
 
-@pytest.mark.parametrize("sign_of_life", ["hello", "batch"])
+@pytest.mark.parametrize("sign_of_life", ["registration", "batch"])
 def test_a_dead_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
-    roster = joined_roster()
-    roster.lose("inc1", "gone", is_dead=True)
-    mine(roster).take()
-    roster.commands.clear()
-    if sign_of_life == "hello":
-        assert introduce(roster) == []
+    registry = joined_registry()
+    registry.lose("inc1", "gone", is_dead=True)
+    mine(registry).take()
+    registry.commands.clear()
+    if sign_of_life == "registration":
+        assert register(registry) == []
     else:
-        assert roster.read_batch(mine(roster), b"9-0", batch(FINISHED)) == ("", 0)
+        assert registry.read_batch(mine(registry), b"9-0", batch(FINISHED)) == ("", 0)
 
-    assert mine(roster).facts == []
-    assert ("HSET", redis_keys.reply("inc1"), "f") in [command[:3] for command in roster.commands]
+    assert mine(registry).read_events == []
+    assert ("HSET", redis_keys.reply("inc1"), "f") in [command[:3] for command in registry.commands]
 
 
 def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_of_it():
-    roster = roster_of(5)
-    introduce(roster)
-    roster.read_leases(0.0, [b"9:4:17"])
+    registry = registry_of(5)
+    register(registry)
+    registry.read_leases(0.0, [b"9:4:17"])
 
-    mailbox = roster.nodes["inc1"].mailbox
-    assert mailbox.is_changed
-    assert mailbox.next_assignment() == m.Assignment(m.PROTOCOL_VERSION, "inc1", 5, 18, ())
+    desired_state = registry.nodes["inc1"].desired_state
+    assert desired_state.is_changed
+    assert desired_state.next_assignment() == m.Assignment(m.PROTOCOL_VERSION, "inc1", 5, 18, ())
 
 
 def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too():
-    roster = roster_of(2)
-    introduce(roster)
-    roster.read_leases(0.0, [b"1:0:0"])
-    assert not roster.nodes["inc1"].mailbox.is_changed
+    registry = registry_of(2)
+    register(registry)
+    registry.read_leases(0.0, [b"1:0:0"])
+    assert not registry.nodes["inc1"].desired_state.is_changed
 
-    roster.read_leases(1.0, [b"2:1:7"])
-    assert roster.nodes["inc1"].mailbox.is_changed
-    roster.nodes["inc1"].mailbox.next_assignment()
-    roster.read_leases(2.0, [b"3:2:1"])
-    assert not roster.nodes["inc1"].mailbox.is_changed
+    registry.read_leases(1.0, [b"2:1:7"])
+    assert registry.nodes["inc1"].desired_state.is_changed
+    registry.nodes["inc1"].desired_state.next_assignment()
+    registry.read_leases(2.0, [b"3:2:1"])
+    assert not registry.nodes["inc1"].desired_state.is_changed
 
 
 def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
-    roster = joined_roster()
+    registry = joined_registry()
 
-    assert roster.read_batch(mine(roster), b"1-1", {}) == ("", 0)
-    assert roster.read_batch(mine(roster), b"1-2", {redis_keys.HEADER: b"\xff"}) == ("", 0)
+    assert registry.read_batch(mine(registry), b"1-1", {}) == ("", 0)
+    assert registry.read_batch(mine(registry), b"1-2", {redis_keys.HEADER: b"\xff"}) == ("", 0)
     no_utf8 = {redis_keys.HEADER: b"\x92\x01\xa1\xff"}
-    assert roster.read_batch(mine(roster), b"1-2", no_utf8) == ("", 0)
-    assert roster.read_batch(mine(roster), b"1-3", batch(FINISHED)) == ("inc1", 1)
-    assert refused(roster) == {("events", "unreadable"): 3}
-    assert len(roster.refusals.news()) == 3
+    assert registry.read_batch(mine(registry), b"1-2", no_utf8) == ("", 0)
+    assert registry.read_batch(mine(registry), b"1-3", batch(FINISHED)) == ("inc1", 1)
+    assert rejected(registry) == {("events", "unreadable"): 3}
+    assert len(registry.rejections.notices()) == 3
 
 
 UNREADABLE = (
@@ -211,17 +211,17 @@ UNREADABLE = (
 
 @pytest.mark.parametrize("events", UNREADABLE)
 def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
-    roster = joined_roster()
-    roster.tenants["other"] = ExperimentChannel("other")
-    roster.announce(roster.tenants["other"])
-    incarnation, last = roster.read_batch(
-        mine(roster), b"1-1", {**batch(FINISHED), redis_keys.EVENTS: events}
+    registry = joined_registry()
+    registry.channels["other"] = ExperimentChannel("other")
+    registry.announce(registry.channels["other"])
+    instance_id, last = registry.read_batch(
+        mine(registry), b"1-1", {**batch(FINISHED), redis_keys.EVENTS: events}
     )
-    assert (incarnation, last >= 1) == ("inc1", True)
-    assert roster.nodes["inc1"].takes_orders
-    assert roster.tenants["other"].facts == [JOINED]
+    assert (instance_id, last >= 1) == ("inc1", True)
+    assert registry.nodes["inc1"].takes_orders
+    assert registry.channels["other"].read_events == [JOINED]
     with pytest.raises(TransportError, match=r"Events 1 to \d+ of node inc1 "):
-        events_of(mine(roster).take())
+        events_of(mine(registry).take())
 
 
 @pytest.mark.parametrize(
@@ -233,168 +233,171 @@ def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
     ],
 )
 def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
-    roster = roster_of()
-    introduce(roster, **{field: theirs})
+    registry = registry_of()
+    register(registry, **{field: theirs})
 
-    (note,) = roster.refusals.news()
-    assert refused(roster) == {("hello", "version"): 1}
+    (note,) = registry.rejections.notices()
+    assert rejected(registry) == {("registration", "version"): 1}
     assert "Node n is refused" in note
     assert str(theirs)[:3] in note
     assert ours in note
-    assert roster.nodes == {}
+    assert registry.nodes == {}
 
 
 def test_f24_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
     with pytest.raises(
         TransportError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
     ):
-        read_hello(msgspec.msgpack.encode(["NodeRegistration", 7, "n", {"new": "field"}]))
+        read_registration(msgspec.msgpack.encode(["NodeRegistration", 7, "n", {"new": "field"}]))
 
 
 def test_an_introduction_that_is_none_is_ignored_with_a_note():
     with pytest.raises(TransportError, match="cannot be read"):
-        read_hello(b"")
+        read_registration(b"")
 
 
 def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
-    roster = joined_roster()
+    registry = joined_registry()
     told = ("HSET", redis_keys.reply("inc1"), "j:tunemq:events:mine")
 
-    roster.journalled(mine(roster), {"inc1": 5, "unknown": 7})
-    roster.journalled(mine(roster), {"inc1": 5})
-    assert roster.commands == [(*told, "5")]
+    registry.acknowledged_up_to(mine(registry), {"inc1": 5, "unknown": 7})
+    registry.acknowledged_up_to(mine(registry), {"inc1": 5})
+    assert registry.commands == [(*told, "5")]
 
-    roster.commands.clear()
-    roster.start_anew()
+    registry.commands.clear()
+    registry.start_anew()
     expires = ("EXPIRE", redis_keys.reply("inc1"), str(redis_keys.REPLY_TTL_S))
-    assert roster.commands == [(*told, "5"), expires]
+    assert registry.commands == [(*told, "5"), expires]
 
 
 def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
     """It would take its ear for deaf, and start another one, again and again."""
-    roster = joined_roster()
-    roster.start_anew()
-    assert not any("v" in command for command in roster.commands)
+    registry = joined_registry()
+    registry.start_anew()
+    assert not any("v" in command for command in registry.commands)
 
-    roster.nodes["inc1"].mailbox.next_assignment()
-    roster.start_anew()
-    assert ("HSET", redis_keys.reply("inc1"), "v", "1:1") in roster.commands
+    registry.nodes["inc1"].desired_state.next_assignment()
+    registry.start_anew()
+    assert ("HSET", redis_keys.reply("inc1"), "v", "1:1") in registry.commands
 
 
 def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
-    roster = joined_roster()
-    roster.journalled(mine(roster), {"inc1": 5})
-    roster.over(mine(roster))
-    assert roster.commands[-2:] == [
+    registry = joined_registry()
+    registry.acknowledged_up_to(mine(registry), {"inc1": 5})
+    registry.over(mine(registry))
+    assert registry.commands[-2:] == [
         ("HSET", redis_keys.reply("inc1"), f"j:{KEY}", str(redis_keys.EVERYTHING)),
         ("EXPIRE", redis_keys.reply("inc1"), str(redis_keys.REPLY_TTL_S)),
     ]
 
 
 def test_a_node_is_known_with_its_gpus():
-    roster = roster_of()
+    registry = registry_of()
     gpus = (m.Gpu("GPU-a", "NVIDIA H200", 1e9),)
-    introduce(roster, gpus=gpus)
-    roster.read_leases(0.0, [b"1:0:0"])
-    (joined,) = mine(roster).facts
+    register(registry, gpus=gpus)
+    registry.read_leases(0.0, [b"1:0:0"])
+    (joined,) = mine(registry).read_events
     assert joined == msgspec.structs.replace(JOINED, gpus=gpus)
 
 
 def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not():
-    roster = joined_roster()
-    assert roster.vitals_keys() == [redis_keys.vitals("inc1")]
-    vitals = NodeMetrics("1.0", load=0.5, hosts=2, number=7)
-    yesterday = msgspec.structs.replace(vitals, load=2.0, number=6)
-    absurd = msgspec.structs.replace(vitals, disk_free=float("nan"), number=8)
-    for value in (m.encode(vitals), b"nonsense", m.encode(absurd), None, m.encode(yesterday)):
-        roster.read_vitals("inc1", value)
-    assert roster.nodes["inc1"].vitals == vitals
-    assert refused(roster) == {("vitals", "unreadable"): 2}
+    registry = joined_registry()
+    assert registry.node_metrics_keys() == [redis_keys.node_metrics("inc1")]
+    node_metrics = NodeMetrics("1.0", load=0.5, trial_processes=2, number=7)
+    yesterday = msgspec.structs.replace(node_metrics, load=2.0, number=6)
+    absurd = msgspec.structs.replace(node_metrics, disk_free=float("nan"), number=8)
+    for value in (m.encode(node_metrics), b"nonsense", m.encode(absurd), None, m.encode(yesterday)):
+        registry.read_node_metrics("inc1", value)
+    assert registry.nodes["inc1"].node_metrics == node_metrics
+    assert rejected(registry) == {("node_metrics", "unreadable"): 2}
 
 
 def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
-    roster = joined_roster()
+    registry = joined_registry()
     for second in range(1, 9):
-        roster.read_leases(float(second), [b"1:0:0"])
+        registry.read_leases(float(second), [b"1:0:0"])
         if second < redis_keys.LEASE_TTL_S:
-            assert roster.silence_s("inc1") == second
-    assert not roster.nodes["inc1"].is_heard
-    assert roster.silence_s("inc1") == pytest.approx(8.0, abs=1.0)
-    roster.read_leases(9.0, [b"2:0:0"])
-    assert roster.silence_s("inc1") == 0.0
-    assert roster.silence_s("nobody") == 0.0
+            assert registry.silence_s("inc1") == second
+    assert not registry.nodes["inc1"].is_heard
+    assert registry.silence_s("inc1") == pytest.approx(8.0, abs=1.0)
+    registry.read_leases(9.0, [b"2:0:0"])
+    assert registry.silence_s("inc1") == 0.0
+    assert registry.silence_s("nobody") == 0.0
 
 
 def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
-    roster = roster_of()
+    registry = registry_of()
 
-    assert roster.read_hello(b"1-0", m.encode(HELLO).replace(b"inc1", b"inc\xff")) == []
-    assert "cannot be read" in roster.refusals.news()[0]
+    assert (
+        registry.read_registration(b"1-0", m.encode(REGISTRATION).replace(b"inc1", b"inc\xff"))
+        == []
+    )
+    assert "cannot be read" in registry.rejections.notices()[0]
 
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0, 1e308])
 @pytest.mark.parametrize("field", ["resources", "gpus", "began"])
 def test_hello_with_an_amount_that_no_machine_has_is_ignored_with_a_note(field, amount):
     fields = {"resources": {"cpu": amount}, "gpus": (m.Gpu("u", "m", amount),), "began": amount}
-    roster = roster_of()
-    assert introduce(roster, **{field: fields[field]}) == []
-    assert "a number in it cannot be" in roster.refusals.news()[0]
-    assert roster.nodes == {}
+    registry = registry_of()
+    assert register(registry, **{field: fields[field]}) == []
+    assert "a number in it cannot be" in registry.rejections.notices()[0]
+    assert registry.nodes == {}
 
 
 @pytest.mark.parametrize("number", [-1, 2**64 - 1, 10**300])
 @pytest.mark.parametrize("lease", ["1:{}:1", "1:1:{}"])
 def test_lease_whose_numbers_cannot_be_says_nothing_of_orders(lease, number):
-    roster = roster_of()
-    introduce(roster)
-    roster.read_leases(0.0, [lease.format(number).encode()])
-    assert roster.nodes["inc1"].mailbox.version == 0
+    registry = registry_of()
+    register(registry)
+    registry.read_leases(0.0, [lease.format(number).encode()])
+    assert registry.nodes["inc1"].desired_state.version == 0
 
 
 @pytest.mark.parametrize("numbers", [{"first": 2**64 - 1}, {"taken": (1, 2**64 - 1)}])
 def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
-    roster = joined_roster()
+    registry = joined_registry()
     header = BatchHeader(m.PROTOCOL_VERSION, "inc1", 1, (0, 0))
     data = m.encode(msgspec.structs.replace(header, **numbers))
     fields = {redis_keys.HEADER: data, redis_keys.EVENTS: m.encode([FINISHED])}
-    assert roster.read_batch(mine(roster), b"1-0", fields) == ("", 0)
-    assert refused(roster) == {("events", "unreadable"): 1}
+    assert registry.read_batch(mine(registry), b"1-0", fields) == ("", 0)
+    assert rejected(registry) == {("events", "unreadable"): 1}
 
 
 def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_back(monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.transport.nodes.node_registry._BURIED_AT_MOST", 2)
-    roster = roster_of()
+    registry = registry_of()
     for name in ("inc1", "inc2", "inc3"):
-        introduce(roster, name)
-        roster.bury(name, "it is dead")
+        register(registry, name)
+        registry.bury(name, "it is dead")
 
-    introduce(roster, "inc3")
-    introduce(roster, "inc1")
-    assert list(roster.nodes) == ["inc1"]
+    register(registry, "inc3")
+    register(registry, "inc1")
+    assert list(registry.nodes) == ["inc1"]
 
 
 def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
-    roster = roster_of()
-    introduce(roster, "inc2", began=200.0, number=3)
+    registry = registry_of()
+    register(registry, "inc2", began=200.0, number=3)
 
-    assert introduce(roster, "inc9", began=100.0) == []  # a dead incarnation's, said again
-    assert introduce(roster, "inc2", began=200.0, number=2, withheld={"GPU-a": "old"}) == []
-    assert refused(roster) == {("hello", "repeated"): 1}
-    assert roster.nodes["inc2"].number == 3
-    assert introduce(roster, "inc8", began=300.0) == ["inc2"]
+    assert register(registry, "inc9", began=100.0) == []  # a dead incarnation's, said again
+    assert register(registry, "inc2", began=200.0, number=2, withheld={"GPU-a": "old"}) == []
+    assert rejected(registry) == {("registration", "repeated"): 1}
+    assert registry.nodes["inc2"].number == 3
+    assert register(registry, "inc8", began=300.0) == ["inc2"]
 
 
 def test_s03_what_a_dead_or_unknown_node_says_is_no_fact_and_is_counted():
-    roster = joined_roster()
-    roster.bury("inc1", "it is dead")
+    registry = joined_registry()
+    registry.bury("inc1", "it is dead")
 
-    assert roster.read_batch(mine(roster), b"1-1", batch(FINISHED)) == ("", 0)
-    assert introduce(roster) == []
-    unknown = batch(FINISHED, incarnation="inc7")
-    assert roster.read_batch(mine(roster), b"1-2", unknown) == ("", 0)
-    assert mine(roster).facts == []
-    assert refused(roster) == {
+    assert registry.read_batch(mine(registry), b"1-1", batch(FINISHED)) == ("", 0)
+    assert register(registry) == []
+    unknown = batch(FINISHED, instance_id="inc7")
+    assert registry.read_batch(mine(registry), b"1-2", unknown) == ("", 0)
+    assert mine(registry).read_events == []
+    assert rejected(registry) == {
         ("events", "dead_node"): 1,
         ("events", "unknown_node"): 1,
-        ("hello", "dead_node"): 1,
+        ("registration", "dead_node"): 1,
     }

@@ -9,8 +9,8 @@ from tests.unit.scheduler.transport.nodes.test_roster import (
     FINISHED,
     JOINED,
     batch,
-    introduce,
-    roster_of,
+    register,
+    registry_of,
 )
 from tests.unit.scheduler.transport.nodes.test_roster_away import LOST
 from tests.unit.scheduler.transport.test_mailbox import START
@@ -26,15 +26,15 @@ ONE, TWO = "tunemq:events:one", "tunemq:events:two"
 
 
 @pytest.fixture
-def roster() -> NodeRegistry:
+def registry() -> NodeRegistry:
     """One node, on which each of two experiments has a trial of its own name."""
-    roster = roster_of(1, ONE, TWO)
-    introduce(roster)
-    roster.read_leases(0.0, [b"1:0:0"])
-    for key, tenant in roster.tenants.items():
-        assert tenant.take() == [JOINED]
-        tenant.stakes["inc1"].orders.put(order_of(key))
-    return roster
+    registry = registry_of(1, ONE, TWO)
+    register(registry)
+    registry.read_leases(0.0, [b"1:0:0"])
+    for key, channel in registry.channels.items():
+        assert channel.take() == [JOINED]
+        channel.cursors["inc1"].orders.put(order_of(key))
+    return registry
 
 
 def trial_of(key: str) -> str:
@@ -45,73 +45,75 @@ def order_of(key: str) -> m.TrialOrder:
     return m.TrialOrder(trial_of(key), 1, TO_THE_END, start=START)
 
 
-def mailbox(roster: NodeRegistry) -> DesiredState:
-    return roster.nodes["inc1"].mailbox
+def desired_state(registry: NodeRegistry) -> DesiredState:
+    return registry.nodes["inc1"].desired_state
 
 
-def test_f22_experiment_is_told_that_a_lost_node_ran_trials_of_others(roster: NodeRegistry) -> None:
-    roster.lose("inc1", "it is silent")
-    for tenant in roster.tenants.values():
-        assert tenant.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
+def test_f22_experiment_is_told_that_a_lost_node_ran_trials_of_others(
+    registry: NodeRegistry,
+) -> None:
+    registry.lose("inc1", "it is silent")
+    for channel in registry.channels.values():
+        assert channel.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
 def test_f22_experiment_is_told_that_a_lost_node_ran_only_its_own_trials(
-    roster: NodeRegistry,
+    registry: NodeRegistry,
 ) -> None:
-    two = roster.tenants[TWO]
-    two.stakes["inc1"].orders.release("two", 1)
-    roster.lose("inc1", "it is silent")
-    assert roster.tenants[ONE].take() == [m.NodeLost("inc1", "it is silent")]
+    two = registry.channels[TWO]
+    two.cursors["inc1"].orders.release("two", 1)
+    registry.lose("inc1", "it is silent")
+    assert registry.channels[ONE].take() == [m.NodeLost("inc1", "it is silent")]
     assert two.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
 def test_f22_node_of_an_experiment_whose_process_is_away_counts_as_shared(
-    roster: NodeRegistry,
+    registry: NodeRegistry,
 ) -> None:
-    roster.leave(roster.tenants[TWO])
-    roster.lose("inc1", "it is silent")
-    assert roster.tenants[ONE].take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
+    registry.leave(registry.channels[TWO])
+    registry.lose("inc1", "it is silent")
+    assert registry.channels[ONE].take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
-def listed(roster: NodeRegistry) -> tuple[list[str], list[str]]:
+def listed(registry: NodeRegistry) -> tuple[list[str], list[str]]:
     """The trials in the next assignment, and the experiments of which it says nothing."""
-    assignment = mailbox(roster).next_assignment()
+    assignment = desired_state(registry).next_assignment()
     return [order.trial for order in assignment.orders], list(assignment.untouched)
 
 
-def again(roster: NodeRegistry, key: str) -> None:
+def again(registry: NodeRegistry, key: str) -> None:
     """An experiment says all that it wants of the node, which it had before."""
-    tenant = roster.tenants[key]
-    orders = tenant.stakes["inc1"].orders
+    channel = registry.channels[key]
+    orders = channel.cursors["inc1"].orders
     orders.put(order_of(key))
-    tenant.settle(tenant.stated)
+    channel.settle(channel.num_events)
 
 
-def silent(roster: NodeRegistry) -> None:
+def silent(registry: NodeRegistry) -> None:
     now = 1.0
-    while roster.nodes["inc1"].is_heard:
-        roster.read_leases(now, [b"1:0:0"])
+    while registry.nodes["inc1"].is_heard:
+        registry.read_leases(now, [b"1:0:0"])
         now += 1.0
     assert now < 60.0
 
 
-def test_an_assignment_has_the_orders_of_all(roster):
-    assert listed(roster) == (["one", "two"], [])
+def test_an_assignment_has_the_orders_of_all(registry):
+    assert listed(registry) == (["one", "two"], [])
 
 
-def test_events_are_told_to_the_experiment_whose_stream_they_were_in(roster):
-    one, two = roster.tenants.values()
-    assert roster.read_batch(two, b"5-1", batch(FINISHED)) == ("inc1", 1)
+def test_events_are_told_to_the_experiment_whose_stream_they_were_in(registry):
+    one, two = registry.channels.values()
+    assert registry.read_batch(two, b"5-1", batch(FINISHED)) == ("inc1", 1)
 
     assert events_of(two.take()) == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
     assert one.take() == []
 
 
 def test_events_bring_an_expected_node_to_all_and_come_behind_that():
-    roster = roster_of(1, ONE, TWO)
-    one, two = roster.tenants.values()
-    roster.expect(two, JOINED, 0)
-    roster.read_batch(two, b"5-1", batch(FINISHED))
+    registry = registry_of(1, ONE, TWO)
+    one, two = registry.channels.values()
+    registry.expect(two, JOINED, 0)
+    registry.read_batch(two, b"5-1", batch(FINISHED))
 
     assert one.take() == [JOINED]
     assert events_of(two.take()) == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
@@ -125,153 +127,153 @@ def test_events_bring_an_expected_node_to_all_and_come_behind_that():
     ],
 )
 def test_entries_are_trimmed_up_to_any_that_was_journalled(newest, behind):
-    tenant = ExperimentChannel(ONE)
-    tenant.was_read(newest, "nobody", 1)
-    assert tenant.trim() == ("XTRIM", ONE, "MINID", behind)
+    channel = ExperimentChannel(ONE)
+    channel.was_read(newest, "nobody", 1)
+    assert channel.trim() == ("XTRIM", ONE, "MINID", behind)
 
 
-def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(roster):
-    one, two = roster.tenants.values()
-    for tenant in (one, two):
-        roster.read_batch(tenant, b"5-1", batch(FINISHED))
-    roster.read_batch(two, b"5-2", batch(FINISHED, first=3))
-    roster.read_batch(one, b"5-2", batch(FINISHED, first=2))
+def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(registry):
+    one, two = registry.channels.values()
+    for channel in (one, two):
+        registry.read_batch(channel, b"5-1", batch(FINISHED))
+    registry.read_batch(two, b"5-2", batch(FINISHED, first=3))
+    registry.read_batch(one, b"5-2", batch(FINISHED, first=2))
 
-    assert roster.gaps == [TWO]
+    assert registry.gaps == [TWO]
     assert events_of(one.take())[-2:] == [m.BatchRead("inc1", 2, 2, "5-2"), FINISHED]
 
 
-def test_who_comes_later_is_told_of_the_nodes_that_are_there(roster):
-    introduce(roster, "inc2", node="silent")
-    late = roster.tenants["late"] = ExperimentChannel("late")
-    roster.announce(late)
+def test_who_comes_later_is_told_of_the_nodes_that_are_there(registry):
+    register(registry, "inc2", node="silent")
+    late = registry.channels["late"] = ExperimentChannel("late")
+    registry.announce(late)
 
     assert late.take() == [JOINED]
-    assert not mailbox(roster).next_assignment().untouched
+    assert not desired_state(registry).next_assignment().untouched
 
 
-def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_wants(roster):
-    silent(roster)
-    roster.read_leases(60.0, [b"2:1:1"])
-    for tenant in roster.tenants.values():
-        assert tenant.take() == [replace(LOST, is_shared=True), m.NodeReturned("inc1")]
-    assert not roster.nodes["inc1"].takes_orders, "nobody has said anything"
+def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_wants(registry):
+    silent(registry)
+    registry.read_leases(60.0, [b"2:1:1"])
+    for channel in registry.channels.values():
+        assert channel.take() == [replace(LOST, is_shared=True), m.NodeReturned("inc1")]
+    assert not registry.nodes["inc1"].takes_orders, "nobody has said anything"
 
-    again(roster, TWO)
-    assert roster.nodes["inc1"].takes_orders
-    assert listed(roster) == (["two"], [ONE])
-    again(roster, ONE)
-    assert mailbox(roster).is_changed
-    assert listed(roster) == (["one", "two"], [])
+    again(registry, TWO)
+    assert registry.nodes["inc1"].takes_orders
+    assert listed(registry) == (["two"], [ONE])
+    again(registry, ONE)
+    assert desired_state(registry).is_changed
+    assert listed(registry) == (["one", "two"], [])
 
 
-def test_one_that_has_not_handled_that_a_node_is_back_has_not_said_what_it_wants(roster):
-    silent(roster)
-    roster.read_leases(60.0, [b"2:1:1"])
-    one = roster.tenants[ONE]
+def test_one_that_has_not_handled_that_a_node_is_back_has_not_said_what_it_wants(registry):
+    silent(registry)
+    registry.read_leases(60.0, [b"2:1:1"])
+    one = registry.channels[ONE]
     before = one.given
     one.take()
-    again(roster, TWO)
+    again(registry, TWO)
     one.settle(before)
     one.settle(before + 1)
-    assert listed(roster) == (["two"], [ONE]), "it has handled the loss, not the return"
+    assert listed(registry) == (["two"], [ONE]), "it has handled the loss, not the return"
 
     one.settle(before + 2)
-    assert listed(roster) == (["two"], []), "nothing is what it wants"
+    assert listed(registry) == (["two"], []), "nothing is what it wants"
 
 
-def test_who_comes_while_a_node_is_away_is_told_that_it_joins(roster):
-    silent(roster)
-    late = roster.tenants["late"] = ExperimentChannel("late")
-    roster.announce(late)
+def test_who_comes_while_a_node_is_away_is_told_that_it_joins(registry):
+    silent(registry)
+    late = registry.channels["late"] = ExperimentChannel("late")
+    registry.announce(late)
     assert late.take() == []
-    roster.read_leases(60.0, [b"2:1:1"])
+    registry.read_leases(60.0, [b"2:1:1"])
 
     assert late.take() == [JOINED]
-    assert listed(roster) == ([], [ONE, TWO]), "it wants nothing, the others may"
+    assert listed(registry) == ([], [ONE, TWO]), "it wants nothing, the others may"
 
 
-def test_when_one_is_over_nodes_keep_what_they_host_of_the_others(roster):
-    mailbox(roster).confirm(1, mailbox(roster).next_assignment().version)
-    roster.commands.clear()
-    assert roster.over(roster.tenants[ONE]) == ["inc1"]
+def test_when_one_is_over_nodes_keep_what_they_host_of_the_others(registry):
+    desired_state(registry).confirm(1, desired_state(registry).next_assignment().version)
+    registry.commands.clear()
+    assert registry.over(registry.channels[ONE]) == ["inc1"]
 
-    replies = [command for command in roster.commands if command[0] == "HSET"]
+    replies = [command for command in registry.commands if command[0] == "HSET"]
     told = (
         "HSET",
         redis_keys.reply("inc1"),
-        redis_keys.journalled(ONE),
+        redis_keys.acknowledged_up_to(ONE),
         str(redis_keys.EVERYTHING),
     )
     assert replies == [told]
-    (order,) = mailbox(roster).next_assignment().orders
+    (order,) = desired_state(registry).next_assignment().orders
     assert (order.trial, order.start) == ("two", None), "it hosts that already"
 
 
-def test_when_one_is_over_that_never_used_a_node_the_node_hears_nothing(roster):
-    unused = roster.tenants["unused"] = ExperimentChannel("unused")
-    roster.announce(unused)
-    mailbox(roster).next_assignment()
+def test_when_one_is_over_that_never_used_a_node_the_node_hears_nothing(registry):
+    unused = registry.channels["unused"] = ExperimentChannel("unused")
+    registry.announce(unused)
+    desired_state(registry).next_assignment()
 
-    assert roster.over(unused) == []
-    assert not mailbox(roster).is_changed
-
-
-def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and_new(roster):
-    roster.leave(roster.tenants[ONE])
-    assert listed(roster) == (["two"], [ONE])
-    introduce(roster, "inc2", node="another")
-    roster.read_leases(1.0, [b"2:1:1", b"1:1:1"])
-    assert roster.nodes["inc2"].mailbox.next_assignment().untouched == (ONE,)
-
-    one = roster.tenants[ONE] = ExperimentChannel(ONE)
-    roster.expect(one, JOINED, 7)
-    roster.announce(one)
-    assert [fact.incarnation for fact in one.take()] == ["inc2"], "the other it knows"
-    again(roster, ONE)
-    assert listed(roster) == (["one", "two"], [])
-    assert roster.nodes["inc2"].mailbox.next_assignment().untouched == ()
+    assert registry.over(unused) == []
+    assert not desired_state(registry).is_changed
 
 
-def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any(roster):
-    roster.leave(roster.tenants[ONE])
-    one = roster.tenants[ONE] = ExperimentChannel(ONE)
-    roster.announce(one)
+def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and_new(registry):
+    registry.leave(registry.channels[ONE])
+    assert listed(registry) == (["two"], [ONE])
+    register(registry, "inc2", node="another")
+    registry.read_leases(1.0, [b"2:1:1", b"1:1:1"])
+    assert registry.nodes["inc2"].desired_state.next_assignment().untouched == (ONE,)
+
+    one = registry.channels[ONE] = ExperimentChannel(ONE)
+    registry.expect(one, JOINED, 7)
+    registry.announce(one)
+    assert [read_event.instance_id for read_event in one.take()] == ["inc2"], "the other it knows"
+    again(registry, ONE)
+    assert listed(registry) == (["one", "two"], [])
+    assert registry.nodes["inc2"].desired_state.next_assignment().untouched == ()
+
+
+def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any(registry):
+    registry.leave(registry.channels[ONE])
+    one = registry.channels[ONE] = ExperimentChannel(ONE)
+    registry.announce(one)
     assert one.take() == [JOINED]
-    assert listed(roster) == (["two"], [ONE])
+    assert listed(registry) == (["two"], [ONE])
 
     one.settle(1)
-    assert listed(roster) == (["two"], [])
+    assert listed(registry) == (["two"], [])
 
 
 def test_a_scheduler_that_begins_with_absent_experiments_touches_nothing_of_theirs():
-    roster = NodeRegistry(5, [ONE, TWO])
-    introduce(roster)
-    roster.read_leases(0.0, [b"9:4:17"])
-    assert not roster.nodes["inc1"].takes_orders, "there is nobody to say anything"
+    registry = NodeRegistry(5, [ONE, TWO])
+    register(registry)
+    registry.read_leases(0.0, [b"9:4:17"])
+    assert not registry.nodes["inc1"].takes_orders, "there is nobody to say anything"
 
-    two = roster.tenants[TWO] = ExperimentChannel(TWO)
-    roster.expect(two, JOINED, 3)
-    again(roster, TWO)
-    assignment = mailbox(roster).next_assignment()
+    two = registry.channels[TWO] = ExperimentChannel(TWO)
+    registry.expect(two, JOINED, 3)
+    again(registry, TWO)
+    assignment = desired_state(registry).next_assignment()
     assert (assignment.term, assignment.untouched) == (5, (ONE,))
-    roster.tenants[ONE] = ExperimentChannel(ONE)
-    roster.over(roster.tenants[ONE])
-    assert listed(roster) == (["two"], []), "it was over already"
+    registry.channels[ONE] = ExperimentChannel(ONE)
+    registry.over(registry.channels[ONE])
+    assert listed(registry) == (["two"], []), "it was over already"
 
 
 @pytest.mark.parametrize("takes_it_for", ["alive", "away"])
 @pytest.mark.parametrize("it_is", ["there", "away", "dead", "unknown"])
-def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(roster, takes_it_for, it_is):
-    roster.leave(roster.tenants[ONE])
+def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(registry, takes_it_for, it_is):
+    registry.leave(registry.channels[ONE])
     if it_is == "away":
-        silent(roster)
+        silent(registry)
     elif it_is == "dead":
-        roster.lose("inc1", "gone", is_dead=True)
+        registry.lose("inc1", "gone", is_dead=True)
     elif it_is == "unknown":
-        roster = NodeRegistry(2, [ONE])
-    one = roster.tenants[ONE] = ExperimentChannel(ONE)
-    roster.expect(one, JOINED, 3, away_since=None if takes_it_for == "alive" else 0.0)
+        registry = NodeRegistry(2, [ONE])
+    one = registry.channels[ONE] = ExperimentChannel(ONE)
+    registry.expect(one, JOINED, 3, away_since=None if takes_it_for == "alive" else 0.0)
     told = {
         ("alive", "away"): [m.NodeLost("inc1", "it is not heard", is_shared=True)],
         ("away", "there"): [m.NodeReturned("inc1")],
@@ -282,13 +284,13 @@ def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(roster, takes_it_f
 
 
 def test_one_that_takes_a_node_for_lost_that_only_was_not_heard_yet_is_told_when_it_is():
-    roster = NodeRegistry(2, [ONE, TWO])
-    one, two = (roster.tenants.setdefault(key, ExperimentChannel(key)) for key in (ONE, TWO))
-    roster.expect(one, JOINED, 3)
-    again(roster, ONE)
-    roster.expect(two, JOINED, 3, away_since=0.0)
-    roster.read_leases(1.0, [b"9:1:17"])
+    registry = NodeRegistry(2, [ONE, TWO])
+    one, two = (registry.channels.setdefault(key, ExperimentChannel(key)) for key in (ONE, TWO))
+    registry.expect(one, JOINED, 3)
+    again(registry, ONE)
+    registry.expect(two, JOINED, 3, away_since=0.0)
+    registry.read_leases(1.0, [b"9:1:17"])
 
     assert one.take() == []
     assert two.take() == [m.NodeReturned("inc1")]
-    assert listed(roster) == (["one"], [TWO])
+    assert listed(registry) == (["one"], [TWO])

@@ -5,117 +5,117 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from tests.unit.scheduler.transport.nodes.test_roster import HELLO, roster_of
+from tests.unit.scheduler.transport.nodes.test_roster import REGISTRATION, registry_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.protocol import messages as m
 
 ONE, TWO = "tunemq:events:one", "tunemq:events:two"
 GPUS = (m.Gpu("GPU-a", "A100", 80e9), m.Gpu("GPU-b", "A100", 80e9))
-WITH_GPUS = replace(HELLO, resources={"cpu": 2.0, "gpu": 2.0}, gpus=GPUS)
+WITH_GPUS = replace(REGISTRATION, resources={"cpu": 2.0, "gpu": 2.0}, gpus=GPUS)
 BAD = {"GPU-b": "XID 79"}
 WITHHELD = m.DevicesWithheld("inc1", BAD)
 
 
-def says(roster: NodeRegistry, withheld: dict[str, str], entry_id: bytes = b"1-2") -> None:
-    roster.read_hello(entry_id, m.encode(replace(WITH_GPUS, withheld=withheld)))
+def says(registry: NodeRegistry, withheld: dict[str, str], entry_id: bytes = b"1-2") -> None:
+    registry.read_registration(entry_id, m.encode(replace(WITH_GPUS, withheld=withheld)))
 
 
 def joined(withheld: dict[str, str]) -> m.NodeJoined:
-    hello = WITH_GPUS
+    registration = WITH_GPUS
     return m.NodeJoined(
-        hello.incarnation,
-        hello.node,
-        hello.hostname,
-        hello.node_ip,
-        hello.resources,
+        registration.instance_id,
+        registration.node,
+        registration.hostname,
+        registration.node_ip,
+        registration.resources,
         GPUS,
         withheld=withheld,
     )
 
 
 def a_node(*events_keys: str, withheld: dict[str, str] | None = None) -> NodeRegistry:
-    roster = roster_of(1, *events_keys)
-    says(roster, withheld or {}, b"1-1")
-    roster.read_leases(0.0, [b"1:0:0"])
-    return roster
+    registry = registry_of(1, *events_keys)
+    says(registry, withheld or {}, b"1-1")
+    registry.read_leases(0.0, [b"1:0:0"])
+    return registry
 
 
-def silence(roster: NodeRegistry, now: float) -> float:
-    while roster.nodes["inc1"].is_heard:
+def silence(registry: NodeRegistry, now: float) -> float:
+    while registry.nodes["inc1"].is_heard:
         now += 1.0
-        roster.read_leases(now, [b"1:0:0"])
+        registry.read_leases(now, [b"1:0:0"])
     return now
 
 
 def test_a_node_that_says_hello_again_is_stated_once_where_it_withholds_other_devices() -> None:
-    roster = a_node(ONE, TWO)
-    for tenant in roster.tenants.values():
-        assert tenant.take() == [joined({})]
-    says(roster, BAD)
-    says(roster, BAD, b"1-3")
-    for tenant in roster.tenants.values():
-        assert tenant.take() == [WITHHELD]
-    says(roster, {}, b"1-4")
-    for tenant in roster.tenants.values():
-        assert tenant.take() == [m.DevicesWithheld("inc1", {})]
-    assert [one for one in roster.commands if one[0] == "XDEL"] == [
+    registry = a_node(ONE, TWO)
+    for channel in registry.channels.values():
+        assert channel.take() == [joined({})]
+    says(registry, BAD)
+    says(registry, BAD, b"1-3")
+    for channel in registry.channels.values():
+        assert channel.take() == [WITHHELD]
+    says(registry, {}, b"1-4")
+    for channel in registry.channels.values():
+        assert channel.take() == [m.DevicesWithheld("inc1", {})]
+    assert [one for one in registry.commands if one[0] == "XDEL"] == [
         ("XDEL", "tunemq:nodes", entry) for entry in (b"1-1", b"1-2", b"1-3")
     ]
 
 
 def test_who_joins_later_learns_it_with_the_node() -> None:
-    roster = a_node(ONE)
-    says(roster, BAD)
-    late = roster.tenants[TWO] = ExperimentChannel(TWO)
-    roster.announce(late)
+    registry = a_node(ONE)
+    says(registry, BAD)
+    late = registry.channels[TWO] = ExperimentChannel(TWO)
+    registry.announce(late)
     assert late.take() == [joined(BAD)]
     begins = a_node(ONE, withheld=BAD)
-    assert begins.tenants[ONE].take() == [joined(BAD)]
+    assert begins.channels[ONE].take() == [joined(BAD)]
 
 
 def test_of_a_lost_node_it_is_stated_when_that_is_back() -> None:
-    roster = a_node(ONE)
-    tenant = roster.tenants[ONE]
-    now = silence(roster, 0.0)
-    says(roster, BAD)
-    assert [type(fact) for fact in tenant.take()] == [m.NodeJoined, m.NodeLost]
-    roster.read_leases(now + 1.0, [b"1:0:1"])
-    assert tenant.take() == [m.NodeReturned("inc1"), WITHHELD]
+    registry = a_node(ONE)
+    channel = registry.channels[ONE]
+    now = silence(registry, 0.0)
+    says(registry, BAD)
+    assert [type(read_event) for read_event in channel.take()] == [m.NodeJoined, m.NodeLost]
+    registry.read_leases(now + 1.0, [b"1:0:1"])
+    assert channel.take() == [m.NodeReturned("inc1"), WITHHELD]
 
 
 def test_whoever_takes_up_an_experiment_is_told_only_what_is_news_to_it() -> None:
     for known, said in ((BAD, []), ({}, [WITHHELD]), ({"GPU-a": "ECC"}, [WITHHELD])):
-        roster = roster_of(1, ONE)
-        tenant = roster.tenants[ONE]
-        roster.expect(tenant, joined(known), 0)
-        assert tenant.take() == []
-        says(roster, BAD, b"1-1")
-        roster.read_leases(0.0, [b"1:0:0"])
-        roster.read_leases(1.0, [b"1:0:1"])
-        assert tenant.take() == said
+        registry = registry_of(1, ONE)
+        channel = registry.channels[ONE]
+        registry.expect(channel, joined(known), 0)
+        assert channel.take() == []
+        says(registry, BAD, b"1-1")
+        registry.read_leases(0.0, [b"1:0:0"])
+        registry.read_leases(1.0, [b"1:0:1"])
+        assert channel.take() == said
 
 
 def test_what_one_experiment_took_for_withheld_is_not_told_to_another_before_the_node_says_so():
-    roster = roster_of(1, ONE, TWO)
-    one, two = roster.tenants.values()
-    roster.expect(one, joined(BAD), 0)
-    roster.expect(two, joined({}), 0)
-    roster.read_leases(0.0, [b"1:0:0"])
-    roster.read_leases(1.0, [b"1:0:1"])
+    registry = registry_of(1, ONE, TWO)
+    one, two = registry.channels.values()
+    registry.expect(one, joined(BAD), 0)
+    registry.expect(two, joined({}), 0)
+    registry.read_leases(0.0, [b"1:0:0"])
+    registry.read_leases(1.0, [b"1:0:1"])
     assert one.take() == two.take() == []
-    says(roster, {}, b"1-1")
+    says(registry, {}, b"1-1")
     assert (one.take(), two.take()) == ([m.DevicesWithheld("inc1", {})], [])
 
 
 def test_people_are_told_which_device_and_why_and_when_it_is_back() -> None:
-    roster = a_node(ONE)
-    roster.news.clear()
-    says(roster, BAD)
-    says(roster, BAD, b"1-3")
-    assert roster.news == ["GPU GPU-b of node n is set aside: XID 79."]
-    says(roster, {"GPU-a": ""}, b"1-4")
-    assert roster.news[1:] == [
+    registry = a_node(ONE)
+    registry.notices.clear()
+    says(registry, BAD)
+    says(registry, BAD, b"1-3")
+    assert registry.notices == ["GPU GPU-b of node n is set aside: XID 79."]
+    says(registry, {"GPU-a": ""}, b"1-4")
+    assert registry.notices[1:] == [
         "GPU GPU-a of node n is set aside.",
         "GPU GPU-b of node n may be used again.",
     ]
@@ -125,10 +125,10 @@ def test_a_node_cannot_fill_journals_with_what_it_withholds() -> None:
     gpus = tuple(m.Gpu(f"GPU-{place}") for place in range(100))
     reasons = {gpu.uuid: "\x1b[31m" + "broken\n" * 500 for gpu in gpus}
     reasons["of no device"] = "?"
-    roster = roster_of(1, ONE)
-    hello = replace(WITH_GPUS, gpus=gpus, withheld=reasons)
-    roster.read_hello(b"1-1", m.encode(hello))
-    withheld = roster.nodes["inc1"].about.withheld
+    registry = registry_of(1, ONE)
+    registration = replace(WITH_GPUS, gpus=gpus, withheld=reasons)
+    registry.read_registration(b"1-1", m.encode(registration))
+    withheld = registry.nodes["inc1"].about.withheld
     assert len(withheld) == 64
     assert withheld.keys() <= {gpu.uuid for gpu in gpus}
     assert {len(reason) for reason in withheld.values()} == {200}
@@ -136,7 +136,7 @@ def test_a_node_cannot_fill_journals_with_what_it_withholds() -> None:
 
 
 def test_a_hello_of_before_is_read() -> None:
-    roster = roster_of(1, ONE)
+    registry = registry_of(1, ONE)
     before = msgspec.msgpack.decode(m.encode(WITH_GPUS))[:10]
-    roster.read_hello(b"1-1", msgspec.msgpack.encode(before))
-    assert roster.nodes["inc1"].about == joined({})
+    registry.read_registration(b"1-1", msgspec.msgpack.encode(before))
+    assert registry.nodes["inc1"].about == joined({})

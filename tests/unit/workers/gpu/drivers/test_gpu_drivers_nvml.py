@@ -99,16 +99,16 @@ def test_who_holds_a_device_is_told_with_name_and_memory(fake):
 def test_vitals_are_of_each_device_and_say_nothing_of_what_is_not_known(fake):
     fake.change("GPU-a", utilisation=40, used=1e9)
     driver = NvmlDriver()
-    assert driver.vitals() == [
+    assert driver.gpu_metrics() == [
         GpuMetrics("GPU-a", 0.4, 1e9),
         GpuMetrics("MIG-1", None, 0.0),
         GpuMetrics("MIG-2", None, 0.0),
     ]
     fake.change("GPU-a", lost=True)
-    assert [one.uuid for one in driver.vitals()] == ["MIG-1", "MIG-2"]
+    assert [one.uuid for one in driver.gpu_metrics()] == ["MIG-1", "MIG-2"]
     fake.file.unlink()
     with pytest.raises(OSError, match="NVML: nvmlDeviceGetCount"):
-        driver.vitals()
+        driver.gpu_metrics()
 
 
 def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkeypatch):

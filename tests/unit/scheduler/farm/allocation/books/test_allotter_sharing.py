@@ -48,9 +48,9 @@ def test_a_higher_priority_that_waits_has_lower_ones_give_way_at_once() -> None:
     farm = a_farm(preempt_grace_s=33.0)
     farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
     farm.run(400.0)
-    farm.allotter.experiment_added("high", "bob", 1, 9)
-    farm.allotter.usage("high", OfferUsage({}, {}, (SlotDemand(ONE, 2),)))
-    [(name, offer)] = farm.allotter.offers()
+    farm.allocator.experiment_added("high", "bob", 1, 9)
+    farm.allocator.usage("high", OfferUsage({}, {}, (SlotDemand(ONE, 2),)))
+    [(name, offer)] = farm.allocator.offers()
     assert (name, offer.resources["gpu"], offer.preempt_grace_s) == ("low", 2.0, 33.0)
 
 
