@@ -109,7 +109,7 @@ def assignment() -> str:
         for number in range(8)
     ]
     told = m.Assignment(m.PROTOCOL_VERSION, "node00000.1", 1, 7, tuple(orders), ())
-    return SchedulerSigning().message("node00000.1", m.encode(told))
+    return SchedulerSigning().command("node00000.1", m.encode(told))
 
 
 def reply(field: str, value: str) -> RedisCommand:

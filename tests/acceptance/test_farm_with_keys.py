@@ -111,7 +111,7 @@ def test_who_has_no_keys_neither_asks_nor_works(farm, keys):
     farm.of_home["laptop"] = hers
     assert done.returncode == 1
     assert "takes signed requests only" in done.stderr
-    eventually(lambda: ("hello", "unsigned") in distrusted(farm), within=60, every=0.5)
+    eventually(lambda: ("registration", "unsigned") in distrusted(farm), within=60, every=0.5)
     assert ("request", "unknown_submitter") in distrusted(farm)
     assert set(farm.nodes()) == {"one", "two"}
 

@@ -167,7 +167,7 @@ def test_new_keys_are_read_by_pods_that_run(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "with-new-keys")
 
 
-def test_a_worker_that_kubernetes_ends_says_goodbye_within_its_grace(farm: Farm) -> None:
+def test_a_worker_that_kubernetes_ends_deregisters_within_its_grace(farm: Farm) -> None:
     second = farm.start("Deployment", "worker-cpu", number=1)
 
     def is_known() -> bool:

@@ -70,7 +70,7 @@ EVERYTHING = FarmSnapshot(
         ),
     ),
     accounts=(OwnerAccount("ada", 0, "gpus", 0, 0, 0), OwnerAccount("ada", 0, "others", 0, 0, 0)),
-    rejected=(RejectionRow(kind="hello", reason="unsigned", times=1),),
+    rejected=(RejectionRow(kind="registration", reason="unsigned", times=1),),
     store_uses={"e": StoreUse()},
     head=HeadSnapshot(
         disks={"results": DiskState(free=1.0, size=2.0, free_inodes=1.0, is_writable=True)},
@@ -126,7 +126,7 @@ def test_all_that_a_scheduler_tells_is_shown_or_watched():
     assert unused == {
         "tunemq_scheduler_turn_seconds_count",  # among the buckets
         "tunemq_node_memory_used_bytes",  # of nodes that trials ask for memory of
-        "tunemq_node_hosts",
+        "tunemq_node_trial_processes",
     }
 
 

@@ -221,6 +221,36 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     eventually(lambda: "went on elsewhere" in farm.said(), within=60, message=lambda: str(farm))
 
 
+def test_f03_scheduler_on_results_put_back_from_a_backup_names_the_copy_that_has_more(
+    farm, storage
+):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    search = {"trials": 2, "steps": 60, "save_every": 5, "has_gate": True}
+    farm.submit(Search(name="search", failures=0, **search))
+    farm.open_gate("search", 10)
+    farm.wait_for_steps("search", 2, 10)
+    shutil.copytree(farm.results, farm.folder / "backup", symlinks=True)
+    farm.open_gate("search", 40)
+    farm.wait_for_steps("search", 2, 40)
+    farm.kill_scheduler()
+    farm.results.rename(farm.folder / "gone")
+    (farm.folder / "backup").rename(farm.results)
+    farm.start_scheduler("--store", storage)
+    eventually(
+        lambda: "lacks results that the copy" in farm.tunemq("why", "search"),
+        within=60,
+        message=lambda: str(farm),
+    )
+    farm.kill_scheduler()
+    farm.results.rename(farm.folder / "moved-away")  # as it says
+    start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
+    submit_again(farm, "search")
+    farm.open_gate("search", 60)
+    farm.wait_for("search", "FINISHED", within=150)
+    farm.check_results("search")
+
+
 def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
     assert farm.start_scheduler("--journal-release", "store").wait(60) == 64
     assert "--store s3://" in farm.said()

@@ -20,7 +20,7 @@ from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 
 def put(n):
-    info = CheckpointInfo(trial="t0", epoch=1, n=n, step=n, metrics={}, state={})
+    info = CheckpointInfo(trial="t0", attempt=1, n=n, step=n, metrics={}, state={})
     try:
         return store.put_checkpoint(f"train_0/checkpoint_1-{n:06d}", source, info).sha256
     except StoreError as error:

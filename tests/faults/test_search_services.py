@@ -54,7 +54,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
         # The next checkpoint may be on its way for as long as a busy disk likes.
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
-    its_own = {child.pid for child in node.children(recursive=True)} | search.process_trees()
+    its_own = {child.pid for child in node.children(recursive=True)} | search.families()
     assert len(its_own) >= 2 + 2 * (4 if kind == "family" else 1), "ear, forkserver, hosts"
     node.kill()
     killed_at = time.monotonic()
@@ -131,4 +131,4 @@ def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start
     assert "its keeper process ended (-9)" in search.said.decode()
     assert search.recorded(0)[:2] == [(1, 1), (2, 2)]
     search.journal_gives_the_state()
-    search.leaves_nothing(search.process_trees())
+    search.leaves_nothing(search.families())

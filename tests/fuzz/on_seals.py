@@ -31,7 +31,7 @@ def of_signing(bench: Bench) -> list[Decoder]:
                 f"{how} mail",
                 _assignment(keys),
                 (),
-                (base64.b64encode(keys.orders.close(b"\x80", b"mail", _NODE.encode())),),
+                (base64.b64encode(keys.orders.close(b"\x80", b"command", _NODE.encode())),),
                 ("tunemq_workers.broker.node_signing:NodeSigning.mail",),
             ),
             Decoder(
@@ -55,7 +55,13 @@ def of_signing(bench: Bench) -> list[Decoder]:
                 _of_table(SchedulerSigning(keys).registration_entry),
                 (),
                 (
-                    _table(**{redis_keys.REGISTRATION.decode(): keys.events.close(b"h", b"hello")}),
+                    _table(
+                        **{
+                            redis_keys.REGISTRATION.decode(): keys.events.close(
+                                b"h", b"registration"
+                            )
+                        }
+                    ),
                     _table(**{redis_keys.BYE.decode(): keys.events.close(b"h", b"bye")}),
                 ),
                 (),
@@ -78,7 +84,7 @@ def of_signing(bench: Bench) -> list[Decoder]:
                 (),
                 (
                     keys.events.close(b"1:2:3", b"lease", _NODE.encode()),
-                    keys.events.close(b"\x80", b"vitals", _NODE.encode()),
+                    keys.events.close(b"\x80", b"node_metrics", _NODE.encode()),
                     keys.events.close(b"\x80", b"output", _KEY.encode()),
                 ),
                 (),
@@ -103,7 +109,7 @@ def of_signing(bench: Bench) -> list[Decoder]:
 def _assignment(keys: LiveKeys) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
         opened = NodeSigning(_NODE, keys).command(data)
-        signed_message = base64.b64encode(keys.orders.close(data, b"mail", _NODE.encode()))
+        signed_message = base64.b64encode(keys.orders.close(data, b"command", _NODE.encode()))
         return opened, NodeSigning(_NODE, keys).command(signed_message)
 
     return read

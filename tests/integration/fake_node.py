@@ -61,7 +61,7 @@ class FakeNode:
             cloudpickle.__version__,
             began=began,
         )
-        signed_message = self.keys.events.close(m.encode(registration), b"hello")
+        signed_message = self.keys.events.close(m.encode(registration), b"registration")
         self.redis.xadd(redis_keys.NODES, {redis_keys.REGISTRATION: signed_message})
 
     def send_deregistration(self) -> None:
@@ -79,7 +79,7 @@ class FakeNode:
         assert message["headers"]["task"] == redis_keys.TASK
         (payload,), _, _ = json.loads(base64.b64decode(message["body"]))
         signed_message = base64.b64decode(payload)
-        about = (b"mail", self.instance_id.encode())
+        about = (b"command", self.instance_id.encode())
         assignment = m.decode_assignment(self.keys.orders.open(signed_message, *about))
         self.confirmed = max(self.confirmed, (assignment.term, assignment.version))
         return assignment

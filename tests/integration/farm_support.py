@@ -144,7 +144,7 @@ class Scheduler:
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
-            decode_registration(opened(fields[redis_keys.REGISTRATION], b"hello"))
+            decode_registration(opened(fields[redis_keys.REGISTRATION], b"registration"))
             for fields in said
             if redis_keys.REGISTRATION in fields
         ]
@@ -187,7 +187,9 @@ class Scheduler:
 
     def send_assignment(self, instance_id: str, assignment: Assignment) -> None:
         """Publish this assignment."""
-        signed_message = self.keys.orders.close(encode(assignment), b"mail", instance_id.encode())
+        signed_message = self.keys.orders.close(
+            encode(assignment), b"command", instance_id.encode()
+        )
         self.post(instance_id, base64.b64encode(signed_message).decode())
 
     def post(self, instance_id: str, send_assignment: str) -> None:

@@ -75,7 +75,7 @@ def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 20 ms, so that tests need not last for seconds."""
-    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -330,13 +330,13 @@ def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor
     assert joined.redis.hget(redis_keys.reply("inc1"), "f")
 
 
-@pytest.mark.parametrize("ending", ["goodbye", "restart"])
+@pytest.mark.parametrize("ending", ["deregistration", "restart"])
 def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read(
     executor, joined, farm, ending
 ):
     for step in range(1, 101):
         joined.send(KEY, result(step))
-    if ending == "goodbye":
+    if ending == "deregistration":
         joined.send_deregistration()
     else:
         successor = FakeNode(farm.url, "inc2")

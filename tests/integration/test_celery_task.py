@@ -63,5 +63,5 @@ def test_any_celery_worker_understands_the_task(executor, joined, farm, tmp_path
         worker.wait()
 
     signed_message = base64.b64decode(heard.read_text())
-    assignment = m.decode_assignment(joined.keys.orders.open(signed_message, b"mail", b"inc1"))
+    assignment = m.decode_assignment(joined.keys.orders.open(signed_message, b"command", b"inc1"))
     assert assignment.orders[0].start == PLAN.trial_spec(START)

@@ -90,7 +90,7 @@ def test_the_metrics_of_a_farm_follow_what_it_does(farm, uuids):
             "tunemq_node_gpus_used{node=one}": 1.5,
             "tunemq_node_resource{node=one,resource=licence}": 3,
             "tunemq_node_trials{node=one}": 3,
-            "tunemq_node_hosts{node=one}": 3,
+            "tunemq_node_trial_processes{node=one}": 3,
             "tunemq_redis_away{}": 0,
         },
     )

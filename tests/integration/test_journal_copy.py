@@ -21,7 +21,7 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.journal import FILE_NAME, Journal, journal_copy, recover
-from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_shared.base.errors import BugError, JournalError
 from tunemq_shared.checkpoints.open_store import open_objects
@@ -172,6 +172,25 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     pieces = [name for name in names(objects) if ".turns/" in name]
     assert len(pieces) < 10
     assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == 20
+
+
+def test_copy_is_ahead_of_an_older_journal_and_not_of_its_own_or_where_it_is_damaged(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    folder, backup = tmp_path / "journal", tmp_path / "backup"
+    assert not is_copy_ahead(objects, folder, SIGNER)  # there is none
+    with Journal.create(folder, HEADER) as journal:
+        copied = JournalCopy(journal, objects, SIGNER)
+        journal.append(TURNS[0])
+        is_copied(copied)
+        shutil.copytree(folder, backup)
+        journal.append(TURNS[1])
+        assert copied.close(within_s=60)
+        journal.append(TURNS[2])
+    assert not is_copy_ahead(objects, folder, SIGNER)
+    assert is_copy_ahead(objects, backup, SIGNER)
+    objects.delete([one.key for one in objects.list(FILE_NAME) if ".turns/" in one.key][:1])
+    assert not is_copy_ahead(objects, backup, SIGNER)
 
 
 @pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])

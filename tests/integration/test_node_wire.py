@@ -103,7 +103,7 @@ def goes_on(one: Experiment, transport: NodeTransport, *others: Experiment) -> N
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.1)
 
 
 @pytest.fixture

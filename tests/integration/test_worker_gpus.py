@@ -188,7 +188,7 @@ def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
 
     def has_looked() -> bool:
         if said := scheduler.client.get(key):
-            opened = scheduler.keys.events.open(said, b"vitals", instance_id.encode())
+            opened = scheduler.keys.events.open(said, b"node_metrics", instance_id.encode())
             found[:] = [decode_node_metrics(opened)]
         return bool(found) and found[0].load is not None
 

@@ -132,7 +132,9 @@ class SignedWorker(Command):
         for key in self.scheduler.client.keys(names.node_metrics("*")):
             if (signed_message := self.scheduler.client.get(key)) is not None:
                 instance_id = key.rpartition(b":")[2]
-                opened = self.scheduler.keys.events.open(signed_message, b"vitals", instance_id)
+                opened = self.scheduler.keys.events.open(
+                    signed_message, b"node_metrics", instance_id
+                )
                 return decode_node_metrics(opened)
         return NodeMetrics()
 

@@ -183,3 +183,13 @@ def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: Examined
     assert [one.check for one in found.findings if one.level is FindingLevel.PROBLEM] == [
         "scheduler"
     ]
+
+
+def test_doctor_with_a_running_scheduler_looks_at_its_results_folder(
+    farm: ExaminedFarm, tmp_path: Path
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    said = farm.doctor(variables={"TUNEMQ_RESULTS": str(elsewhere)}).stdout
+    assert f"the results in {farm.results}" in said
+    assert str(elsewhere) not in said

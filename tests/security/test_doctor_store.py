@@ -212,7 +212,12 @@ def test_doctor_with_a_store_that_never_ends_its_answer_reports_it_in_time(
     monkeypatch.setattr(examination, "_STORE_S", 3.0)
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     farm = DoctorTarget(
-        url="redis://127.0.0.1:1", keys="", store="", results=str(tmp_path), environ=keys
+        url="redis://127.0.0.1:1",
+        keys="",
+        store="",
+        results=str(tmp_path),
+        results_if_unknown="",
+        environ=keys,
     )
     (finding,) = examination.check_store(f"s3://tunemq/farm?endpoint=http://127.0.0.1:{mute}", farm)
     assert (finding.check, finding.level) == ("store", FindingLevel.PROBLEM)

@@ -91,7 +91,7 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     farm.add_worker("one", 2, "--keys", str(keyed.folder.path / WORKER_FILE))
     farm.has_nodes("one")
     # How often: a worker that loses Redis for a moment introduces itself again.
-    wanted = {("", "hello", "unsigned"), ("", "hello", "unknown_key")}
+    wanted = {("", "registration", "unsigned"), ("", "registration", "unknown_key")}
     eventually(lambda: keyed.serious().keys() == wanted, within=60, message=lambda: str(farm))
     assert list(farm.nodes()) == ["one"]
     told = farm.run("nodes")
@@ -154,7 +154,7 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
     after.promote(["worker"])
     # Somebody changed the worker's keys before the scheduler's.
     farm.add_worker("one", 2, "--keys", str(after.path / WORKER_FILE))
-    wanted = ("", "hello", "unknown_key")
+    wanted = ("", "registration", "unknown_key")
     eventually(lambda: wanted in keyed.serious(), within=60, message=lambda: str(farm))
     assert farm.nodes() == {}
     replaced = folder.path / f"{SCHEDULER_FILE}.new"

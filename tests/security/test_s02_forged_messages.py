@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 @pytest.fixture
 def transport(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedTransport]:
     """Looks often, so that tests need not last for seconds."""
-    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.05)
     transport = SignedTransport(server, tmp_path)
     yield transport
     transport.close()
@@ -89,13 +89,13 @@ def test_s02_a_worker_obeys_nobody_without_its_farms_key(worker, tmp_path):
     forged = start("forged")
     body = m.encode(m.Assignment(m.PROTOCOL_VERSION, instance_id, 1, 99, (forged,)))
     me = instance_id.encode()
-    altered = bytearray(base64.b64decode(sent_commands(body, b"mail", me)))
+    altered = bytearray(base64.b64decode(sent_commands(body, b"command", me)))
     altered[-1] ^= 1
     worker.keyless.assign(instance_id, forged, version=90)
     worker.stranger.assign(instance_id, forged, version=91)
     for send_assignment in (
         base64.b64encode(altered).decode(),
-        sent_commands(body, b"mail", b"another"),
+        sent_commands(body, b"command", b"another"),
         sent_commands(body, b"reply", me),
         base64.b64encode(body).decode(),
         "no base64!",
@@ -230,7 +230,7 @@ def test_s02_nobody_takes_leave_for_a_node(transport):
     for one in (transport.stranger("inc1"), transport.node("inc1", LiveKeys.none())):
         one.send_deregistration()
     transport.until(
-        lambda: len([kind for kind, _ in transport.counted() if kind == "goodbye"]) == 2
+        lambda: len([kind for kind, _ in transport.counted() if kind == "deregistration"]) == 2
     )
     transport.a_while(node.renew)
     assert not transport.said(m.NodeLost)
@@ -273,13 +273,13 @@ def test_s02_nobody_says_how_a_node_is_but_the_node(transport, server):
     key = names.node_metrics("inc1")
     stranger = of_scheduler(transport.strangers).events
     forged = m.encode(NodeMetrics("forged"))
-    for value in (forged, b"\0" + forged, stranger.close(forged, b"vitals", b"inc1")):
+    for value in (forged, b"\0" + forged, stranger.close(forged, b"node_metrics", b"inc1")):
         server.client.set(key, value)
         before = sum(transport.counted().values())
         # It is looked at once a second, and only while the node lives.
         transport.until(lambda: (node.renew(), sum(transport.counted().values()) > before)[1])  # noqa: B023
         assert transport.transport.node_metrics("inc1") == NodeMetrics()
-    honest = node.keys.events.close(m.encode(NodeMetrics("1.0")), b"vitals", b"inc1")
+    honest = node.keys.events.close(m.encode(NodeMetrics("1.0")), b"node_metrics", b"inc1")
     server.client.set(key, honest)
     transport.until(
         lambda: (node.renew(), transport.transport.node_metrics("inc1").version == "1.0")[1]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 @pytest.fixture
 def transport(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedTransport]:
-    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.05)
     transport = SignedTransport(server, tmp_path)
     yield transport
     transport.close()

@@ -26,14 +26,16 @@ URL = f"rediss://ada:{SECRET}@10.0.0.1:6379/0"
 _FIELD = re.compile(r"(url|password|token|secrets?|secret_key)")
 #: By name, the same in places where it is no secret.
 HARMLESS = {
-    "Holder.token",  # tells processes apart
+    "LeaseHolder.token",  # tells processes apart
 }
 
 
 HOLDERS: dict[str, Any] = {
     "ServeArguments": ServeArguments(url=URL),
     "FarmConfig": FarmConfig(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),
-    "DoctorTarget": DoctorTarget(url=URL, keys="", store="", results="", environ={"A": SECRET}),
+    "DoctorTarget": DoctorTarget(
+        url=URL, keys="", store="", results="", results_if_unknown="", environ={"A": SECRET}
+    ),
     "RedisAddress": parse_address(URL),
     "Keys": find_keys({"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}),
     "SigningKey": SigningKey(b"01234567", SECRET.encode()),

@@ -36,13 +36,13 @@ _LAST = f"{_GREATEST}-{_GREATEST}"
 
 @pytest.fixture
 def transport(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedTransport]:
-    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.05)
     transport = SignedTransport(server, tmp_path)
     yield transport
     transport.close()
 
 
-@pytest.mark.parametrize(("key", "kind"), [(names.NODES, "hello"), (KEY, "events")])
+@pytest.mark.parametrize(("key", "kind"), [(names.NODES, "registration"), (KEY, "events")])
 def test_s15_a_stream_that_takes_nothing_any_more_begins_anew(transport, server, key, kind):
     generation = server.client.get(names.GENERATION)
     server.client.xadd(key, {"x": "y"}, id=_LAST)
@@ -97,7 +97,7 @@ def test_what_nodes_that_have_ended_said_outlives_a_change_of_keys(transport, se
     node.send(KEY, m.TrialFinished("t1", 1))
     transport.until(lambda: transport.said(m.TrialFinished))
     transport.stranger("inc9").send_registration()
-    transport.until(lambda: transport.counted().get(("hello", "unknown_key")))
+    transport.until(lambda: transport.counted().get(("registration", "unknown_key")))
     generation = server.client.get(names.GENERATION)
     transport.folder.rotate()
     transport.until(lambda: server.client.get(names.GENERATION) not in {None, generation})

@@ -138,8 +138,8 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
 
         try:
             eventually(is_joined, message=node.log)
-            for kind in (names.vitals, names.lease):
-                key = kind(node.incarnation)
+            for kind in (names.node_metrics, names.lease):
+                key = kind(node.instance_id)
                 client.set(key, HUGE)
                 eventually(is_dropped)
             for key in (names.GENERATION, names.SIGNS):
@@ -148,7 +148,7 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
                 eventually(is_dropped)
         finally:
             node.end()
-        assert ("hello", "oversized", 3) in wire.refusals.counts()
+        assert ("registration", "oversized", 3) in wire.rejections.counts()
 
 
 def test_lease_and_start_read_no_huge_strings(server):
@@ -181,7 +181,7 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
         assert asker.farm().store
     news: list[str] = []
     signing = SchedulerSigning()
-    reader = OutputReader(server.url, news.append, signing.output, signing.refused.add)
+    reader = OutputReader(server.url, news.append, signing.output, signing.rejected.add)
     server.client.xadd(names.output(EVENTS), {names.PIECE: HUGE})
     (tmp_path / "train_t1").mkdir()
     reader.follow({"one": (tmp_path, EVENTS)})
@@ -193,5 +193,5 @@ def test_requests_and_output_go_on_behind_huge_entries(server, tmp_path: Path):
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()
-    assert signing.refused.counts() == (("output", "oversized", 1),)
+    assert signing.rejected.counts() == (("output", "oversized", 1),)
     assert len(HUGE) > STRING_BYTES

@@ -110,7 +110,7 @@ class BothEnds:
 
     def message_signer(self, kind: str) -> MessageSigner:
         """Of whoever says this."""
-        if kind in {"mail", "reply"}:
+        if kind in {"command", "reply"}:
             return self.keys.orders
         return self.keys.submitter(OWNER) if kind == "request" else self.keys.events
 
@@ -141,7 +141,7 @@ class BothEnds:
                 said = self.transport.registration_entry({redis_keys.REGISTRATION: signed_message})
                 if said is not None:
                     self.registry.read_registration(b"1-0", said.body)
-            case "goodbye":
+            case "deregistration":
                 assert (
                     self.transport.registration_entry({redis_keys.BYE: signed_message}) is None
                     or request == DONE
@@ -158,7 +158,7 @@ class BothEnds:
                 assert self.transport.node_metrics(NODE, signed_message) is None or request == DONE
             case "output":
                 assert self.transport.output(STREAM, signed_message) is None or request == DONE
-            case "mail":
+            case "command":
                 self.desired_state.open(base64.b64encode(signed_message))
             case "reply":
                 assert self.node.replies({"f": signed_message})["f"] == b"" or request == DONE
@@ -220,7 +220,7 @@ def _events(node: bytes, stream: bytes, another: bool) -> Said:
 def _assignment(node: bytes, _stream: bytes, _another: bool, **fields: int) -> Said:
     given = {"term": TERM, "version": VERSION, **fields}
     assignment = m.Assignment(m.PROTOCOL_VERSION, NODE, given["term"], given["version"], ())
-    return Said(m.encode(assignment), (b"mail", node))
+    return Said(m.encode(assignment), (b"command", node))
 
 
 def _request(_node: bytes, _stream: bytes, another: bool) -> Said:
@@ -237,8 +237,8 @@ SAYS: dict[str, Callable[[bytes, bytes, bool], Said]] = {
     "events": _events,
     "node_metrics": lambda node, *_: Said(b"\x80", (b"node_metrics", node)),
     "output": lambda _node, stream, _another: Said(b"\x80", (b"output", stream)),
-    "goodbye": lambda node, *_: Said(node, (b"bye",)),
-    "mail": _assignment,
+    "deregistration": lambda node, *_: Said(node, (b"bye",)),
+    "command": _assignment,
     "reply": lambda node, *_: Said(b"1", (b"reply", node, b"f")),
     "request": _request,
 }
@@ -249,8 +249,8 @@ LIMITS = {
     "events": limits.HEADER_BYTES,
     "node_metrics": limits.NODE_METRICS_BYTES,
     "output": limits.OUTPUT_BYTES,
-    "goodbye": limits.DEREGISTRATION_BYTES,
-    "mail": limits.COMMAND_BYTES,
+    "deregistration": limits.DEREGISTRATION_BYTES,
+    "command": limits.COMMAND_BYTES,
     "reply": limits.REPLY_BYTES,
     "request": MAX_REQUEST_BYTES + 64,
 }
@@ -286,7 +286,9 @@ def forged(ends: BothEnds, drawn: Drawn) -> bytes:
 
 
 def _other_key(ends: BothEnds, kind: str) -> SigningKey:
-    message_signer = ends.keys.events if kind in {"mail", "reply", "request"} else ends.keys.orders
+    message_signer = (
+        ends.keys.events if kind in {"command", "reply", "request"} else ends.keys.orders
+    )
     ring = message_signer._ring
     assert ring.signer is not None
     return ring.signer
@@ -345,7 +347,7 @@ def repeated(ends: BothEnds, drawn: Drawn) -> bytes:
 def old_term(ends: BothEnds, drawn: Drawn) -> bytes:
     """An order of the scheduler before."""
     said = _assignment(NODE.encode(), b"", False, term=drawn.at % TERM, version=drawn.at)
-    return ends.message_signer("mail").close(said.body, *said.about)
+    return ends.message_signer("command").close(said.body, *said.about)
 
 
 @functools.cache
@@ -364,11 +366,11 @@ ATTACKS: dict[str, Callable[[BothEnds, Drawn], bytes]] = {
     one.__name__: one for one in (forged, altered, elsewhere, repeated, old_term, oversized)
 }
 #: Of what can be said again with effect; the rest is bound to its place, and says how things are.
-_REPEATED = ("registration", "lease", "events", "mail", "request")
+_REPEATED = ("registration", "lease", "events", "command", "request")
 messages = st.one_of(
     st.tuples(st.sampled_from(["forged", "altered", "elsewhere"]), st.sampled_from(KINDS)),
     st.tuples(st.just("repeated"), st.sampled_from(_REPEATED)),
-    st.tuples(st.just("old_term"), st.just("mail")),
+    st.tuples(st.just("old_term"), st.just("command")),
     # It takes longest, and there is little to draw.
     st.tuples(st.just("oversized"), st.sampled_from(KINDS)),
 )
@@ -413,7 +415,7 @@ def honest_ones_are_believed_behind_them(ends: BothEnds) -> None:
     counted = ends.counted()
     sent.cache_clear()  # it may be minutes ago
     said = _assignment(NODE.encode(), b"", False, version=VERSION + 1)
-    ends.deliver("mail", ends.message_signer("mail").close(said.body, *said.about))
+    ends.deliver("command", ends.message_signer("command").close(said.body, *said.about))
     lease = Said(ends.answering(b"%d:3:8" % (RENEWALS + 1)), (b"lease", NODE.encode()))
     ends.deliver("lease", ends.message_signer("lease").close(lease.body, *lease.about))
     request = "f" * 32

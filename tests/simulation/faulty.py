@@ -321,7 +321,7 @@ class FaultySearch:
     def results(self) -> dict[tuple[bytes, int], dict[str, Any]]:
         """What was recorded: (configuration, step) -> metrics."""
         configs = {trial: self._runner.summary(trial).config for trial in self._runner.finished}
-        return {(configs[trial], step): told for trial, step, told in self.outcome().dispatcher}
+        return {(configs[trial], step): told for trial, step, told in self.outcome().records}
 
     # --- what the farm tells ----------------------------------------------------------------------
 

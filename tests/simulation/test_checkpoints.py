@@ -175,7 +175,7 @@ def test_each_result_of_a_paused_trial_is_recorded_once_and_in_its_order() -> No
     for seed in range(SEEDS):
         recorded: dict[str, list[int]] = {}
         run = search("pausing", seed, BAD, deaths=0.5)
-        for trial, step, _metrics in run.outcome().results:
+        for trial, step, _metrics in run.outcome().records:
             recorded.setdefault(trial, []).append(step)
         for trial, steps in recorded.items():
             summary = run.runner.summary(trial)
@@ -195,7 +195,7 @@ def test_the_best_of_the_experiment_are_left_in_the_end(uploads: UploadSettings)
         run = search("fifo", seed, uploads, in_experiment=5)
         kept = check_store(run).manifests.keys()
         assert len(kept) == 5
-        losses = {(trial, step): metrics["loss"] for trial, step, metrics in run.outcome().results}
+        losses = {(trial, step): metrics["loss"] for trial, step, metrics in run.outcome().records}
         ranked = sorted(committed, key=lambda key: losses[key.partition("/")[0], committed[key]])
         assert kept == set(ranked[:5])
 

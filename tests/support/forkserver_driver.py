@@ -91,7 +91,7 @@ class Host:
 
     def allow_save(self) -> None:
         """Let it write the checkpoint for which it asked for room."""
-        self._answer(frames.ROOM, SaveAnswer(str(self.server.cache)))
+        self._answer(frames.SAVE_ANSWER, SaveAnswer(str(self.server.cache)))
 
     def _answer(self, kind: int, answer: SaveAnswer | FetchAnswer) -> None:
         with contextlib.suppress(ConnectionError):  # it has died since it asked

@@ -271,11 +271,13 @@ class FarmDescription(FarmAnswer, frozen=True, kw_only=True):
     Attributes:
         store: where blobs go, as its address is for everybody.
         scheduler: who it is, for people.
+        results: the folder of all experiments on the scheduler's machine.
         python, cloudpickle: of the scheduler, for what is pickled.
     """
 
     store: str
     scheduler: str
+    results: str = ""
     python: str = ""
     cloudpickle: str = ""
 

@@ -17,6 +17,7 @@ from tunemq_scheduler.storage.folders import farm_results_folder
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE
 from tunemq_shared.objects.s3_address import KEY_VARIABLES
+from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
 #: Something given is of no use, as argparse has it.
@@ -24,7 +25,6 @@ EXIT_WRONG_USE: Final = 2
 
 #: What the shipped systemd unit starts the scheduler with.
 _OPTIONS_VARIABLE: Final = "TUNEMQ_SCHEDULER_OPTIONS"
-_STORE_OPTION: Final = re.compile(r"(?:^|\s)--store(?:=|\s+)(\S+)")
 
 _WORST_FIRST: Final = (FindingLevel.PROBLEM, FindingLevel.WARNING, FindingLevel.OK)
 
@@ -154,13 +154,17 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
         return StoreKeys(StoreRole(name), of_role, path)
 
     keys = environ.get(KEYS_VARIABLE, "") if options.keys is None else options.keys
+    is_told = options.results is not None or not is_remote(options.store or "s3://")
+    store_of_unit = _option_of_unit("store", environ)
+    results_of_unit = _option_of_unit("results", environ)
     found = examine(
         DoctorTarget(
             url=url,
             keys=os.path.abspath(os.path.expanduser(keys)) if keys else "",
             store=options.store or "",
-            store_if_unknown=_store_of_options(environ),
-            results=farm_results_folder(options.results, options.store),
+            store_if_unknown=store_of_unit,
+            results=farm_results_folder(options.results, options.store) if is_told else "",
+            results_if_unknown=farm_results_folder(results_of_unit or None, store_of_unit or None),
             environ=environ,
             role_keys=tuple(map(role_keys, options.store_keys)),
         )
@@ -168,9 +172,9 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
     return allowed_by_insecure(found) if options.insecure else found
 
 
-def _store_of_options(environ: Mapping[str, str]) -> str:
-    """The store that the scheduler's unit names; empty where it names none."""
-    found = _STORE_OPTION.search(environ.get(_OPTIONS_VARIABLE, ""))
+def _option_of_unit(name: str, environ: Mapping[str, str]) -> str:
+    """An option that the scheduler's unit passes to it; empty where it passes none."""
+    found = re.search(rf"(?:^|\s)--{name}(?:=|\s+)(\S+)", environ.get(_OPTIONS_VARIABLE, ""))
     return found[1] if found else ""
 
 

@@ -27,6 +27,8 @@ from tunemq_shared.signing.message_signing import HEAD_BYTES, MessageSigner
 
 #: A scheduler that goes on may remove what is just being fetched; then it is looked at again.
 _TRIES: Final = 10
+#: Seconds for listing a copy.
+_LIST_S: Final = 600.0
 
 #: An experiment's id, behind the head of a seal.
 _MOST_READY: Final = 1024
@@ -97,6 +99,35 @@ def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner
         here, there = _turn(folder, last), _turn(copied, last)
         is_same = here is None or there is None or here == there
     return last > ours or not is_same
+
+
+def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
+    """Whether the copy has turns that the journal in ``folder`` lacks; quick where it has not.
+
+    A copy follows its journal, so that is true only of a folder that was put back from a backup,
+    that its disk shortened, or whose damage `tunemq journal salvage` left out.
+
+    Raises:
+        JournalError: the journal in the folder cannot be read.
+        StoreError: the store does not answer, or refuses it.
+    """
+    found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), CancelToken(_LIST_S))
+    openings, _ = _sorted(found, is_signed=True)
+    ready = [number for number, files in openings.items() if READY in files]
+    files = openings[max(ready)] if ready else {}
+    suffix = journal_layout.TURNS_SUFFIX
+    copied = max((name for name in files if name.endswith(suffix)), key=_segment, default="")
+    local = journal_layout.numbers(folder, suffix)
+    if not copied or _segment(copied) < max(local, default=0):
+        return False
+    size = max(piece.end for piece in files[copied])
+    path = folder / copied
+    is_longer = not path.exists() or path.stat().st_size < size
+    return is_longer and has_others(objects, folder, message_signer)
+
+
+def _segment(turns: str) -> int:
+    return int(turns.removesuffix(journal_layout.TURNS_SUFFIX))
 
 
 def _fetched(

@@ -89,7 +89,7 @@ class SchedulerSigning:
 
     def command(self, instance_id: str, assignment: bytes) -> str:
         """An assignment as it travels."""
-        signed_message = self.keys.orders.close(assignment, b"mail", instance_id.encode())
+        signed_message = self.keys.orders.close(assignment, b"command", instance_id.encode())
         return base64.b64encode(signed_message).decode()
 
     def replies(self, commands: Iterable[RedisCommand]) -> list[RedisCommand]:
@@ -125,7 +125,10 @@ class SchedulerSigning:
             body = self._open("deregistration", deregistration, limits.DEREGISTRATION_BYTES, b"bye")
             return None if body is None else RegistrationEntry(body, is_deregistration=True)
         body = self._open(
-            "hello", fields.get(redis_keys.REGISTRATION, b""), limits.REGISTRATION_BYTES, b"hello"
+            "registration",
+            fields.get(redis_keys.REGISTRATION, b""),
+            limits.REGISTRATION_BYTES,
+            b"registration",
         )
         return None if body is None else RegistrationEntry(body, is_deregistration=False)
 
@@ -208,7 +211,7 @@ class SchedulerSigning:
             return self.keys.events.open(signed_message, *about)
         except InvalidSignature as problem:
             self._reject(kind, problem.reason, str(problem))
-            if kind in {"hello", "events"} and problem.reason == "unknown_key":
+            if kind in {"registration", "events"} and problem.reason == "unknown_key":
                 self._has_rejected = True
             return None
 
@@ -227,11 +230,11 @@ def _number(lease: bytes) -> int:
 #: What each kind is called at the beginning of a sentence.
 _NAMES: Final = MappingProxyType(
     {
-        "hello": "A node's introduction",
-        "deregistration": "A node's goodbye",
+        "registration": "A node's registration",
+        "deregistration": "A node's deregistration",
         "events": "A batch of a node's events",
         "lease": "A node's lease",
-        "node_metrics": "What a node says of its machine",
+        "node_metrics": "A node's metrics",
         "output": "A piece of what trials print",
     }
 )

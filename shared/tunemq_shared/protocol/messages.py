@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
 from tunemq_shared.protocol import node_orders
 from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
@@ -473,7 +474,7 @@ TrialSpec = node_orders.TrialSpec
 TrialOrder = node_orders.TrialOrder
 Assignment = node_orders.Assignment
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode
 decode_node_events = msgspec.msgpack.Decoder(list[NodeEvent]).decode
 decode_records = msgspec.msgpack.Decoder(list[JournalRecord]).decode

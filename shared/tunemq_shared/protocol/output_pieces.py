@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
+
 
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
@@ -26,5 +28,5 @@ class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     round: int = 0
 
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode = msgspec.msgpack.Decoder(OutputChunk).decode

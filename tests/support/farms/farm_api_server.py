@@ -132,7 +132,7 @@ class FakeNodeControl:
         return (
             a.NodeRow(
                 node="alpha",
-                incarnation="alpha-1",
+                instance_id="alpha-1",
                 state="ready",
                 total={"cpu": 8, "gpu": 1, "memory": 2**34},
                 used={"cpu": 3, "gpu": 0.5},
@@ -143,7 +143,7 @@ class FakeNodeControl:
             ),
             a.NodeRow(
                 node="beta",
-                incarnation="beta-1",
+                instance_id="beta-1",
                 state="draining",
                 health="1 of 3 GPUs set aside",
                 total={"cpu": 4},
@@ -156,7 +156,7 @@ class FakeNodeControl:
         )
 
     def refused(self) -> tuple[a.RejectionRow, ...]:
-        return (a.RejectionRow(kind="hello", reason="unsigned", times=2),)
+        return (a.RejectionRow(kind="registration", reason="unsigned", times=2),)
 
     def asked(self) -> tuple[str, ...]:
         return ("beta", "delta")
@@ -184,7 +184,7 @@ class ServedApi:
         self.refused: list[tuple[str, str, str]] = []
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = FakeExperimentControl(folder), FakeNodeControl()
-        farm = described(str(folder / "store"), "a test")
+        farm = described(str(folder / "store"), "a test", str(folder))
         self.desk = FarmApi(self.queue, self.experiments, self.nodes, folder, farm)
         self.server = RequestServer(
             url,

@@ -15,7 +15,7 @@ KEY = "train_0/checkpoint_1-000001"
 def info(**changes: Any) -> CheckpointInfo:
     given: dict[str, Any] = {
         "trial": "t0",
-        "epoch": 1,
+        "attempt": 1,
         "n": 1,
         "step": 5,
         "metrics": {},

@@ -91,7 +91,7 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
         check_journal(
             Path(search.experiment.folder),
             search.loop.runner,
-            unwritten=search.loop.driver.entries,
+            unwritten=search.loop.driver.journal_records,
             plan=search.loop.plan,
             make_algorithms=search.make_algorithms,
         )

@@ -146,7 +146,7 @@ class NodeSigning:
 
     def registration(self, registration: bytes) -> bytes:
         """An introduction."""
-        return self.keys.events.close(registration, b"hello")
+        return self.keys.events.close(registration, b"registration")
 
     def deregistration(self) -> bytes:
         """That this incarnation ends in peace."""
@@ -162,7 +162,7 @@ class NodeSigning:
 
     def node_metrics(self, node_metrics: bytes) -> bytes:
         """How this machine is."""
-        return self.keys.events.close(node_metrics, b"vitals", self._instance_id)
+        return self.keys.events.close(node_metrics, b"node_metrics", self._instance_id)
 
     def header(self, events_key: str, header: bytes, events: bytes) -> bytes:
         """The header of a batch of events for this stream."""

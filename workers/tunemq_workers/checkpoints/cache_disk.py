@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
@@ -111,6 +113,9 @@ def take_over(root: str) -> CacheContents:
             continue
         for entry in _folders(folder.path):
             key = f"{folder.name}/{entry.name}"
+            if encodable(key) != key:  # a trial made it: no checkpoint has such a name
+                _remove_if_possible(root, key)
+                continue
             committed = os.path.join(entry.path, COMMITTED)
             try:
                 with open_to_read(committed) as file:
@@ -119,14 +124,22 @@ def take_over(root: str) -> CacheContents:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                     used_at = os.fstat(file.fileno()).st_mtime
             except FileNotFoundError:
-                remove(root, key)
+                _remove_if_possible(root, key)
                 continue
             if os.path.isdir(os.path.join(entry.path, FILES)):
                 found.append(LeftoverCheckpoint(key, sha256, used_at, measure(root, key)))
             else:
-                remove(root, key)
+                _remove_if_possible(root, key)
     found.sort(key=lambda one: one.used_at)
     return CacheContents(found, shutil.disk_usage(root).total)
+
+
+def _remove_if_possible(root: str, key: str) -> None:
+    """Remove a checkpoint, or leave it: a trial may keep others from removing what it made."""
+    try:
+        remove(root, key)
+    except StoreError as error:
+        _log.warning("cache.not_removed folder=%s problem=%r", root, str(error))
 
 
 def measure(root: str, key: str) -> Inodes:

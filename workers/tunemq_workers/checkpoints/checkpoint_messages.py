@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
 from tunemq_shared.protocol.messages import CheckpointRef
 
 
@@ -35,7 +36,7 @@ class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
     sha256: str = ""
 
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode_save_answer = msgspec.msgpack.Decoder(SaveAnswer).decode
 decode_fetch = msgspec.msgpack.Decoder(FetchCheckpoint).decode
 decode_fetched = msgspec.msgpack.Decoder(FetchAnswer).decode

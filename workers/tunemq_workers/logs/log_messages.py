@@ -9,6 +9,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
+
 #: The kind of frames from the process to the node; those to it are `frames.ORDER`.
 ANSWER: Final = ord("A")
 
@@ -74,6 +76,6 @@ class OutputFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished
 LogOrder: TypeAlias = FollowOutput | FinishOutput | ForgetOutput
 LogAnswer: TypeAlias = LineMatched | PatternDropped | OutputFinished
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode_order = msgspec.msgpack.Decoder(LogOrder).decode
 decode_answer = msgspec.msgpack.Decoder(LogAnswer).decode

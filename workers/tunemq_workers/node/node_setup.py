@@ -185,7 +185,7 @@ def run_node(
         meter=meter,
         health=None if health is None else WorkerHealth(health, reactor),
     )
-    _log.info("node.started name=%s incarnation=%s redis=%s", options.name, instance_id, redis)
+    _log.info("node.started name=%s instance_id=%s redis=%s", options.name, instance_id, redis)
     _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
     on_signal = _StopSignals(reactor, loop, grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):

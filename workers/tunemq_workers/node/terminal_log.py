@@ -23,7 +23,7 @@ from tunemq_shared.base.safe_text import harmless
 _FIELD: Final = re.compile(r"(\w+)=%\w")
 #: By event, the sentence with its fields.
 _TOLD: Final = {
-    "node.started": "Worker {name} (incarnation {incarnation}) starts; Redis is at {redis}.",
+    "node.started": "Worker {name} (instance {instance_id}) starts; Redis is at {redis}.",
     "node.offers": "It offers {resources}; GPUs: {gpus}.",
     "node.trials_as_root": "Trials run as root, who may read this worker's keys; --trial-user USER"
     " has them run as somebody else.",
@@ -50,8 +50,8 @@ _TOLD: Final = {
     "store.answers": "The farm's store {store} answers now.",
     "loop.hangs": "This worker's main loop has not answered for {seconds} s: its lease expires, and"
     " its trials continue elsewhere.",
-    "trial.started": "Trial {trial} runs (incarnation {epoch}, process {pid}).",
-    "trial.left": "Trial {trial} has left (incarnation {epoch}).",
+    "trial.started": "Trial {trial} runs (attempt {attempt}, process {pid}).",
+    "trial.left": "Trial {trial} has left (attempt {attempt}).",
 }
 #: How many lines may wait for a slow terminal.
 _WAITING: Final = 1000

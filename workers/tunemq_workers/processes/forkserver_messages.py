@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
 from tunemq_shared.protocol.messages import TrialOrder
 
 #: What follows the interpreter's path on a forkserver's command line, before its two arguments.
@@ -141,7 +142,7 @@ ForkserverReport = (
     | ForkserverPong
 )
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode_command = msgspec.msgpack.Decoder(ForkserverCommand).decode
 decode_report = msgspec.msgpack.Decoder(ForkserverReport).decode
 decode_process_spec = msgspec.msgpack.Decoder(TrialProcessSpec).decode

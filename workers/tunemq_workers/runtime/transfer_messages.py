@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.node_orders import BlobRef
 
@@ -143,6 +144,6 @@ class TransferTraffic(msgspec.Struct, frozen=True, tag="counted"):
 
 TransferAnswer: TypeAlias = TransferDone | TransferFailed | TransferRetrying | TransferTraffic
 
-encode = msgspec.msgpack.Encoder().encode
+encode = message_encoding.encode
 decode_order = msgspec.msgpack.Decoder(TransferOrder).decode
 decode_answer = msgspec.msgpack.Decoder(TransferAnswer).decode

@@ -295,7 +295,7 @@ class TrialSupervisor:
         """A host exists."""
         self._processes[name].pid = pid
         self._limits.begin(self._processes[name])
-        _log.debug("trial.started trial=%s epoch=%d pid=%d", *self._processes[name].key, pid)
+        _log.debug("trial.started trial=%s attempt=%d pid=%d", *self._processes[name].key, pid)
 
     def not_started(self, name: str, reason: str) -> None:
         """A host could not be forked."""
@@ -461,7 +461,7 @@ class TrialSupervisor:
             # Else it went with its node, which the scheduler learns from the node's goodbye.
             self._trial_events.freed(process.key, process.start.events_key)
         self.on_left(process.key, process.start)
-        _log.debug("trial.left trial=%s epoch=%d", *process.key)
+        _log.debug("trial.left trial=%s attempt=%d", *process.key)
 
     def _starts_in_use(self) -> list[TrialSpec]:
         """What trials are hosted, or wait to be."""

@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from tunemq_shared.base import message_encoding
+
 START: Final = b"S"
 REAP: Final = b"R"
 #: No packet is longer.
@@ -39,5 +41,5 @@ class ExperimentExited(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ForkAnswer = ExperimentForked | ExperimentForkFailed | ExperimentExited
-encode: Final = msgspec.msgpack.Encoder().encode
+encode: Final = message_encoding.encode
 decode: Final = msgspec.msgpack.Decoder[ForkAnswer](ForkAnswer).decode

@@ -14,6 +14,7 @@ import msgspec
 from tunemq_scheduler.api.farm_answers import RequestRejection
 from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.transport.node_batches import ReadEvent
+from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.store_permissions import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.farm_requests import SubmittedCode
@@ -326,7 +327,6 @@ ToSupervisor = (
     | ExperimentExiting
 )
 
-_encoder: Final = msgspec.msgpack.Encoder()
-encode: Final = _encoder.encode
+encode: Final = message_encoding.encode
 decode_for_experiment: Final = msgspec.msgpack.Decoder(ToExperiment).decode
 decode_for_supervisor: Final = msgspec.msgpack.Decoder(ToSupervisor).decode

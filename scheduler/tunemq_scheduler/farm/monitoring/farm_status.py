@@ -22,18 +22,20 @@ def announcing(term: int) -> RedisCommand:
     return ("SET", redis_keys.FARM, msgspec.json.encode(announced))
 
 
-def described(store: str, scheduler: str) -> FarmDescription:
+def described(store: str, scheduler: str, results: str) -> FarmDescription:
     """What submitters need to know.
 
     Args:
         store: the address of the farm's store, as everybody can use it.
         scheduler: who it is, for people.
+        results: the folder of all experiments.
     """
     import cloudpickle
 
     return FarmDescription(
         store=store,
         scheduler=scheduler,
+        results=results,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         cloudpickle=str(cloudpickle.__version__),
     )

@@ -23,12 +23,18 @@ from tunemq_scheduler.farm.common.run_record import (
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, RunOptions
 from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
-from tunemq_shared.base.errors import ConfigError, JournalLocked
+from tunemq_shared.base.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalLocked,
+    SchedulerSuperseded,
+)
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.objects.store_address import canonical_address, join
+from tunemq_shared.objects.store_address import canonical_address, join, without_settings
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
 
@@ -81,7 +87,14 @@ def run_on_farm(
         record=record,
     )
     _free_journal(place, record, tell)
-    experiment.run()
+    try:
+        experiment.run()
+    except JournalCorrupt as error:
+        if place.store:
+            address = without_settings(place.store)
+            also = f"See first whether the copy has more: `tunemq journal check {address}`. If it"
+            error.args = (f"{error} {also} does, {_take_over(place)}.",)
+        raise
 
 
 # --- where it is ----------------------------------------------------------------------------------
@@ -161,10 +174,22 @@ def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> 
         return local
     with open_objects(place.store) as objects:
         stored = stored_record(objects, message_signer)
-    if place.copy:
-        return stored
-    check_newest(local, stored, place.folder)
+        if place.copy:
+            return stored
+        check_newest(local, stored, place.folder)
+        if is_copy_ahead(objects, Path(place.folder, FILE_NAME), message_signer):
+            raise SchedulerSuperseded(
+                f"{place.folder} lacks results that the copy in the store has, as when a"
+                f" backup was put back: {_take_over(place)}."
+            )
     return local
+
+
+def _take_over(place: ExperimentLocation) -> str:
+    return (
+        f"move {place.folder} away and start the scheduler with --take-over"
+        f" {without_settings(place.store)} to continue from the copy"
+    )
 
 
 def _prepared(

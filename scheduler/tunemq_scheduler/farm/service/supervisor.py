@@ -139,7 +139,7 @@ class Supervisor:
             store=farm.store if is_remote(farm.store) else "",
         )
         self._nodes = FarmNodes(folder / "nodes.json", self._transport, self._allocator)
-        known = described(farm.store, str(me))
+        known = described(farm.store, str(me), farm.results)
         api = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
         done = DoneRequests(folder / "requests")
         self._server = RequestServer(

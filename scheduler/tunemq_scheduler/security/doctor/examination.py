@@ -93,7 +93,8 @@ class DoctorTarget(msgspec.Struct, frozen=True, kw_only=True):
         keys: the path of the scheduler's key file; empty where nothing is signed.
         store: the address of its store; empty: the scheduler's, if there is one.
         store_if_unknown: its address where the scheduler does not answer either.
-        results: the folder of all experiments.
+        results: the folder of all experiments; empty: the scheduler's, if there is one.
+        results_if_unknown: that folder where the scheduler does not answer.
         environ: what is to be found in it: keys, certificates; the store's keys are the
             scheduler's.
         role_keys: the store's keys of other roles.
@@ -103,13 +104,14 @@ class DoctorTarget(msgspec.Struct, frozen=True, kw_only=True):
     keys: str
     store: str
     results: str
+    results_if_unknown: str
     store_if_unknown: str = ""
     environ: Mapping[str, str]
     role_keys: tuple[StoreKeys, ...] = ()
 
     def __repr__(self) -> str:
         """Without the password, and what else there is in it."""
-        return "Patient(...)"
+        return "DoctorTarget(...)"
 
 
 def examine(farm: DoctorTarget) -> list[Finding]:
@@ -142,7 +144,8 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
     except TransportError as error:
         store = store or unknown
         found += [_unreachable(error), *check_certificates(farm.url, store, farm.environ)]
-        return [*found, *check_store(store, farm), *_check_disks(farm)]
+        disks = _check_disks(farm.results or farm.results_if_unknown)
+        return [*found, *check_store(store, farm), *disks]
     description = None
     if any(one.check == WRITES and one.level is FindingLevel.PROBLEM for one in found):
         pass  # nobody could answer, and nodes seem to be gone: consequences of that one problem
@@ -156,7 +159,8 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
     found += check_certificates(farm.url, store, farm.environ)
     is_in_use = description is not None and store == description.store
     found += check_store(store, farm, is_in_use=is_in_use)
-    return found + _check_disks(farm)
+    its_results = description.results if description else ""
+    return found + _check_disks(farm.results or its_results or farm.results_if_unknown)
 
 
 def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
@@ -242,9 +246,9 @@ def _check_variables(environ: Mapping[str, str]) -> list[Finding]:
     return found or [ok("variables", "all that begin with TUNEMQ_ are known")]
 
 
-def _check_disks(farm: DoctorTarget) -> list[Finding]:
-    note = Path(farm.results, OWN_FOLDER, BACKUP_NOTE)
-    return _check_folders("results-disk", "the results in", farm.results, backup_note=note)
+def _check_disks(results: str) -> list[Finding]:
+    note = Path(results, OWN_FOLDER, BACKUP_NOTE)
+    return _check_folders("results-disk", "the results in", results, backup_note=note)
 
 
 def _check_folders(

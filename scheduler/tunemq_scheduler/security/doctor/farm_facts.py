@@ -99,7 +99,7 @@ def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
             )
             continue
         try:
-            body = events.open(said, b"vitals", instance_id.encode())
+            body = events.open(said, b"node_metrics", instance_id.encode())
             node_metrics = _harmless(decode_node_metrics(body))
         except InvalidSignature as error:
             if error.reason == "signed_without_keys":

@@ -55,7 +55,7 @@ class StreamDecoder:
                 " others. Somebody who is no node of this farm may write to its Redis."
             )
             self._registry.rejections.add(
-                "hello" if key == redis_keys.NODES else "events", "early", text
+                "registration" if key == redis_keys.NODES else "events", "early", text
             )
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
 
@@ -67,7 +67,7 @@ class StreamDecoder:
                 " removed. Somebody who is no node of this farm may write to its Redis."
             )
             self._registry.rejections.add(
-                "hello" if key == redis_keys.NODES else "events", "oversized", text
+                "registration" if key == redis_keys.NODES else "events", "oversized", text
             )
         streams.clear()
 

@@ -42,7 +42,7 @@ def test_all_that_a_runner_knows_is_written_down() -> None:
 
 def test_all_that_its_parts_know_is_written_down() -> None:
     runner = TrialRunner(RunnerSettings())
-    assert set(vars(SlotTable())) == {"placement", "_held", "_on_node", "_epochs"}
+    assert set(vars(SlotTable())) == {"placement", "_held", "_on_node", "_attempts"}
     assert set(vars(Placement())) == {
         "_nodes",
         "_buckets",

@@ -32,7 +32,7 @@ from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
 def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
     loop = Loop()
     log = loop.turn(NODE)
-    assert [line[0] for line in log] == ["journal", "start", "NotifyTrialAdded", "release"]
+    assert [line[0] for line in log] == ["journal", "start", "NotifyTrialAdded", "acknowledge"]
 
 
 def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
@@ -133,10 +133,10 @@ def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
     loop = Loop()
     loop.turn(NODE)
     log = loop.batch(1, m.NodeWarned("numpy is not preloaded"), started())
-    assert ("news", "numpy is not preloaded") in log
-    assert log.index(("release", {"n.1": 2})) < log.index(("news", "numpy is not preloaded"))
+    assert ("notices", "numpy is not preloaded") in log
+    assert log.index(("acknowledge", {"n.1": 2})) < log.index(("notices", "numpy is not preloaded"))
     assert recorded(loop.batch(3, result(1))) == 1
-    assert ("news", "numpy is not preloaded") not in loop.turn()
+    assert ("notices", "numpy is not preloaded") not in loop.turn()
 
 
 def test_checkpoints_that_went_with_their_node_are_named() -> None:
@@ -146,7 +146,7 @@ def test_checkpoints_that_went_with_their_node_are_named() -> None:
     written = m.CheckpointWritten("t_00000", 1, 1, 1, key, "h", 10)
     loop.batch(1, started(), result(1), written)
     log = loop.turn(m.NodeLost("n.1", "its lease ran out"))
-    (told,) = [text for kind, *text in log if kind == "news"]
+    (told,) = [text for kind, *text in log if kind == "notices"]
     assert "1 checkpoint was not in the store yet" in told[0]
     assert key in told[0]
     assert "its lease ran out" in told[0]
@@ -393,7 +393,7 @@ def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_sear
             loop.turn()
         died = m.TrialProcessDied(trial, 1, 1, 11, None, 0.0)
         log = loop.batch(first, started(trial), died, m.SlotFreed(trial, 1))
-        told += [line[1] for line in log if line[0] == "news"]
+        told += [line[1] for line in log if line[0] == "notices"]
     loop.now += 2.0
     loop.turn()
 

@@ -122,13 +122,13 @@ def test_search_algorithm_that_suggests_nothing_is_told_of_and_then_fails_the_se
     loop = silent_loop()
     loop.turn(NODE)
     loop.now = 9.0
-    assert not any(line[0] == "news" for line in loop.turn())
+    assert not any(line[0] == "notices" for line in loop.turn())
     loop.now = 11.0
-    [told] = [line[1] for line in loop.turn() if line[0] == "news"]
+    [told] = [line[1] for line in loop.turn() if line[0] == "notices"]
     assert told == loop.loop.waits_for_search
     assert told.startswith("waiting for Silent: it has suggested no configuration for 11 s")
     loop.now = 20.0
-    assert not any(line[0] == "news" for line in loop.turn()), "it is told once"
+    assert not any(line[0] == "notices" for line in loop.turn()), "it is told once"
     loop.now = 61.0
     with pytest.raises(SearchFailed, match="Silent suggested no configuration for 60 s"):
         loop.turn()

@@ -55,7 +55,7 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
         "the start, and what came before the one that raised"
     )
     assert again.cursor == "1-0", "the batch is to be read once more"
-    assert loop.log[-1] == ("release", {"n.1": step})
+    assert loop.log[-1] == ("acknowledge", {"n.1": step})
     # A scheduler that goes on takes the rest of the batch, and nothing twice.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)

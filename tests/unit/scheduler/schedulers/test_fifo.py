@@ -125,7 +125,7 @@ class Rejects(TrialScheduler):
         (lambda: make_scheduler("asha", None, None, 0), "metric is missing"),
         (lambda: make_scheduler(ASHAScheduler(mode="max"), "l", "min", 0), "'min'.*'max'"),
         (lambda: make_scheduler(ASHAScheduler(metric="a"), "b", "min", 0), "'b'.*'a'"),
-        (lambda: make_scheduler(Rejects(), "b", "min", 0), "Refuses does not take"),
+        (lambda: make_scheduler(Rejects(), "b", "min", 0), "Rejects does not take"),
     ],
 )
 def test_bad_input_is_named(make: Any, words: str) -> None:

@@ -61,7 +61,7 @@ def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
 def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_is() -> None:
     loop, journal = with_full_journal(3)
     log = loop.turn(NODE)
-    names = ["news", "journal", "news", "start", "NotifyTrialAdded", "release"]
+    names = ["notices", "journal", "notices", "start", "NotifyTrialAdded", "acknowledge"]
     assert [line[0] for line in log] == names
     assert log[0][1].startswith("degraded: there is no room left for /j (7 bytes are free).")
     assert "there is room again after 6 s" in log[2][1]
@@ -74,7 +74,7 @@ def test_whoever_interrupts_it_waits_for_no_room() -> None:
     with pytest.raises(JournalFull):
         loop.turn(NODE)
     assert journal.tries == 5
-    assert [line[0] for line in loop.log] == ["news"]
+    assert [line[0] for line in loop.log] == ["notices"]
 
 
 def test_what_is_no_full_disk_is_not_waited_for() -> None:

@@ -117,7 +117,7 @@ def test_s02_between_sides_that_do_not_share_keys_nothing_is_believed(
     assert scheduler.registration_entry({redis_keys.REGISTRATION: node.registration(b"me")}) is None
     assert scheduler.batch(KEY, batch_of(node)) is None
     assert counted(scheduler) == {("registration", reason): 1, ("events", reason): 1}
-    assert all("rejected" in line for line in scheduler.rejected.notices())
+    assert all("refused" in line for line in scheduler.rejected.notices())
     assert node.command(scheduler.command("inc1", b"orders").encode()) is None
     theirs = {"unsigned": "signed_without_keys", "signed_without_keys": "unsigned"}
     assert counted(node) == {("command", theirs.get(reason, reason)): 1}

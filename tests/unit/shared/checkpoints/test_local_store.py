@@ -44,7 +44,7 @@ def write_one_piece(fd, data):
     sys.stdin.readline()
 
 copying.write_all = write_one_piece
-info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, metrics={}, state={})
+info = CheckpointInfo(trial="t0", attempt=1, n=1, step=1, metrics={}, state={})
 LocalCheckpointStore(sys.argv[1]).put_checkpoint(sys.argv[2], Path(sys.argv[3]), info)
 """
 

@@ -135,7 +135,7 @@ def test_after_kill_9_it_goes_on_from_its_last_checkpoint(trials, monkeypatch):
     monkeypatch.setenv("FAIL_AT", "2")
     trials.run(COUNTS)
     assert "killed by SIGKILL" in trials.channel.failure.error
-    trials.channel.sent[:] = [event for event in trials.channel.sent if event.epoch != 1]
+    trials.channel.sent[:] = [event for event in trials.channel.sent if event.attempt != 1]
     monkeypatch.setenv("FAIL_AT", "0")
     trials.finish(COUNTS, trials.session(restore=(CheckpointRef("trial/1-2", "sha", 2),), **LOSS))
 

@@ -31,10 +31,10 @@ def test_traffic_of_a_failing_store_tells_since_when_until_it_answers(clock: lis
     assert count.so_far() == StoreTraffic(1, 0)
     count.failed("a", "first")
     clock[0] += 30.0
-    count.failed("a", "rejected" * 100)
+    count.failed("a", "refused" * 100)
     said = count.so_far()
     assert (said.requests, said.failures, said.failing_s) == (3, 2, 30.0)
-    assert said.problem.startswith("rejected")
+    assert said.problem.startswith("refused")
     assert said.is_possible
     assert "for 30 s: refused" in said.shown("node one")
     count.answered("b")  # another store

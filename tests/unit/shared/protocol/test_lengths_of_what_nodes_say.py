@@ -26,7 +26,7 @@ REGISTRATION = NodeRegistration(
 )
 ABOUT = NodeDescription(NAME, NAME, NAME, {NAME: NAME}, (NAME,) * MOST_OF_NODE)
 NODE_METRICS = NodeMetrics(
-    NAME, gpus=(GpuMetrics(NAME, foreign=LINE),) * MOST_OF_NODE, about=ABOUT, refused={NAME: 1}
+    NAME, gpus=(GpuMetrics(NAME, foreign=LINE),) * MOST_OF_NODE, about=ABOUT, rejected={NAME: 1}
 )
 
 
@@ -38,7 +38,7 @@ def test_what_nodes_say_is_read_up_to_its_bounds():
 @pytest.mark.parametrize(
     "changed",
     [
-        *({field: NAME + "x"} for field in ("node", "incarnation", "hostname", "node_ip")),
+        *({field: NAME + "x"} for field in ("node", "instance_id", "hostname", "node_ip")),
         *({field: NAME + "x"} for field in ("python", "cloudpickle")),
         {"resources": {NAME + "x": 1.0}},
         {"resources": REGISTRATION.resources | {"more": 1.0}},
@@ -64,8 +64,8 @@ def test_introduction_beyond_a_bound_is_refused(changed):
         {"gpus": (*NODE_METRICS.gpus, GpuMetrics("g"))},
         {"gpus": (GpuMetrics(NAME + "x"),)},
         {"gpus": (GpuMetrics("g", foreign=LINE + "x"),)},
-        {"refused": {NAME + "x": 1}},
-        {"refused": {str(number): 1 for number in range(MOST_OF_NODE + 1)}},
+        {"rejected": {NAME + "x": 1}},
+        {"rejected": {str(number): 1 for number in range(MOST_OF_NODE + 1)}},
         {"about": msgspec.structs.replace(ABOUT, node=NAME + "x")},
         {"about": msgspec.structs.replace(ABOUT, libraries={"l": NAME + "x"})},
         {"about": msgspec.structs.replace(ABOUT, libraries={str(n): "" for n in range(5000)})},

@@ -17,13 +17,17 @@ def test_each_kind_and_reason_is_counted_by_itself():
     rejections = RejectionCounter()
     assert rejections.counts() == ()
     assert rejections.notices() == []
-    for kind, reason in [("mail", "altered"), ("hello", "unsigned"), ("mail", "altered")]:
+    for kind, reason in [
+        ("command", "altered"),
+        ("registration", "unsigned"),
+        ("command", "altered"),
+    ]:
         rejections.add(kind, reason, "It was refused.")
     rejections.add("events", "repeated")
     assert rejections.counts() == (
         RejectionCount("events", "repeated", 1),
-        RejectionCount("hello", "unsigned", 1),
-        RejectionCount("mail", "altered", 2),
+        RejectionCount("registration", "unsigned", 1),
+        RejectionCount("command", "altered", 2),
     )
 
 
@@ -31,7 +35,7 @@ def test_ten_thousand_refusals_of_one_kind_are_two_lines_in_a_minute():
     clock = Clock()
     rejections, lines = RejectionCounter(clock), []
     for _ in range(10_000):
-        rejections.add("mail", "altered", "A mail was altered.")
+        rejections.add("command", "altered", "A mail was altered.")
         lines += rejections.notices()
     assert lines == ["A mail was altered."]
     clock.now += TOLD_EVERY_S
@@ -44,10 +48,10 @@ def test_different_things_are_told_beside_each_other_but_not_without_end():
     clock = Clock()
     rejections = RejectionCounter(clock)
     for number in range(100):
-        rejections.add("hello", "version", f"Node {number} is refused.")
+        rejections.add("registration", "version", f"Node {number} is refused.")
     assert rejections.notices() == [f"Node {number} is refused." for number in range(5)]
-    rejections.add("hello", "unsigned", "It is not signed.")
-    rejections.add("hello", "version", "Node 7 is refused.")
+    rejections.add("registration", "unsigned", "It is not signed.")
+    rejections.add("registration", "version", "Node 7 is refused.")
     assert rejections.notices() == ["It is not signed."]
     clock.now += TOLD_EVERY_S
     assert rejections.notices() == ["Node 7 is refused."]
@@ -56,5 +60,5 @@ def test_different_things_are_told_beside_each_other_but_not_without_end():
 
 def test_what_is_only_counted_is_never_told():
     rejections = RejectionCounter()
-    rejections.add("mail", "repeated")
+    rejections.add("command", "repeated")
     assert rejections.notices() == []

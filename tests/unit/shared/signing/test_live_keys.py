@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> KeyFolder:
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "_POLL_INTERVAL_S", 0.0)
 
 
 def path_of(folder: KeyFolder, role: KeyRole) -> str:
@@ -156,7 +156,7 @@ def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
 
 
 def test_it_looks_once_a_second_at_most(folder, monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(module, "_POLL_INTERVAL_S", 3600.0)
     keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     folder.rotate()
     monkeypatch.setattr(module, "_seen", lambda _path: 1 / 0)

@@ -146,11 +146,11 @@ def test_keys_are_replaced_but_never_by_none():
 
 def test_the_bytes_are_those_that_the_page_describes():
     """Somebody who writes another client, or checks this one, needs no more than this."""
-    parts = (b"orders", b"mail", b"node-1", b"the body")
+    parts = (b"orders", b"command", b"node-1", b"the body")
     framed = len(parts).to_bytes(8, "big")
     framed += b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     mac = hmac.new(OLD.secret, framed, hashlib.sha256).digest()
-    signed_message = MessageSigner("orders", [OLD]).close(b"the body", b"mail", b"node-1")
+    signed_message = MessageSigner("orders", [OLD]).close(b"the body", b"command", b"node-1")
     assert signed_message == b"\1" + OLD.id + mac + b"the body"
     assert len(signed_message) == HEAD_BYTES + len(b"the body")
 

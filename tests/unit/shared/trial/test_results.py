@@ -17,7 +17,7 @@ STARTED = TrialStarted("t1", 1, 4321, "box", "10.0.0.7", 0.0)
 def event(metrics: dict, **changes) -> ResultReported:
     fields = {
         "trial": "t1",
-        "epoch": 1,
+        "attempt": 1,
         "step": 3,
         "metrics": metrics,
         "timestamp": 1000.75,

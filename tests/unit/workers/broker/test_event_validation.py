@@ -181,7 +181,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (SlotFreed("t", 1), "'kind'"),
         (SlotFreed("other", 1), "'kind'"),
         (LogMatched("t", 1, "a", "b", 1.0), "'kind'"),
-        (NodeWarned("hello"), "'kind'"),
+        (NodeWarned("registration"), "'kind'"),
         (["joined", "inc", "node", "h", "ip", {}], "'kind'"),
         (["result"], "at least length"),
         (["result", *range(40)], "ResultReported"),

@@ -190,7 +190,7 @@ LIES: dict[str, Callable[[int], bytes]] = {
     "a text": lambda pid: msgspec.msgpack.encode("forked"),
     "an unknown tag": lambda pid: raw("boo", "h1"),
     "half a report": lambda pid: encode(ProcessForked("h1", pid))[:-1],
-    "two reports in one": lambda pid: 2 * encode(ForkserverWarned("hello")),
+    "two reports in one": lambda pid: 2 * encode(ForkserverWarned("registration")),
     "a wrong type": lambda pid: raw("exited", "h1", "pid", None, None),
     "a text that is no UTF-8": lambda pid: b"\x92\xa7warning\xa2\xff\xfe",
     "deep nesting": lambda pid: b"\x92\xa7warning" + b"\x91" * 60_000,
@@ -352,7 +352,7 @@ def test_descriptors_that_come_with_a_report_are_not_kept(node):
     before = len(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()
     with end_of(server) as end:
-        socket.send_fds(end, [encode(ForkserverWarned("hello"))], [reading] * 50)
+        socket.send_fds(end, [encode(ForkserverWarned("registration"))], [reading] * 50)
     os.close(reading)
     os.close(writing)
     warned: list[str] = []

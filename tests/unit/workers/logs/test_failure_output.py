@@ -29,7 +29,7 @@ EVENTS = start().events_key
 @pytest.fixture(autouse=True)
 def _slow_loop(monkeypatch):
     """A loop that waits for a disk as long as a busy machine may make it."""
-    monkeypatch.setattr(failure_output, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(failure_output, "TIMEOUT_S", 60.0)
 
 
 def started(attempt=1, printed=(0, 0)):
@@ -137,7 +137,7 @@ def test_what_is_no_failure_or_of_no_host_is_passed_on_as_it_came(tmp_path):
 def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(failure_output, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(failure_output, "TIMEOUT_S", 0.02)
     goes_on = threading.Event()
     asked = []
 
@@ -153,7 +153,7 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
         eventually(lambda: asked)  # whose thread may begin later than the loop's patience ends
         assert len(asked) == 1
         goes_on.set()
-        monkeypatch.setattr(failure_output, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(failure_output, "TIMEOUT_S", 60.0)
         while not world.last.output:
             world.say(failed())
     assert world.last.output == "The last lines of stdout:\nread\n"

@@ -15,8 +15,8 @@ def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRe
 
 
 def test_events_for_people_are_told_in_words():
-    told = format_log_event(record("trial.started trial=%s epoch=%d pid=%d", "a_00001", 2, 77))
-    assert told == "Trial a_00001 runs (incarnation 2, process 77)."
+    told = format_log_event(record("trial.started trial=%s attempt=%d pid=%d", "a_00001", 2, 77))
+    assert told == "Trial a_00001 runs (attempt 2, process 77)."
 
 
 def test_other_events_are_told_if_they_warn():

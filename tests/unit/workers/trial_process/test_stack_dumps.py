@@ -23,7 +23,7 @@ def asked(monkeypatch):
     )
     monkeypatch.setattr(stack_dumps, "open_claimed", lambda pid, *, user: pid)
     monkeypatch.setattr(stack_dumps, "os", SimpleNamespace(close=lambda pidfd: None))
-    monkeypatch.setattr(stack_dumps, "family_of", lambda process: [process, *CHILDREN])
+    monkeypatch.setattr(stack_dumps, "process_tree_of", lambda process: [process, *CHILDREN])
     monkeypatch.setattr(stack_dumps, "_listens", lambda pid: True)
     monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(sleep=lambda seconds: None))
     return asked

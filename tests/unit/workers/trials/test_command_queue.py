@@ -53,7 +53,7 @@ def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obey
     ((key, events_key, problem),) = told
     assert (key, events_key) == (("bad", 3), "events")
     assert "Expected `int`, got `str`" in problem
-    assert counted(signing) == {("message", "unreadable"): 1}
+    assert counted(signing) == {("command", "unreadable"): 1}
     assert box.open(forged(TRIAL_NUMBER, "five")) is None, "the same once more"
     assert len(told) == 1
 
@@ -65,7 +65,7 @@ def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
     assert box.open(forged(place, value)) is None
     assert not told
     assert box.confirmed == (0, 0)
-    assert counted(signing) == {("message", "unreadable"): 1}
+    assert counted(signing) == {("command", "unreadable"): 1}
 
 
 def test_only_newer_assignments_are_let_through():
@@ -76,7 +76,7 @@ def test_only_newer_assignments_are_let_through():
     ]
     assert opened == [True, False, False, True, True, False]
     assert box.confirmed == (2, 1)
-    assert counted(signing) == {("message", "repeated"): 2, ("message", "old_term"): 1}
+    assert counted(signing) == {("command", "repeated"): 2, ("command", "old_term"): 1}
     assert signing.rejected.notices() == []
 
 
@@ -100,6 +100,6 @@ def test_what_is_not_for_this_node_or_not_readable_is_refused_counted_and_told(l
     box = CommandQueue("me", signing)
     assert box.open(letter) is None
     assert box.confirmed == (0, 0)
-    assert counted(signing) == {("message", why): 1}
+    assert counted(signing) == {("command", why): 1}
     (line,) = signing.rejected.notices()
     assert line.startswith("An assignment ")

@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() 
     loop.turn(NODE)
     damaged = m.CheckpointDamaged("t_00000", 1, "a/checkpoint_1-2", "one bit.", "a/checkpoint_1-1")
     log = loop.batch(1, damaged, started())
-    (told,) = [line[1] for line in log if line[0] == "news"]
+    (told,) = [line[1] for line in log if line[0] == "notices"]
     assert "a/checkpoint_1-2" in told
     assert "goes on from a/checkpoint_1-1 instead" in told
     assert loop.loop.has_leftovers
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> No
     loop.batch(1, started(), result(1), written)
     lost = m.CheckpointLost("t_00000", 1, "a/checkpoint_1-1", "the store was away.", 0.0)
     log = loop.batch(4, lost)
-    (told,) = [line[1] for line in log if line[0] == "news"]
+    (told,) = [line[1] for line in log if line[0] == "notices"]
     assert "a/checkpoint_1-1" in told
     assert "the store was away" in told
 

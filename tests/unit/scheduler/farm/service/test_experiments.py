@@ -180,7 +180,7 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
 def test_process_that_says_nothing_is_ended_where_others_wait(
     tmp_path, monkeypatch, waiting, is_over, ended
 ):
-    monkeypatch.setattr(experiments_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
     farm = Farm(tmp_path, max_running=1, timeout_s=0.05)
     for name in ("hangs", *waiting):
         farm.queue.add(name, owner="alice", code=CODE)

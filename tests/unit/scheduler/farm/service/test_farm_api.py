@@ -23,7 +23,7 @@ class SomeNodes(FakeNodeControl):
 
     def __init__(self, *rows):
         super().__init__()
-        names = ("node", "incarnation", "state", "since")
+        names = ("node", "instance_id", "state", "since")
         self._rows = tuple(a.NodeRow(**dict(zip(names, row, strict=True))) for row in rows)
 
     def rows(self):
@@ -34,7 +34,7 @@ class SomeNodes(FakeNodeControl):
 def api(tmp_path):
     def api(nodes):
         queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
-        farm = described("/srv/store", "a test")
+        farm = described("/srv/store", "a test", str(tmp_path))
         return FarmApi(queue, FakeExperimentControl(tmp_path), nodes, tmp_path, farm)
 
     return api

@@ -42,7 +42,7 @@ def test_check_node_reports_with_a_failing_store_names_node_time_and_error(secon
     store = StoreTraffic(9, 9, 0, seconds, "SignatureDoesNotMatch")
     (finding,) = check_node_reports([node(store=store)])
     assert (finding.check, finding.level) == ("store-requests", level)
-    assert f"node w1 has succeeded for {seconds:.0f} s: SignatureDoesNotMatch" in finding.what
+    assert f"node w1 have been failing for {seconds:.0f} s: SignatureDoesNotMatch" in finding.what
     assert time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() - seconds)) in finding.what
     assert "on w1.lan" in finding.fix
     assert "AWS_SHARED_CREDENTIALS_FILE" in finding.fix
@@ -67,8 +67,8 @@ def test_check_scheduler_reports_with_a_failing_store_names_the_search():
         ("store-requests", FindingLevel.PROBLEM),
         ("journal-copy", FindingLevel.PROBLEM),
     ]
-    assert "of the scheduler has succeeded for 40 s: no answer" in found[0].what
-    assert "process of s1 has succeeded for 400 s: bad" in found[1].what
+    assert "of the scheduler have been failing for 40 s: no answer" in found[0].what
+    assert "process of s1 have been failing for 400 s: bad" in found[1].what
     assert "start the scheduler again" in found[1].fix
 
 
@@ -98,12 +98,12 @@ def test_check_scheduler_reports_with_a_withheld_gpu_warns():
 def test_check_scheduler_reports_with_refused_messages_notes_dishonest_ones():
     rejected = (
         RejectionRow(kind="events", reason="repeated", times=5),
-        RejectionRow(node="w1", kind="mail", reason="altered", times=2),
+        RejectionRow(node="w1", kind="command", reason="altered", times=2),
     )
     found = check_scheduler_reports(NodeList(nodes=(row(),), rejected=rejected))
     (finding,) = [one for one in found if one.check == "messages"]
     assert finding.level is FindingLevel.OK
-    assert finding.what == "node w1 refused 2 of the kind mail (altered), since each began"
+    assert finding.what == "node w1 refused 2 of the kind command (altered), since each began"
 
 
 def test_check_backup_with_an_old_note_warns(tmp_path: Path):

@@ -354,7 +354,7 @@ def test_lease_whose_numbers_cannot_be_says_nothing_of_orders(lease, number):
     assert registry.nodes["inc1"].desired_state.version == 0
 
 
-@pytest.mark.parametrize("numbers", [{"first": 2**64 - 1}, {"taken": (1, 2**64 - 1)}])
+@pytest.mark.parametrize("numbers", [{"first": 2**64 - 1}, {"confirmed": (1, 2**64 - 1)}])
 def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
     registry = joined_registry()
     header = BatchHeader(m.PROTOCOL_VERSION, "inc1", 1, (0, 0))
