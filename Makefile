@@ -26,7 +26,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 MINIO := $(TUNEMQ_CACHE)/minio-$(MINIO_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak deployments fuzz defences minio check format bench lock clean
+.PHONY: help demo test verify compose soak deployments fuzz defences minio check format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -37,8 +37,18 @@ demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half 
 # Some tests take a minute: who has done its own helps who has drawn those.
 TOGETHER := -n $(JOBS) --dist worksteal
 
-test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
-	$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
+test: $(VENV)/.test  ## the tests that take less than five minutes: all parts, on real processes, Redis and S3
+	TUNEMQ_TEST_STORE=rclone $(BIN)/python -m pytest $(TOGETHER) $(or $(ARGS),tests/unit @tests/quick.txt)
+
+verify: check $(VENV)/.test minio compose  ## everything: checks, every test with a real MinIO, images where Docker is
+	$(BIN)/python -m pytest $(TOGETHER) --durations=50 $(ARGS)
+
+# MinIO's image takes minutes: `make deployments` builds all, and runs them.
+compose:  ## see that Compose takes our files, and build TuneMQ's images; nothing where Docker is missing
+	@if docker compose version > /dev/null 2>&1 && docker info > /dev/null 2>&1; then \
+		docker compose --profile gpu --profile grafana config --quiet && \
+		docker compose --profile gpu build scheduler worker worker-gpu; \
+	else echo "There is no Docker: its files and images were not looked at."; fi
 
 soak: $(VENV)/.test minio  ## the tests that take minutes each; with KILLS=300 a farm on which all dies in turn
 	$(if $(KILLS),$(BIN)/python -m tests.soak.__main__ --kills $(KILLS),$(BIN)/python -m pytest $(TOGETHER) -m soak) $(ARGS)

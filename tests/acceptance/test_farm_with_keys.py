@@ -53,7 +53,7 @@ class Keys:
 
 def distrusted(farm: FarmService) -> set[tuple[str, str]]:
     """What was refused because it was not signed as it had to be, by kind and reason."""
-    rows = farm.json("nodes")["refused"]
+    rows = farm.json("nodes")["rejected"]
     # The others happen to honest ones, too: who is not sure that he was heard says it again.
     return {(row["kind"], row["reason"]) for row in rows if row["reason"] in REASONS}
 

@@ -155,7 +155,7 @@ def test_s02_a_worker_without_keys_and_a_scheduler_with_keys_say_so(server, tmp_
         transport.until(lambda: transport.counted().get(("registration", "unsigned")))
         transport.until(lambda: transport.server.client.xlen(names.NODES) == 0)
         assert transport.read_events == []
-        (line,) = [line for line in transport.notices if "introduction" in line]
+        (line,) = [line for line in transport.notices if "registration" in line]
         assert "tunemq worker --keys worker.toml" in line
         server.client.set(names.SCHEDULER, "1:token:1:{}")
         server.client.set(names.SIGNS, transport.transport._signing.signer)
@@ -301,7 +301,7 @@ def test_s02_a_flood_of_forged_messages_is_a_few_lines(transport, server):
     assert counted["events", "unknown_key"] == 500
     assert counted["registration", "unknown_key"] == 500
     assert len([line for line in transport.notices if "events" in line]) == 1
-    assert len([line for line in transport.notices if "introduction" in line]) <= 5
+    assert len([line for line in transport.notices if "registration" in line]) <= 5
 
 
 def test_s02_key_files_that_others_may_read_start_no_worker(server, tmp_path):

@@ -126,4 +126,4 @@ def test_when_a_trial_that_had_its_last_result_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Trial, "is_complete", False)
-    assert "follows one that was its last" in noticed("f02_hosts_die_at_the_end")
+    assert "follows one that was its last" in noticed("f02_trial_processes_die_at_the_end")

@@ -55,11 +55,11 @@ def test_f01_f11_nodes_die_and_their_trials_go_on_elsewhere() -> None:
 
 
 def test_f02_hosts_die_and_their_trials_are_tried_again() -> None:
-    assert seen(searches("f02_hosts_die"))["TrialProcessDied"] > 5 * SEEDS
+    assert seen(searches("f02_trial_processes_die"))["TrialProcessDied"] > 5 * SEEDS
 
 
 def test_f02_a_trial_that_dies_behind_its_last_result_reports_nothing_further() -> None:
-    assert seen(searches("f02_hosts_die_at_the_end"))["TrialProcessDied"] > 5 * SEEDS
+    assert seen(searches("f02_trial_processes_die_at_the_end"))["TrialProcessDied"] > 5 * SEEDS
 
 
 def test_f03_schedulers_die_anywhere_in_a_turn_and_no_trial_is_started_again() -> None:

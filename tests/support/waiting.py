@@ -9,6 +9,8 @@ import os
 import random
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
@@ -22,6 +24,12 @@ from tunemq_shared.system.processes import children_of
 _PORTS: Final = range(20_000, 32_768)
 #: As many processes may run tests at the same time.
 _SHARES: Final = 16
+#: Seconds for the start of an interpreter on an idle machine of two cores.
+_IDLE_START_S: Final = 0.02
+#: So many starts are measured.
+_STARTS: Final = 10
+#: No limit grows further than so many times.
+_SLOWEST: Final = 8.0
 #: Begins anywhere: other runs of the tests, on the same machine, have the same shares.
 _turns = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
 
@@ -35,15 +43,31 @@ def eventually(
 ) -> None:
     """Return as soon as ``condition()`` is true; fail the test after ``within`` seconds.
 
-    They are many, for a machine that does three other things; nobody waits longer than he must.
-    ``every`` is for looks that cost a process each.
+    The limit grows with `slowness`, which is measured only where the condition is late. ``every``
+    is for looks that cost a process each.
     """
-    deadline = time.monotonic() + within
+    begin = time.monotonic()
+    limit, is_scaled = within, False
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > begin + limit:
+            if not is_scaled:
+                limit, is_scaled = within * slowness(), True
+                continue
             text = message if isinstance(message, str) else message()
-            pytest.fail(f"{text} (within {within:g} s)")
+            pytest.fail(f"{text} (within {limit:g} s)")
         time.sleep(every)  # between two looks
+
+
+def slowness() -> float:
+    """How many times longer this machine takes now for a small piece of work than an idle one.
+
+    The work is to start an interpreter; the answer is between 1 and `_SLOWEST`.
+    """
+    begin = time.monotonic()
+    for _ in range(_STARTS):
+        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    each = (time.monotonic() - begin) / _STARTS
+    return min(max(1.0, each / _IDLE_START_S), _SLOWEST)
 
 
 def need(service: str, present: object) -> None:

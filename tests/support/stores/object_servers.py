@@ -40,6 +40,8 @@ CACHE = Path(
     os.environ.get("TUNEMQ_CACHE")
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tunemq")
 )
+#: ``rclone``: `tunemq store serve` in MinIO's place, as `make test` wants it.
+WANTED = os.environ.get("TUNEMQ_TEST_STORE", "")
 
 
 #: The servers that run now, for tests that look at what else does.
@@ -292,11 +294,13 @@ def minio_program() -> str | None:
 def running_minio(
     folder: Path, *, region: str = "", certificate: Certificate | None = None
 ) -> Iterator[ObjectServer]:
-    """A MinIO of one's own, which keeps its data below the folder.
+    """Run a MinIO that keeps its data below the folder.
 
-    Where there is no Go to build it with, `tunemq store serve` must do (in CI it must be there).
+    `tunemq store serve` takes its place in `make test`, and where there is no Go to build MinIO with
+    (in CI it must be there).
     """
-    has_minio = minio_program() or os.environ.get("CI") or region or certificate
+    has_minio = WANTED != "rclone" and (minio_program() or os.environ.get("CI"))
+    has_minio = has_minio or region or certificate
     server: ObjectServer = (
         MinioServer(folder, region=region, certificate=certificate)
         if has_minio

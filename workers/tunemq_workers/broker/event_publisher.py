@@ -120,7 +120,7 @@ class EventPublisher:
         self._says_hang = False
         self._signing = NodeSigning(instance_id) if signing is None else signing
         self._orders: queue.SimpleQueue[PublisherOrder] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="event publisher", daemon=True)
         self._client: RedisClient | None = None
         #: The generation as it was when the client began to watch it; None while it does not.
         self._watched: bytes | None = None
