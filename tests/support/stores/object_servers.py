@@ -296,8 +296,8 @@ def running_minio(
 ) -> Iterator[ObjectServer]:
     """Run a MinIO that keeps its data below the folder.
 
-    `tunemq store serve` takes its place in `make test`, and where there is no Go to build MinIO with
-    (in CI it must be there).
+    `tunemq store serve` takes its place in `make test`, and where there is no Go to build MinIO
+    with (in CI it must be there).
     """
     has_minio = WANTED != "rclone" and (minio_program() or os.environ.get("CI"))
     has_minio = has_minio or region or certificate
