@@ -161,7 +161,7 @@ def _check(account: UserAccount, folders: list[str]) -> None:
     code = _CHECK.format(path=[entry for entry in sys.path if entry], folders=folders)
     try:
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", code],
+            [sys.executable, "-I", "-c", code],  # -I: no files of that user run
             cwd="/",
             env=account.variables({}),
             stdin=subprocess.DEVNULL,

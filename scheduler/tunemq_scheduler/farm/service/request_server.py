@@ -34,6 +34,7 @@ from tunemq_shared.base.errors import (
     UserError,
 )
 from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.message_encoding import encode
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
@@ -225,11 +226,11 @@ class RequestServer:
     def _reply(self, outcome: _Outcome) -> bytes:
         try:
             if not isinstance(outcome, RequestRejection):
-                answer = msgspec.Raw(msgspec.msgpack.encode(outcome))
-                return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, answer=answer))
+                answer = msgspec.Raw(encode(outcome))
+                return encode(FarmReply(tunemq=self._tunemq, answer=answer))
         except (TypeError, ValueError, OverflowError) as error:
             outcome = _failed(error)
-        return msgspec.msgpack.encode(FarmReply(tunemq=self._tunemq, rejection=outcome))
+        return encode(FarmReply(tunemq=self._tunemq, rejection=outcome))
 
     def _send(self) -> None:
         if not self._unsent:
