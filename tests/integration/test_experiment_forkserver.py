@@ -29,13 +29,16 @@ from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import watched_process as process_module
 from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.farm_requests import ScriptCode
 
 pytestmark = pytest.mark.integration
 
 _BEGIN = """
 import ctypes, gc, json, os, random, signal, sys, time
 from pathlib import Path
-HERE = Path(__file__).parent
+HERE = Path({folder!r})
 
 def tell(**what):
     (HERE / "new").write_text(json.dumps(what))
@@ -53,12 +56,19 @@ class Experiment:
         self.folder = folder
         folder.mkdir()
         script = folder / "own.py"
-        script.write_text(_BEGIN + body)
+        script.write_text(_BEGIN.replace("{folder!r}", repr(str(folder))) + body)
+        with open_blobs(str(folder / "store")) as blobs:
+            code = ScriptCode(bundle=bundle(script, blobs), script=script.name)
         ours, theirs = socket.socketpair()
         self.frames = FrameSocket(ours)
         self.process = forkservers.start(folder, theirs, **options)
         job = r.ExperimentJob(
-            name=folder.name, results=str(folder), code=str(script), term=1, prefix="x"
+            name=folder.name,
+            results=str(folder),
+            code=code,
+            term=1,
+            prefix="x",
+            folder_for_code=str(folder / "bundles"),
         )
         self.frames.put(r.encode(job))
         self.frames.flush()
