@@ -93,7 +93,7 @@ _EXIT_HUNG: Final = 70
 def main() -> None:
     """Fork ears for the node incarnation named on the command line, one whenever it wants one."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.broker.celery_consumer")
-    parser.add_argument("--incarnation", required=True)
+    parser.add_argument("--instance-id", required=True)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     options = parser.parse_args()

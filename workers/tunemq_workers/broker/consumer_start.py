@@ -26,7 +26,7 @@ _RUN_CONSUMER: Final = b"E"
 def start_forkserver(redis_url: str, instance_id: str, log_path: str) -> ChildProcess:
     """Start a process that ears are forked from; see `start_child`."""
     redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
-    line = ["--incarnation", instance_id]
+    line = ["--instance-id", instance_id]
     return start_child(
         "tunemq_workers.broker.celery_consumer", line, log_path, redis, needs=REDIS_KEYS
     )
