@@ -104,6 +104,8 @@ read_arguments() {
         refuse "--config $config: there is no file environment in it"
     [ -z "$config" ] || check_lines "$config/environment"
     [ -z "$wheels" ] || [ -d "$wheels" ] || refuse "--wheels $wheels is no folder"
+    [ -z "$wheels" ] || [ "$(find "$wheels" -maxdepth 1 -name 'tunemq-*.whl' | wc -l)" -le 1 ] ||
+        refuse "--wheels $wheels has several versions of TuneMQ: leave one there"
     [ -z "$wheel" ] || [ -f "$wheel" ] || refuse "--wheel $wheel is no file"
     [ -z "$requirements" ] || [ -f "$requirements" ] ||
         refuse "--requirements $requirements is no file"
@@ -215,7 +217,7 @@ fetch() {
     set -- ${constraints:+--constraint "$constraints"} ${requirements:+--requirement "$requirements"}
     from=$wheels
     if [ -n "$from" ]; then
-        wheel=$(find "$wheels" -maxdepth 1 -name 'tunemq-*.whl' | sort -V | tail -n 1)
+        wheel=$(find "$wheels" -maxdepth 1 -name 'tunemq-*.whl')
         [ -n "$wheel" ] || fail "--wheels $wheels: there is no tunemq-*.whl in it"
     else
         from=$stage/wheels

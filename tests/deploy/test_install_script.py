@@ -75,6 +75,12 @@ def test_what_is_of_no_use_is_refused_with_the_reason(arguments, why):
     assert "secret" not in said
 
 
+def test_wheels_of_several_versions_are_refused(tmp_path):
+    for version in ("0.1.0", "0.1.0.dev0"):
+        (tmp_path / f"tunemq-{version}-py3-none-any.whl").touch()
+    assert "has several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
 def test_who_is_not_root_is_told():
     script = SCRIPT.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,17 @@ def test_the_command_says_its_version():
     )
 
     assert done.stdout == f"tunemq {tunemq.__version__}\n"
+
+
+def test_names_that_documents_use_exist():
+    root = Path(tunemq.__file__).parents[1]
+    known = {*tunemq.__all__, *SUBMODULES}
+    documents = [root / "README.md", *(root / "docs").rglob("*.md")]
+    unknown = {
+        f"{path.relative_to(root)}: {found[0]}"
+        for path in documents
+        if "decisions" not in path.parts
+        for found in re.finditer(r"\btune\.([A-Za-z_]\w*)", path.read_text())
+        if found[1] not in known
+    }
+    assert not unknown

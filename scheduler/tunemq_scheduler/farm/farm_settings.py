@@ -33,6 +33,8 @@ from tunemq_shared.signing.key_files import SUBMITTER_NAME
 
 #: More processes than this need more memory than most heads have.
 MAX_RUNNING: Final = 16
+#: What people write for the resources that every node has.
+_MISSPELT: Final = {"gpus": "gpu", "gpu": "gpu", "cpus": "cpu", "cpu": "cpu", "memory": "memory"}
 
 
 class AllowedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,6 +164,8 @@ def _check(settings: FarmSettings, path: str) -> None:
             raise ConfigError(f"{path}: shares.{owner}={share!r} must be a number above 0.")
     for owner, quota in settings.quotas.items():
         for resource, amount in quota.items():
+            if (meant := _MISSPELT.get(resource.lower(), resource)) != resource:
+                raise ConfigError(f"{path}: quotas.{owner}.{resource} is invalid: use {meant!r}.")
             if not (math.isfinite(amount) and amount >= 0):
                 raise ConfigError(
                     f"{path}: quotas.{owner}.{resource}={amount!r} must be a number of 0 or more."

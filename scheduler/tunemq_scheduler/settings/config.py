@@ -163,7 +163,7 @@ class FailureConfig:
     """What happens when a trial fails.
 
     A trial is tried again from its last checkpoint: at once, and while no new result comes after
-    growing pauses of up to a minute. A trial that used up its own time (`TrialLimitSpec`) is not.
+    growing pauses of up to a minute. A trial that used up its own time (`TrialLimits`) is not.
 
     Attributes:
         max_failures: how often it is tried again after an error in its code, the death of its

@@ -1,4 +1,4 @@
-"""`TrialLimitSpec`: what a trial may take at most, as users say it."""
+"""`TrialLimits`: what a trial may take at most, as users say it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``process_trees.py FOLDER OPTIONS``: each process of a family appends its pid to
 ``FOLDER/members/KIND``. Each trial reports what its family has found out, again and again, until
 there is ``FOLDER/hang``, or ``FOLDER/stop``: then the search stops it. OPTIONS: ``stall_s`` as in
-`TrialLimitSpec`.
+`TrialLimits`.
 """
 
 from __future__ import annotations

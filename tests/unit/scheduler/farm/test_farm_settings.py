@@ -36,6 +36,8 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
         ("preempt_grace_s = -1", "preempt_grace_s=-1.0 must be 0 or more"),
         ("[shares]\nada = 0", "shares.ada=0.0 must be a number above 0"),
         ("[quotas.ben]\ngpu = -1", "quotas.ben.gpu=-1.0 must be a number of 0 or more"),
+        ("[quotas.ben]\ngpus = 4", "quotas.ben.gpus is invalid: use 'gpu'"),
+        ("[quotas.ben]\nCPU = 4", "quotas.ben.CPU is invalid: use 'cpu'"),
         ("[quotas]\nben = 3", "quotas"),
         ("max_running = ", "not usable"),
     ],
