@@ -39,7 +39,7 @@ def search():
         farm.wait_until_ready()
         while "node" not in farm.pids:
             farm.trouble()
-        print(farm.folder, farm.keeper_pid, flush=True)
+        print(farm.folder, farm.watchdog_pid, flush=True)
         ending()
 """
 

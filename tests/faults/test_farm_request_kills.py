@@ -29,8 +29,8 @@ _REPOSITORY = Path(__file__).parents[2]
 _SERVE = """
 import sys, threading
 from pathlib import Path
-from tests.support.farms.farm_api_server import ServedDesk
-with ServedDesk(sys.argv[1], Path(sys.argv[2])) as desk:
+from tests.support.farms.farm_api_server import ServedApi
+with ServedApi(sys.argv[1], Path(sys.argv[2])) as desk:
     print("serves", flush=True)
     sys.stdin.read()
 """

@@ -203,11 +203,11 @@ NODE = """
     import sys, time
     from pathlib import Path
     from tests.support.forkserver_driver import Server
-    from tests.faults.test_host_families import raise_a_family
+    from tests.faults.test_host_families import start_a_process_tree
 
     server = Server(Path(sys.argv[1]))
-    host = server.start(raise_a_family)
-    print(server.client.pid, host.pid, *host.result()["family"], flush=True)
+    host = server.start(start_a_process_tree)
+    print(server.client.pid, host.pid, *host.result()["process_tree"], flush=True)
     time.sleep(600)
 """
 

@@ -165,10 +165,10 @@ ear._listen({server.url!r}, "inc", ours)
 def test_an_ear_dies_with_its_node(server, tmp_path):
     node = f"""
 import time
-from tunemq_workers.broker.consumer_start import fork_ear, start_forkserver
+from tunemq_workers.broker.consumer_start import fork_consumer, start_forkserver
 from tunemq_shared.system.processes import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "consumer.log")!r})
-ear = fork_ear(forkserver)  # without this end of it, it has no node
+ear = fork_consumer(forkserver)  # without this end of it, it has no node
 ear.recv(100)
 print(*children_of(forkserver.pid), flush=True)
 time.sleep(600)

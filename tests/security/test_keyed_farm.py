@@ -96,7 +96,7 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     assert list(farm.nodes()) == ["one"]
     told = farm.run("nodes")
     assert re.search(
-        r"the scheduler refused \d+ messages? of the kind hello: unsigned", told.stderr
+        r"the scheduler refused \d+ messages? of the kind registration: unsigned", told.stderr
     )
 
     def says(name, text):
@@ -105,7 +105,7 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
 
     says("keyless", "this worker has no keys")
     says("stranger", "which is not in")
-    assert "A node's introduction is not signed" in farm.said()
+    assert "A node's registration is not signed" in farm.said()
     farm.submit(Search(name="first", trials=1, steps=3))
     farm.wait_for("first", "FINISHED")
     farm.check_results("first")
