@@ -146,7 +146,7 @@ def test_an_answer_that_comes_later_is_waited_for(api, client):
 
 
 def test_an_experiment_that_does_not_answer_is_told(api, client, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._PATIENCE_S", 0.05)
+    monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._TIMEOUT_S", 0.05)
     client.ask(submit(), a.ExperimentSubmitted)
     api.run("exp")
     api.experiments.answers_later = True
@@ -246,7 +246,7 @@ def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(api, client, 
 
 def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(api, client, capfd):
     (row, *_others) = api.nodes.rows()
-    api.nodes.rows = lambda: (msgspec.structs.replace(row, refused=2**70),)
+    api.nodes.rows = lambda: (msgspec.structs.replace(row, rejected=2**70),)
     with pytest.raises(RequestRejected, match="OverflowError"):
         client.ask(r.ListNodes(), a.NodeList)
     client.ask(submit(), a.ExperimentSubmitted)

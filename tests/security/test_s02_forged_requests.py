@@ -342,7 +342,7 @@ def test_who_was_removed_asks_no_more(api, server, keys, monkeypatch):
 
 
 def test_who_is_given_anothers_file_meanwhile_is_told_so(api, server, keys, monkeypatch):
-    monkeypatch.setattr("tunemq_shared.signing.live_keys._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tunemq_shared.signing.live_keys._POLL_INTERVAL_S", 0.0)
     with client_of(server, keys, "ben") as ben:
         ben.farm()
         file = keys.path / "ben.toml"
