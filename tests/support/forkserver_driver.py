@@ -175,7 +175,7 @@ class Server:
         return [
             report
             for report in self.reports
-            if isinstance(report, kind) and (host is None or report.host == host)
+            if isinstance(report, kind) and (host is None or report.process == host)
         ]
 
     def warnings(self) -> list[str]:

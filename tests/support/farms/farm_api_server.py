@@ -155,7 +155,7 @@ class FakeNodeControl:
             ),
         )
 
-    def refused(self) -> tuple[a.RejectionRow, ...]:
+    def rejected(self) -> tuple[a.RejectionRow, ...]:
         return (a.RejectionRow(kind="registration", reason="unsigned", times=2),)
 
     def asked(self) -> tuple[str, ...]:
