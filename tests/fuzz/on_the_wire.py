@@ -288,7 +288,7 @@ def of_processes() -> list[Decoder]:
 def _registration() -> registration.NodeRegistration:
     fields: dict[str, Any] = {
         "protocol": messages.PROTOCOL_VERSION,
-        "incarnation": _OWN,
+        "instance_id": _OWN,
         "node": "one",
         "python": platform.python_version(),
         "cloudpickle": cloudpickle.__version__,

@@ -85,7 +85,7 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
     scheduler.assign(instance_id, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
-    worker.rejected(mail__unreadable=len(foreign))
+    worker.rejected(command__unreadable=len(foreign))
     assert not gadget.path.exists()
     assert not scheduler.client.exists("stolen")
     assert "ear.died" not in (tmp_path / "work" / "node.log").read_text()
@@ -99,4 +99,4 @@ def test_s15_what_is_longer_than_any_assignment_is_refused_unread(worker):
     scheduler.assign(instance_id, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
-    worker.rejected(mail__oversized=1)
+    worker.rejected(command__oversized=1)

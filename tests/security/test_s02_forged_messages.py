@@ -105,7 +105,7 @@ def test_s02_a_worker_obeys_nobody_without_its_farms_key(worker, tmp_path):
 
     eventually((tmp_path / "honest").exists, within=60, message=lambda: worker.said)
     worker.rejected(
-        mail__unsigned=1, mail__unknown_key=1, mail__altered=3, mail__unreadable=2
+        command__unsigned=1, mail__unknown_key=1, mail__altered=3, mail__unreadable=2
     )  # fmt: skip
     assert not (tmp_path / "forged").exists()
     worker.says("is not signed: it is refused")  # behind what Redis is told
@@ -123,7 +123,7 @@ def test_s02_signed_order_of_a_wrong_type_fails_its_trial_within_seconds(worker,
     (failed,) = scheduler.said(m.TrialFailed)
     assert failed.trial == "wrong"
     assert "cannot read the order for it: Expected `int`, got `str`" in failed.error
-    worker.rejected(mail__unreadable=1)
+    worker.rejected(command__unreadable=1)
 
 
 def test_s02_a_worker_believes_no_forged_reply(worker):

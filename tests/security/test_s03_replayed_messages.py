@@ -56,11 +56,11 @@ def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_pa
         eventually(lambda: scheduler.lease(instance_id)[1:] == [1, 2])
         assign(1, 1, order("t", start))
         assign(1, 2, order("t", start, attempt=2))
-        worker.rejected(mail__repeated=2)
+        worker.rejected(command__repeated=2)
         assign(2, 1)
         eventually(lambda: scheduler.lease(instance_id)[1:] == [2, 1])
         assign(1, 3, order("t", start, attempt=3))
-        worker.rejected(mail__old_term=1)
+        worker.rejected(command__old_term=1)
         assert not scheduler.client.exists(queue)
         assert path.read_text() == "started\n"
     finally:

@@ -44,7 +44,7 @@ control.send(messages.encode(messages.ForkserverReady(())))
 while data := socket.recv_fds(control, 65536, 3)[0]:
     command = messages.decode_command(data)
     if isinstance(command, messages.StartProcess):
-        control.send(messages.encode(messages.ProcessForked(command.host, {victim})))
+        control.send(messages.encode(messages.ProcessForked(command.process, {victim})))
         control.shutdown(socket.SHUT_RDWR)
 os._exit(1)
 """

@@ -136,7 +136,7 @@ def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: Store
         NodeMetrics(outbox=-(2**40)),
         NodeMetrics(cache=2**63),
         NodeMetrics(clock=math.nan),
-        NodeMetrics(rejected={"mail:altered": -5}),
+        NodeMetrics(rejected={"command:altered": -5}),
         NodeMetrics(gpus=(GpuMetrics("G", busy=math.nan),)),
         NodeMetrics(gpus=(GpuMetrics("G", memory_used=-1.0),)),
         NodeMetrics(number=-1),

@@ -102,11 +102,11 @@ def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
 def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
     nodes, _, transport = told(tmp_path, node("n", 2))
     transport.rejections.add("registration", "unsigned", "It is refused.")
-    transport.rejected = {"mail:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
+    transport.rejected = {"command:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
     assert [(one.node, one.kind, one.reason, one.times) for one in nodes.rejected()] == [
         ("", "registration", "unsigned", 1),
         ("n", "command", "altered", 3),
         ("n", "reply", "unsigned", 1),
     ]
-    transport.rejected = {"mail:altered": 3, "reply:unsigned": 1}
+    transport.rejected = {"command:altered": 3, "reply:unsigned": 1}
     assert row(nodes).rejected == 4
