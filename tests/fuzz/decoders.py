@@ -17,7 +17,7 @@ EXCUSED: Final = {
     "tunemq_scheduler.output.loggers.json_logger:_write_params": "its own JSON",
     "tunemq_scheduler.search.optuna.optuna_trials:dump_trial": "its own JSON",
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
-    "tunemq_scheduler.transport.desired_state_orders:DesiredStateExecutor._host_start": "its own",
+    "tunemq_scheduler.transport.desired_state_orders:DesiredStateExecutor._trial_spec": "its own",
     "tunemq_shared.code.bundles:_write": "it writes",
     "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
     # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.

@@ -65,7 +65,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             runner_state._unpack_summary,
             runner_state.TrialSummary,
         ),
-        of_type("tunemq_shared.protocol.messages:decode_entries", messages.decode_records,
+        of_type("tunemq_shared.protocol.messages:decode_records", messages.decode_records,
                 list[messages.JournalRecord]),
         Decoder(
             "done requests",

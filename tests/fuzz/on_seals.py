@@ -32,7 +32,7 @@ def of_signing(bench: Bench) -> list[Decoder]:
                 _assignment(keys),
                 (),
                 (base64.b64encode(keys.orders.close(b"\x80", b"command", _NODE.encode())),),
-                ("tunemq_workers.broker.node_signing:NodeSigning.mail",),
+                ("tunemq_workers.broker.node_signing:NodeSigning.command",),
             ),
             Decoder(
                 f"{how} reply",

@@ -61,7 +61,7 @@ def of_redis() -> list[Decoder]:
             read_registration,
             (TransportError,),
             (node_registration, *samples_of(registration.NodeRegistration)),
-            ("tunemq_shared.protocol.registration:decode_hello",
+            ("tunemq_shared.protocol.registration:decode_registration",
              "tunemq_scheduler.transport.nodes.registration_checks:_why_unreadable"),
         ),
         of_type(
@@ -77,7 +77,7 @@ def of_redis() -> list[Decoder]:
                 *samples_of(node_metrics.NodeMetrics),
                 msgspec.msgpack.encode(node_metrics.NodeMetrics(load=1.0)),
             ),
-            ("tunemq_shared.health.node_metrics:decode_vitals",),
+            ("tunemq_shared.health.node_metrics:decode_node_metrics",),
         ),
         of_type(
             "tunemq_shared.protocol.output_pieces:decode",
@@ -151,7 +151,7 @@ def of_processes() -> list[Decoder]:
     """What processes of one machine tell each other; those of a trial run anybody's code."""
     return [
         of_type(
-            "tunemq_workers.checkpoints.checkpoint_messages:decode_room",
+            "tunemq_workers.checkpoints.checkpoint_messages:decode_save_answer",
             checkpoint_messages.decode_save_answer,
             checkpoint_messages.SaveAnswer,
         ),
@@ -189,7 +189,7 @@ def of_processes() -> list[Decoder]:
             forkserver_messages.ForkserverReport,
         ),
         of_type(
-            "tunemq_workers.processes.forkserver_messages:decode_host_spec",
+            "tunemq_workers.processes.forkserver_messages:decode_process_spec",
             forkserver_messages.decode_process_spec,
             forkserver_messages.TrialProcessSpec,
         ),
@@ -205,7 +205,7 @@ def of_processes() -> list[Decoder]:
             messages.TrialOrder,
         ),
         of_type(
-            "tunemq_workers.trials.command_queue:_decode_letter",
+            "tunemq_workers.trials.command_queue:_decode_envelope",
             command_queue._decode_envelope,
             command_queue._AssignmentEnvelope,
         ),
