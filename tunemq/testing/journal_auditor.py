@@ -298,21 +298,7 @@ class JournalAuditor:
 
     def _check_slots(self) -> None:
         runner = self.runner
-        held: dict[str, dict[str, float]] = {node: {} for node in runner.nodes}
-        shares: dict[tuple[str, str], float] = {}
-        for trial, attempt, node in runner.slots:
-            if node not in held or not 0 < attempt <= self._books[trial].attempt:
-                self._broken("I5", trial, f"epoch {attempt} holds a slot of {node}")
-            on_node, slot = held[node], runner.slots.held_by(trial, attempt)
-            resources = slot.resources
-            if slot.devices:
-                resources = {**resources, "gpu": sum(slot.devices.values())}
-            for name, amount in resources.items():
-                on_node[name] = on_node.get(name, 0.0) + amount
-            for uuid, share in slot.devices.items():
-                shares[node, uuid] = shares.get((node, uuid), 0.0) + share
-            if len(slot.devices) > 1 and any(share != 1 for share in slot.devices.values()):
-                self._broken("I5", trial, f"it has parts of several GPUs of {node}")
+        held, shares = self._held()
         for (node, uuid), share in shares.items():
             if share > 1 + _SLACK:
                 self._broken("I5", None, f"{share:g} of the GPU {uuid} of {node} are held")
@@ -326,14 +312,32 @@ class JournalAuditor:
                 if taken > amount + _SLACK:
                     self._broken("I5", None, f"{taken:g} {name} of {node} are held")
                 left[name] = left.get(name, 0.0) + amount - taken
-            if joined.withheld:
-                for uuid in joined.withheld.keys() & {gpu.uuid for gpu in joined.gpus}:
-                    left["gpu"] -= 1 - shares.get((node, uuid), 0.0)
+            for uuid in joined.withheld.keys() & {gpu.uuid for gpu in joined.gpus}:
+                left["gpu"] -= 1 - shares.get((node, uuid), 0.0)
         free = runner.placement.free
         for name, amount in left.items():
             if abs(free[name] - amount) > _SLACK:
                 told = f"{free[name]:g} {name} are taken for free, {amount:g} are not held"
                 self._broken("I5", None, told)
+
+    def _held(self) -> tuple[dict[str, dict[str, float]], dict[tuple[str, str], float]]:
+        """What trials hold of each node, by resource, and of each GPU."""
+        held: dict[str, dict[str, float]] = {node: {} for node in self.runner.nodes}
+        shares: dict[tuple[str, str], float] = {}
+        for trial, attempt, node in self.runner.slots:
+            if node not in held or not 0 < attempt <= self._books[trial].attempt:
+                self._broken("I5", trial, f"attempt {attempt} holds a slot of {node}")
+            on_node, slot = held[node], self.runner.slots.held_by(trial, attempt)
+            resources = slot.resources
+            if slot.devices:
+                resources = {**resources, "gpu": sum(slot.devices.values())}
+            for name, amount in resources.items():
+                on_node[name] = on_node.get(name, 0.0) + amount
+            for uuid, share in slot.devices.items():
+                shares[node, uuid] = shares.get((node, uuid), 0.0) + share
+            if len(slot.devices) > 1 and any(share != 1 for share in slot.devices.values()):
+                self._broken("I5", trial, f"it has parts of several GPUs of {node}")
+        return held, shares
 
     def check_store(self) -> None:
         """Look whether all that is kept stands in the store.

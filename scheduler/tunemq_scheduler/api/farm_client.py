@@ -162,7 +162,7 @@ class FarmClient:
     def _answer_to(self, asked: _SentRequest) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         again, pause = 0.0, _FIRST_PAUSE_S
-        trouble: RedisUnavailable | None = None
+        trouble: RedisUnavailable | None = None  # the newest one
         broken: InvalidSignature | None = None
         seen = time.monotonic()
         while (now := time.monotonic()) < deadline:
@@ -183,15 +183,11 @@ class FarmClient:
                     break
                 time.sleep(_RETRY_S)
             if found is not None:
-                try:
-                    data = open_answer(asked.message_signer, bytes(found), asked.id)
-                except InvalidSignature as error:
-                    if broken is None:
-                        deadline = min(deadline, now + _MENDED_WITHIN_S)
-                    broken = error
-                else:
-                    self._connection.post([("DEL", asked.key)])  # a page of a log is large
-                    return data
+                opened = self._opened(asked, bytes(found))
+                if isinstance(opened, bytes):
+                    return opened
+                deadline = deadline if broken else min(deadline, now + _MENDED_WITHIN_S)
+                broken = opened
             if now > seen + _BACK_WITHIN_S:
                 break
             time.sleep(pause)
@@ -200,11 +196,24 @@ class FarmClient:
             raise trouble
         if broken is not None:
             raise self._distrusted(broken) from broken
+        raise self._unanswered(asked, has_ended=now < deadline)
+
+    def _opened(self, asked: _SentRequest, found: bytes) -> bytes | InvalidSignature:
+        """What an answer says; the error where the farm's scheduler did not write it."""
+        try:
+            data = open_answer(asked.message_signer, found, asked.id)
+        except InvalidSignature as error:
+            return error
+        self._connection.post([("DEL", asked.key)])  # a page of a log is large
+        return data
+
+    def _unanswered(self, asked: _SentRequest, *, has_ended: bool) -> NoScheduler:
+        """Take the request back where that is possible; the error that says what became of it."""
         at = f"the scheduler of the farm at {self._connection.address}"
-        what = "has ended" if now < deadline else f"did not answer within {self._timeout_s:g} s"
+        what = "has ended" if has_ended else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
-            raise NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
-        raise NoScheduler(
+            return NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
+        return NoScheduler(
             f"{at} has taken the request, and {what}; it may have been done: look with `tunemq ls`."
         )
 

@@ -72,24 +72,9 @@ def send_folder(
             continue
         shown = f"{name}.{attempt}" if name in _OUTPUTS else name
         try:
-            with opened_below(folder, name) as file:
-                ref = ref_of(file)
-                objects.put_file(
-                    f"{key}/{shown}",
-                    file,
-                    size=ref.size,
-                    sha256=ref.sha256,
-                    cancel=cancel,
-                    on_trouble=on_trouble,
-                )
+            _send(objects, folder, name, f"{key}/{shown}", cancel, on_trouble)
         except InvalidObjectName:
             invalid.append(name)
-        except (CheckpointCorrupt, FileNotFoundError):
-            continue
-        except OSError as error:
-            # Its trial, or another of the same user, has put something else in its place.
-            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                raise
     if unnamed:
         raise StoreError(
             f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
@@ -113,6 +98,29 @@ def send_folder(
             f"{len(too_much)} files were not sent, because a trial's may take "
             f"{show_bytes(limit_bytes)} together; the largest is {name} ({show_bytes(size)})."
         )
+
+
+def _send(
+    objects: ObjectStore,
+    folder: Path,
+    name: str,
+    key: str,
+    cancel: CancelToken,
+    on_trouble: Callable[[str], None],
+) -> None:
+    """Send a file, unless its trial changes, removes or replaces it meanwhile."""
+    try:
+        with opened_below(folder, name) as file:
+            ref = ref_of(file)
+            objects.put_file(
+                key, file, size=ref.size, sha256=ref.sha256, cancel=cancel, on_trouble=on_trouble
+            )
+    except (CheckpointCorrupt, FileNotFoundError):
+        pass
+    except OSError as error:
+        # Its trial, or another of the same user, has put something else in its place.
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
 
 
 def _shortened(name: str) -> str:

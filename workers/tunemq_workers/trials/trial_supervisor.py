@@ -248,14 +248,7 @@ class TrialSupervisor:
             return
         self._limits.heard(name, kind, payload)
         if kind == ENDING:
-            # The end of a trial that lost a process is about that loss, such as a broken pool.
-            if process.has_ended or self._limits.is_killed_for_memory(process):
-                return
-            if self._validators[name].end(payload):
-                process.has_ended = True
-                self._over.add(process.key)
-                if not process.is_given_up:
-                    self._escalate(process, process.start.stop_grace_s)
+            self._end(process, payload)
         elif kind in _OF_CHECKPOINTS and not process.is_parked:
             try:
                 self._checkpoints.said(process, kind, payload)
@@ -270,6 +263,17 @@ class TrialSupervisor:
             self._reject(process, "the trial's process does not read what its node tells it")
         elif kind != AWAIT_ORDER:
             self._reject(process, f"the trial's process sent a frame of the unknown kind {kind}")
+
+    def _end(self, process: TrialProcess, payload: bytes) -> None:
+        """A trial says that it has ended, and how."""
+        # The end of a trial that lost a process is about that loss, such as a broken pool.
+        if process.has_ended or self._limits.is_killed_for_memory(process):
+            return
+        if self._validators[process.name].end(payload):
+            process.has_ended = True
+            self._over.add(process.key)
+            if not process.is_given_up:
+                self._escalate(process, process.start.stop_grace_s)
 
     def _idle(self, process: TrialProcess) -> None:
         """A host says that its trial is over and that it could run another one."""

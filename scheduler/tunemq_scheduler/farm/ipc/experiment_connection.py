@@ -354,17 +354,14 @@ class ExperimentConnection:
                 self._attach(message)
             case r.TurnOrders():
                 self._order(message)
-            case r.EventsAcknowledged() if self._client is not None:
-                if message.acknowledged is not None:
-                    self._client.acknowledge(message.acknowledged)
-                self._client.settle(message.events_handled)
+            case r.EventsAcknowledged():
+                self._acknowledge(message)
             case r.OfferUsageUpdate():
                 self.usage = message.usage
             case r.SearchStatus():
                 self.status = message
-            case r.StoreUse():
-                if message.is_possible:  # else it is no number that can be added to others
-                    self.store_use = message
+            case r.StoreUse() if message.is_possible:  # else it cannot be added to others
+                self.store_use = message
             case r.ExperimentNotices():
                 self._notices += message.lines
             case r.IpcReply():
@@ -374,12 +371,23 @@ class ExperimentConnection:
             case r.ExperimentExiting():
                 self._exits = message
                 self._kill_within(self._exit_within_s)
-            case r.SearchEnded() if self._client is not None:
-                self._search_ended = message
-                self._client.close()
-                self._client = None
-            case _:
-                pass  # of one that has said goodbye, or was never attached
+            case r.SearchEnded():
+                self._end_search(message)
+            case _:  # numbers that cannot be
+                pass
+
+    def _end_search(self, message: r.SearchEnded) -> None:
+        if self._client is not None:
+            self._search_ended = message
+            self._client.close()
+            self._client = None
+
+    def _acknowledge(self, message: r.EventsAcknowledged) -> None:
+        if self._client is None:
+            return
+        if message.acknowledged is not None:
+            self._client.acknowledge(message.acknowledged)
+        self._client.settle(message.events_handled)
 
     def _attach(self, message: r.ExperimentAttached) -> None:
         before, key = self.job.events_key, message.events_key
