@@ -225,7 +225,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):
     assert b"FINISHED" in said
     farm.nothing_is_missing_or_doubled(2, 30)
     assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
-    assert not farm.all_of(m.HostDied)
+    assert not farm.all_of(m.TrialProcessDied)
 
 
 def test_requests_are_answered_while_it_runs(farm, supervisor):

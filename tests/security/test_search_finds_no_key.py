@@ -39,10 +39,10 @@ def look(about):
         found._keys[name] = tuple(map(bytes.fromhex, halves))
     found.environment()
     found.process(os.getpid())
-    found.refused.clear()  # from here on what the supervisor refuses counts
+    found.rejected.clear()  # from here on what the supervisor refuses counts
     found.process(about["supervisor"])
     places = {{name: sorted(where) for name, where in found.found.items()}}
-    told = {{"found": places, "refused": dict(found.refused), "user": os.geteuid()}}
+    told = {{"found": places, "rejected": dict(found.rejected), "user": os.geteuid()}}
     Path(about["told"]).write_text(json.dumps(told))
 
 ABOUT = Path("{about}")
@@ -103,6 +103,6 @@ def test_search_finds_no_key_of_its_farm_in_its_process_or_its_supervisor(
         assert set(found["found"]) == {"planted"}, found
         assert set(found["found"]["planted"]) >= {"os.environ", "own memory"}
         # It is the same user's, so nothing but the kernel keeps the search out.
-        assert {"environ", "mem", "pidfd_getfd"} <= set(found["refused"]), found
+        assert {"environ", "mem", "pidfd_getfd"} <= set(found["rejected"]), found
     finally:
         farm.close()

@@ -92,5 +92,5 @@ def searched(farm, before, *options, owner=0):
     assert found["found"] == {}
     # It was not let in; it did not just look elsewhere.
     own = {"mem", "environ", "pidfd_getfd"}
-    assert all(found["refused"].get(kind) for kind in own), found
+    assert all(found["rejected"].get(kind) for kind in own), found
     return found

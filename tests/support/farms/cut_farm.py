@@ -40,7 +40,7 @@ class CutFarm(OwnFarm):
             for n, proxy in enumerate(self.proxies)
         ]
 
-    def family(self, node: int) -> list[int]:
+    def process_tree(self, node: int) -> list[int]:
         """All processes of a node."""
         return process_tree_of(self.nodes[node].process.pid)
 
@@ -48,7 +48,7 @@ class CutFarm(OwnFarm):
         """SIGSTOP a node and all that it started; returns them."""
         stopped: set[int] = set()
         # The kernel's list may leave out a child while another one ends.
-        while found := set(self.family(node)) - stopped:
+        while found := set(self.process_tree(node)) - stopped:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):  # it has ended since
                     os.kill(pid, signal.SIGSTOP)
@@ -106,7 +106,7 @@ class CutRun(ChainRun):
 
         def is_found() -> bool:  # the kernel may leave out some children while others end
             nodes = range(len(self.cut_farm.nodes))
-            found[:] = [n for n in nodes if start.pid in self.cut_farm.family(n)]
+            found[:] = [n for n in nodes if start.pid in self.cut_farm.process_tree(n)]
             return bool(found)
 
         eventually(is_found, message=self.state)
