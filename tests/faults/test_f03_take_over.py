@@ -109,6 +109,30 @@ def test_f03_a_lost_search_keeps_its_trials_and_the_queue_until_it_is_submitted(
         farm.check_results(name)
 
 
+def test_f03_take_over_from_a_copy_with_a_hole_goes_on_from_before_it(farm, storage, minio, bucket):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    search = {"trials": 2, "steps": 60, "save_every": 5, "has_gate": True}
+    farm.submit(Search(name="search", failures=0, **search))
+    for steps in (10, 20, 30, 40):
+        farm.open_gate("search", steps)
+        farm.wait_for_steps("search", 2, steps)
+    lose_the_machine(farm)
+    with minio.objects(bucket, "searches/search") as objects:
+        *_, lost, _ = (one.key for one in objects.list("journal/") if ".turns/" in one.key)
+        objects.delete([lost])
+    checked = farm.run("journal", "check", f"{storage}/search")
+    assert checked.returncode == 1
+    assert "lacks bytes" in checked.stdout
+    start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
+    submit_again(farm, "search")
+    farm.open_gate("search", 60)
+    farm.wait_for("search", "FINISHED", within=150)
+    farm.check_results("search")
+    said = (farm.results / "search" / "experiment.out").read_text()
+    assert "the copy of the journal lacks bytes" in said
+
+
 class MakesFolder:
     """What leaves a folder where it is unpickled."""
 

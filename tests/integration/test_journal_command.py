@@ -14,13 +14,16 @@ import tunemq as tune
 from tests.support.commands import Run, run_tunemq
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import Journal, read_turns, recover
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_shared.checkpoints.open_store import join
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = pytest.mark.integration
 
@@ -169,6 +172,30 @@ def test_a_journal_in_a_store_is_shown_and_checked(
     assert tunemq("show", there).stdout == tunemq("show", here).stdout
     assert tunemq("check", there).stdout == tunemq("check", here).stdout
     assert replay_recovered(recover(Path(here, "journal"))).counts["TERMINATED"] == 1
+
+
+def test_a_copy_of_which_its_store_lost_a_piece_is_shown_up_to_there_and_called_damaged(
+    minio: ObjectServer, bucket: str, tunemq: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in minio.environ.items():
+        monkeypatch.setenv(name, value)
+    address = minio.address(bucket, "e")
+    with minio.objects(bucket, "e") as objects:
+        with Journal.create(tmp_path / "journal", HEADER) as journal:
+            copied = JournalCopy(journal, objects, journal_signer())
+            for turn in TURNS[:4]:
+                journal.append(turn)
+                eventually(lambda: not copied.is_behind)
+            assert copied.close(within_s=60)
+        *_, lost, _ = (one.key for one in objects.list() if ".turns/" in one.key)
+        objects.delete([lost])
+    checked = tunemq("check", address, code=1).stdout
+    assert checked.startswith("damaged: the copy of the journal lacks bytes")
+    assert "--take-over" in checked
+    shown = tunemq("show", address)
+    assert "lacks bytes" in shown.stderr
+    assert shown.stdout
+    assert "needs no salvage" in tunemq("salvage", address, code=64).stderr
 
 
 def test_where_there_is_no_journal_that_is_said(tunemq: Run, tmp_path: Path) -> None:

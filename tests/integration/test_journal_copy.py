@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -193,17 +194,33 @@ def test_copy_is_ahead_of_an_older_journal_and_not_of_its_own_or_where_it_is_dam
     assert not is_copy_ahead(objects, backup, SIGNER)
 
 
+def copy_of_many_pieces(journal: Journal, objects: ObjectStore, turns: int = 4) -> JournalCopy:
+    """A copy in which each turn is a piece."""
+    copied = JournalCopy(journal, objects, SIGNER)
+    for n in range(turns):
+        journal.append(TURNS[n])
+        is_copied(copied)
+    return copied
+
+
+def pieces(objects: ObjectStore, file: str = ".turns") -> list[str]:
+    return [one.key for one in objects.list(f"{FILE_NAME}/") if f"{file}/" in one.key]
+
+
+def lose(objects: ObjectStore, key: str, how: str = "gone") -> None:
+    """As a store whose machine lost its power."""
+    if how == "gone":
+        objects.delete([key])
+    else:
+        objects.put_bytes(key, objects.get_bytes(key, limit=2**20)[:-1] if how == "short" else b"")
+
+
 @pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])
-def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too(
+def test_a_piece_that_is_not_listed_is_lost_once_the_next_listing_lacks_it_too(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int
 ) -> None:
-    monkeypatch.setattr(journal_copy, "PERIOD_S", 0.001)
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, SIGNER)
-        for turn in TURNS[:3]:
-            journal.append(turn)
-            is_copied(copied)
-        assert copied.close(within_s=60)
+        assert copy_of_many_pieces(journal, objects).close(within_s=60)
     listed, looks = objects.list, 0
 
     def lacks_one(prefix: str) -> list[ObjectInfo]:
@@ -211,16 +228,64 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
         nonlocal looks
         looks += 1
         found = list(listed(prefix))
-        _, second, *_ = [one for one in found if ".turns/" in one.key]
-        return [one for one in found if looks >= until or one is not second]
+        *_, third, _ = [one for one in found if ".turns/" in one.key]
+        return [one for one in found if looks >= until or one is not third]
 
     monkeypatch.setattr(objects, "list", lacks_one)
-    if until == 2:
-        assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == 3
-    else:
-        with pytest.raises(JournalError, match=r"begins at byte \d+ is missing"):
-            fetch_journal(objects, tmp_path / "fetched", SIGNER)
+    found = fetch_journal(objects, tmp_path / "fetched", SIGNER)
     assert looks == 2
+    if until == 2:
+        assert (found.turn, found.lost) == (4, "")
+    else:
+        assert found.turn == 2
+        assert re.search(
+            r"lacks bytes \d+ to \d+ of 000001.turns.* up to turn 2; 1 whole turn behind",
+            found.lost,
+        )
+
+
+@pytest.mark.parametrize("how", ["gone", "short", "empty"])
+def test_a_copy_is_brought_up_to_what_its_store_lost(
+    objects: ObjectStore, tmp_path: Path, how: str
+) -> None:
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        assert copy_of_many_pieces(journal, objects).close(within_s=60)
+    lose(objects, pieces(objects)[-2], how)
+    found = fetch_journal(objects, tmp_path / "fetched", SIGNER)
+    assert state_of(found) == after(after(((), ()), TURNS[0]), TURNS[1])
+    assert "up to turn 2" in found.lost
+    other, _ = Journal.resume(tmp_path / "fetched")
+    with other:
+        other.append(TURNS[0])
+    lose(objects, pieces(objects)[0])
+    with pytest.raises(
+        JournalError, match=r"lacks bytes 0 to \d+ of 000001.turns.*of no use: restore"
+    ):
+        fetch_journal(objects, tmp_path / "nothing", SIGNER)
+
+
+@pytest.mark.parametrize("file", ["000004.snapshot", "000003.turns", "000004.turns", "history"])
+def test_a_copy_that_lost_a_file_is_brought_as_far_as_another_generation_of_it_goes(
+    objects: ObjectStore, tmp_path: Path, file: str
+) -> None:
+    state: State = ((), ())
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects, SIGNER)
+        for n, turn in enumerate(TURNS):
+            if n % 2:
+                take_snapshot(journal, state)
+            journal.append(turn)
+            state = after(state, turn)
+            is_copied(copied)
+        assert copied.close(within_s=60)
+    if file == "history":  # its last piece
+        lose(objects, pieces(objects, file)[-1])
+    else:
+        objects.delete(pieces(objects, file))
+    found = fetch_journal(objects, tmp_path / "fetched", SIGNER)
+    # Of a missing snapshot or segment another generation has the turns; the last ones none has.
+    assert found.turn == len(TURNS) - (file == "000004.turns")
+    assert ("damaged" in found.lost) == (file == "history")
 
 
 def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
@@ -356,10 +421,10 @@ def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
     (piece,) = [one for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     whole = objects.get_bytes(piece.key, limit=2**20)
     objects.put_bytes(piece.key, whole[:200] + b"!" + whole[201:])
-    with pytest.raises(JournalError):
+    with pytest.raises(JournalError, match=r"damaged at byte 0.*of no use"):
         fetch_journal(objects, tmp_path / "damaged", SIGNER)
     objects.put_bytes(piece.key, whole[:-1])
-    with pytest.raises(JournalError, match="is damaged"):
+    with pytest.raises(JournalError, match=r"lacks bytes 0 to \d+ of 000003.turns.*of no use"):
         fetch_journal(objects, tmp_path / "damaged", SIGNER)
     assert not list((tmp_path / "damaged").iterdir())
     assert recover(folder).turn == len(TURNS)

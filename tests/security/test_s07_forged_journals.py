@@ -13,6 +13,7 @@ import pytest
 from tests.support.commands import run_tunemq
 from tests.support.keys import a_key, key_folder, of_scheduler, of_worker
 from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tunemq_scheduler.experiment.restore import bring_experiment
 from tunemq_scheduler.farm.common.holder import LeaseHolder
@@ -187,6 +188,26 @@ def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
         )
     with pytest.raises(JournalError, match=r"not to be trusted|was altered"):
         fetch_journal(objects, tmp_path / "fetched", message_signer)
+
+
+def test_s07_forged_piece_is_refused_where_the_store_lost_another_one(
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
+):
+    (tmp_path / "search").mkdir()
+    with Journal.create(tmp_path / "search" / FILE_NAME, HEADER) as journal:
+        copy = JournalCopy(journal, objects, message_signer)
+        for turn in TURNS[:4]:
+            journal.append(turn)
+            eventually(lambda: not copy.is_behind)
+        assert copy.close(within_s=60)
+    *_, lost, last = (key for key in all_of(objects) if ".turns/" in key)
+    content = all_of(objects)[last]
+    objects.delete([lost])
+    objects.put_bytes(last, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(JournalError, match=r"not to be trusted|was altered"):
+        fetch_journal(objects, tmp_path / "fetched", message_signer)
+    objects.put_bytes(last, content)
+    assert fetch_journal(objects, tmp_path / "up to there", message_signer).turn == 2
 
 
 def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one_is_not(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal import FILE_NAME, recover
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_keys import known_journal_signer
 from tunemq_shared.base.errors import CheckpointError, ConfigError, StoreError
+from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.manifest import MANIFEST, MAX_MANIFEST
 from tunemq_shared.checkpoints.open_store import (
     canonical_address,
@@ -157,7 +159,8 @@ def _fetched_journal(address: str, scratch: str) -> Path:
     objects = open_objects(address)
     objects.probe(is_read_only=True)
     try:
-        fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_signer(address))
+        path, signer = Path(scratch, FILE_NAME), known_journal_signer(address)
+        found = fetch_journal(objects, path, signer, replay=replay_as_far_as_possible)
     except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
@@ -167,4 +170,6 @@ def _fetched_journal(address: str, scratch: str) -> Path:
         raise StoreError(
             f"the journal of {without_settings(address)} cannot be read: {error}"
         ) from error
+    if found.lost:
+        sys.stderr.write(f"{harmless(found.lost)}\n")
     return Path(scratch)

@@ -90,7 +90,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def show_entries(options: argparse.Namespace) -> int:
     """Print the entries."""
-    with _opened(options.path) as path:
+    with _opened(options.path) as (path, lost):
+        if lost:
+            sys.stderr.write(f"{harmless(lost)}\n")
         lines = _lines(path, options.trial, as_json=options.json)
         if options.tail is not None:
             lines = iter(deque(lines, maxlen=options.tail))
@@ -179,7 +181,13 @@ def _plain(value: Any) -> Any:
 
 def check_journal(options: argparse.Namespace) -> int:
     """Read and replay all of it."""
-    with _opened(options.path) as path:
+    with _opened(options.path) as (path, lost):
+        if lost:
+            sys.stdout.write(
+                f"damaged: {harmless(lost)}\n`tunemq scheduler --take-over` and `Tuner.restore` go "
+                "on from there; the search's folder on the scheduler's machine may have more.\n"
+            )
+            return EXIT_DAMAGED
         verdict = _examined_while_used(path)
         if verdict.damage or verdict.found is None:
             sys.stdout.write("".join(f"damaged: {harmless(line)}\n" for line in verdict.damage))
@@ -292,18 +300,24 @@ def _lost_history(done: SalvageResult) -> list[str]:
 
 
 @contextmanager
-def _opened(given: str) -> Iterator[Path]:
-    """The journal of the experiment at a folder, or a copy of the one at an address."""
+def _opened(given: str) -> Iterator[tuple[Path, str]]:
+    """The journal of the experiment at a folder, or at an address, and what that copy lacks."""
     if not is_remote(given):
-        yield _local(given)
+        yield _local(given), ""
         return
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
+        path, signer = Path(scratch, FILE_NAME), known_journal_signer(given)
         with open_objects(canonical_address(given)) as objects:
-            fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_signer(given))
-        yield Path(scratch, FILE_NAME)
+            found = fetch_journal(objects, path, signer, replay=replay_as_far_as_possible)
+        yield path, found.lost
 
 
 def _local(given: str) -> Path:
+    if is_remote(given):
+        raise ConfigError(
+            f"{given} is a copy in a store, which needs no salvage: `tunemq journal check` says "
+            "what it lacks, and `tunemq scheduler --take-over` and Tuner.restore take the rest."
+        )
     path = Path(os.path.expanduser(given.removeprefix("file://"))).absolute()
     for one in (path / FILE_NAME, path):
         if numbers(one, TURNS_SUFFIX) or numbers(one, SNAPSHOT_SUFFIX):

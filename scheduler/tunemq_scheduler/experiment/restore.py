@@ -6,13 +6,14 @@ may be given anew; what trials of earlier runs were judged by may not change.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.journal import FILE_NAME, read_header, recover
 from tunemq_scheduler.journal.copied_objects import TUNER
@@ -42,6 +43,7 @@ from tunemq_shared.trainable.attached import attached_to
 #: No file of a trial's that is copied back is longer; those are logs and results.
 _MOST_BYTES: Final = 2**32
 _CHECKPOINT: Final = "checkpoint_"
+_log = logging.getLogger(__name__)
 
 
 class RestoredExperiment(NamedTuple):
@@ -226,7 +228,8 @@ def _fetched(address: str) -> str:
         return here
     folder = make_experiment_folder(storage, name, is_new=True)
     try:
-        bring_experiment(address, folder, journal_signer())
+        if lost := bring_experiment(address, folder, journal_signer()):
+            _log.warning("%s", lost)
     except BaseException:  # passed on; what was brought until then is of no use
         remove_tree(folder)
         raise
@@ -248,8 +251,11 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -> None:
+def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -> str:
     """Copy an experiment from its store into an empty folder, but for its checkpoints.
+
+    Returns:
+        What the journal's copy lacked, for people; empty if nothing.
 
     Args:
         seal: of the journals of this search. With keys the journal and the Tuner are the
@@ -264,7 +270,10 @@ def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -
     try:
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
-            fetch_journal(objects, Path(folder) / FILE_NAME, message_signer)
+            journal = Path(folder) / FILE_NAME
+            found = fetch_journal(
+                objects, journal, message_signer, replay=replay_as_far_as_possible
+            )
     except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
@@ -275,6 +284,7 @@ def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -
         copied.replace(tuner)
     elif message_signer.is_signed:
         tuner.unlink(missing_ok=True)
+    return found.lost
 
 
 def _is_of(folder: str, shown: str) -> bool:

@@ -11,11 +11,17 @@ experiment's id, the copy's number, the file, and the place of the bytes in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, is_numbered
 from tunemq_shared.base.errors import JournalError
-from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner, unchecked_body
+from tunemq_shared.signing.message_signing import (
+    HEAD_BYTES,
+    InvalidSignature,
+    MessageSigner,
+    unchecked_body,
+)
 
 #: Says that the copy holds all that its snapshot needs; has the experiment's id.
 READY: Final = "ready"
@@ -47,6 +53,10 @@ class CopiedObject(NamedTuple):
         name = f"{self.opening:06d}/{self.file}"
         return name if self.file == READY else f"{name}/{self.begin:015d}-{self.end:015d}"
 
+    def is_whole(self, size: int) -> bool:
+        """Whether an object of this size holds all its bytes; a power cut may leave fewer."""
+        return size > 0 if self.file == READY else size - (self.end - self.begin) in {1, HEAD_BYTES}
+
 
 def parse_key(key: str) -> CopiedObject | None:
     """The object with this key; None for all that no copy has."""
@@ -63,6 +73,23 @@ def parse_key(key: str) -> CopiedObject | None:
     found = CopiedObject(int(opening), file, int(place[1]), int(place[2]))
     is_in_order = file == READY or found.begin < found.end <= found.begin + MOST_BYTES
     return found if found.opening and is_in_order and found.key == key else None
+
+
+def in_order(pieces: Iterable[CopiedObject]) -> list[CopiedObject]:
+    """The pieces that make up a file; of those that overlap the longest, the others were merged."""
+    chosen: list[CopiedObject] = []
+    for one in sorted(pieces, key=lambda one: (one.begin, -one.end)):
+        if not chosen or one.begin >= chosen[-1].end:
+            chosen.append(one)
+    return chosen
+
+
+def gaps(pieces: Iterable[CopiedObject], size: int) -> list[tuple[int, int]]:
+    """From which byte to which the pieces lack those of a file of this size."""
+    ordered = in_order(pieces)
+    begins = [*(one.begin for one in ordered), size]
+    ends = [0, *(one.end for one in ordered)]
+    return [(end, begin) for end, begin in zip(ends, begins, strict=True) if end < begin]
 
 
 def signed_message(

@@ -6,6 +6,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +16,20 @@ from tunemq_scheduler.journal.copied_objects import (
     READY,
     TUNER,
     CopiedObject,
+    gaps,
+    in_order,
     opened,
     parse_key,
 )
+from tunemq_scheduler.journal.damage_check import ReplayJournal, believe
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
-from tunemq_shared.base.errors import JournalError
+from tunemq_scheduler.journal.salvage import SalvageResult, salvage
+from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
-from tunemq_shared.signing.message_signing import HEAD_BYTES, MessageSigner
+from tunemq_shared.signing.message_signing import MessageSigner
 
 #: A scheduler that goes on may remove what is just being fetched; then it is looked at again.
 _TRIES: Final = 10
@@ -36,14 +42,22 @@ _MOST_READY: Final = 1024
 _Files = dict[str, dict[CopiedObject, int]]
 
 
-class _PieceMissing(JournalError):
-    """A piece was not listed: it may have become part of a longer one just then."""
+class _Damaged(JournalError):
+    """Something was not listed: a piece may have become part of a longer one just then."""
 
 
 def fetch_journal(
-    objects: ObjectStore, folder: Path, message_signer: MessageSigner, *, timeout_s: float = 600.0
+    objects: ObjectStore,
+    folder: Path,
+    message_signer: MessageSigner,
+    *,
+    replay: ReplayJournal = believe,
+    timeout_s: float = 600.0,
 ) -> RecoveredJournal:
     """Bring the copy into ``folder``, which is made, and must be empty if it is there.
+
+    Of a copy of which the store lost something comes what `salvage` makes of the rest. What the
+    scheduler did not write is never lost, but refused.
 
     Where the experiment's whole folder is synced to the store, and there is no copy, or the search
     went on from it and made none, that journal is brought; with keys never, since it is not signed.
@@ -51,9 +65,10 @@ def fetch_journal(
 
     Args:
         seal: of the journals of this search; without keys it is not checked who wrote the copy.
+        replay: see `salvage`.
 
     Returns:
-        What it comes to; ``turn`` says how far the copy had got.
+        What it comes to; ``turn`` says how far the copy had got, ``lost`` what it lacked.
 
     Raises:
         MissingObject: there is no copy.
@@ -65,19 +80,22 @@ def fetch_journal(
     if any(folder.iterdir()):
         raise JournalError(f"{folder} is not empty; name a folder for the copy of the journal.")
     cancel = CancelToken(timeout_s)
-    missing = ""
+    damage = ""
     for left in reversed(range(_TRIES)):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
+            path = Path(scratch, FILE_NAME)
             try:
-                return _fetched(objects, Path(scratch, FILE_NAME), folder, message_signer, cancel)
+                lost = _fetched(objects, path, message_signer, cancel, replay, damage)
+                return replace(_moved(path, folder), lost=lost)
             except NoSuchObject:
                 if not left:
                     raise
-            except _PieceMissing as error:
-                if not left or str(error) == missing:  # in the next listing, too: it is not there
-                    raise
-                missing = str(error)
-    raise AssertionError  # the last try returns or raises
+            except _Damaged as error:
+                damage = str(error)
+    raise JournalError(
+        f"the copy of a journal changes with each look at it, and {damage}: a scheduler may still "
+        "write it; try again later."
+    )
 
 
 def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
@@ -115,9 +133,8 @@ def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSig
     openings, _ = _sorted(found, is_signed=True)
     ready = [number for number, files in openings.items() if READY in files]
     files = openings[max(ready)] if ready else {}
-    suffix = journal_layout.TURNS_SUFFIX
-    copied = max((name for name in files if name.endswith(suffix)), key=_segment, default="")
-    local = journal_layout.numbers(folder, suffix)
+    copied = max(filter(_is_turns, files), key=_segment, default="")
+    local = journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)
     if not copied or _segment(copied) < max(local, default=0):
         return False
     size = max(piece.end for piece in files[copied])
@@ -130,13 +147,24 @@ def _segment(turns: str) -> int:
     return int(turns.removesuffix(journal_layout.TURNS_SUFFIX))
 
 
+def _is_turns(name: str) -> bool:
+    return name.endswith(journal_layout.TURNS_SUFFIX)
+
+
 def _fetched(
     objects: ObjectStore,
     scratch: Path,
-    folder: Path,
     message_signer: MessageSigner,
     cancel: CancelToken,
-) -> RecoveredJournal:
+    replay: ReplayJournal,
+    damage: str,
+) -> str:
+    """Bring it to ``scratch``; returns what it lacked.
+
+    Args:
+        damage: what it lacked at the last look; if it is the same now, it is lost.
+    """
+    lost = ""
     found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
     openings, mirrored = _sorted(found, is_signed=message_signer.is_signed)
     ready = [number for number, files in openings.items() if READY in files]
@@ -147,13 +175,19 @@ def _fetched(
             objects.get_file(one.key, mirror / name, size=one.size, cancel=cancel)
     if ready:
         scratch.mkdir()
-        _Copy(objects, openings[max(ready)], message_signer, cancel).bring(scratch)
+        copy = _Copy(objects, openings[max(ready)], message_signer, cancel)
+        lost = copy.bring(scratch, replay, damage)
     if mirrored and (not ready or _goes_on(scratch, mirror)):
         shutil.rmtree(scratch, ignore_errors=True)
         mirror.rename(scratch)
+        lost = ""
     elif not ready:
         kind = "signed copy" if message_signer.is_signed else "copy"
         raise NoSuchObject(f"there is no {kind} of a journal at {objects.address}.")
+    return lost
+
+
+def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
     recover(scratch)  # before anything is made of it
     folder.rmdir()
     shutil.move(scratch, folder)
@@ -227,42 +261,84 @@ class _Copy:
             message_signer,
             cancel,
         )
+        self._pieces = {
+            name: in_order(one for one, size in found.items() if one.is_whole(size))
+            for name, found in files.items()
+            if name != READY
+        }
         self._experiment_id = ""
 
-    def bring(self, folder: Path) -> None:
-        """Write the files that count into the folder.
+    def bring(self, folder: Path, replay: ReplayJournal, damage: str) -> str:
+        """Write the files that count into the folder; returns what of them is lost.
+
+        Args:
+            damage: what was damaged at the last look; what still is, is lost.
 
         Raises:
-            JournalError: a piece is missing or damaged, or the scheduler did not write it.
+            _Damaged: something else is damaged than at the last look.
+            JournalError: nothing is of use, or the scheduler did not write it.
         """
         (ready,) = self._files[READY]
         self._experiment_id = self._body(ready).decode(errors="replace")
-        for path in self._wanted(folder):
-            for piece in _in_order(self._files[path.name]):
-                with open(path, "ab") as file:
-                    file.write(self._body(piece))
-        if (found := recover(folder).header.experiment_id) != self._experiment_id:
+        found = self._lacks()
+        if not found:
+            self._write(folder, self._wanted())
+            try:
+                recover(folder)
+            except JournalCorrupt as error:
+                name = Path(error.path).name
+                found = f"has a {name} that is damaged at byte {error.offset}: {error.reason}"
+        lost = ""
+        if found:
+            if found != damage:
+                raise _Damaged(found)
+            whole = (name for name in self._pieces if name != TUNER or not self._gaps(name))
+            self._write(folder, whole)
+            lost = _told(found, _salvaged(folder, found, replay))
+        if (owner := recover(folder).header.experiment_id) != self._experiment_id:
             raise JournalError(
                 f"the copy of a journal is damaged: {ready.key} is of experiment "
-                f"{self._experiment_id}, and the journal beside it of {found}."
+                f"{self._experiment_id}, and the journal beside it of {owner}."
             )
+        return lost
 
-    def _wanted(self, folder: Path) -> list[Path]:
-        numbers = [
-            int(name.removesuffix(journal_layout.SNAPSHOT_SUFFIX))
-            for name in self._files
-            if name.endswith(journal_layout.SNAPSHOT_SUFFIX)
+    def _write(self, folder: Path, names: Iterable[str]) -> None:
+        """Write these files; what lies behind a gap follows what lies before it."""
+        for name in names:
+            with open(folder / name, "wb") as file:
+                file.writelines(self._body(piece) for piece in self._pieces[name])
+
+    def _lacks(self) -> str:
+        """What the files that count lack, as far as the names of their pieces tell."""
+        wanted = self._wanted()
+        lacks = [
+            f"bytes {begin} to {end} of {name}"
+            for name in wanted
+            for begin, end in self._gaps(name)
         ]
-        # A snapshot of which nothing else is there is one that is just being copied.
-        base = max((n for n in numbers if turns_file(folder, n).name in self._files), default=0)
-        wanted = [folder / name for name in (TUNER, HISTORY) if name in self._files]
-        if base:
-            wanted.append(snapshot_file(folder, base))
-        number = max(1, base)
-        while (path := turns_file(folder, number)).name in self._files:
-            wanted.append(path)
-            number += 1
-        return wanted
+        first = max(1, self._base())
+        turns = [_segment(name) for name in wanted if _is_turns(name)]
+        for before, number in pairwise([first - 1, *sorted(turns)]):
+            if number > before + 1:
+                lacks.append(f"what comes before {number:06d}{journal_layout.TURNS_SUFFIX}")
+        return f"lacks {', '.join(lacks)}" if lacks else ""
+
+    def _gaps(self, name: str) -> list[tuple[int, int]]:
+        return gaps(self._pieces[name], max(one.end for one in self._files[name]))
+
+    def _wanted(self) -> list[str]:
+        """The files that count."""
+        base = self._base()
+        others = (TUNER, HISTORY, snapshot_file(Path(), base).name)
+        turns = [name for name in self._pieces if _is_turns(name) and _segment(name) >= base]
+        return [*(name for name in others if name in self._pieces), *turns]
+
+    def _base(self) -> int:
+        """The newest snapshot; one of which nothing else is there is just being copied."""
+        numbers = (_segment(name) for name in self._pieces if _is_turns(name))
+        return max(
+            (n for n in numbers if self._pieces.get(snapshot_file(Path(), n).name)), default=0
+        )
 
     def _body(self, one: CopiedObject) -> bytes:
         def get() -> bytes:
@@ -272,8 +348,6 @@ class _Copy:
             return content
 
         size = self._files[one.file][one]
-        if one.file != READY and size - (one.end - one.begin) not in {1, HEAD_BYTES}:
-            raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
         if one.file == READY and size > _MOST_READY:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
         body = opened(self._message_signer, one, self._experiment_id, retried(get, self._cancel))
@@ -282,27 +356,25 @@ class _Copy:
         return body
 
 
-def _in_order(pieces: Iterable[CopiedObject]) -> list[CopiedObject]:
-    """The pieces that make up a file; of those that overlap the longest, the others were merged.
+def _salvaged(folder: Path, found: str, replay: ReplayJournal) -> SalvageResult:
+    try:
+        return salvage(folder, replay)
+    except JournalError as error:
+        raise JournalError(
+            f"the copy of a journal {found}, and the rest is of no use: restore the search from "
+            "its folder on the scheduler's machine, or begin it again under another name."
+        ) from error
 
-    Raises:
-        JournalError: one is missing.
-    """
-    longest: dict[int, CopiedObject] = {}
-    for one in pieces:
-        longest[one.begin] = max(longest.get(one.begin, one), one)
-    chosen: list[CopiedObject] = []
-    at, size = 0, max(one.end for one in longest.values())
-    while at < size:
-        if at not in longest:
-            file = one.key.rpartition("/")[0]
-            raise _PieceMissing(
-                f"the copy of a journal is damaged: the piece of {file} that begins at byte {at} "
-                "is missing."
-            )
-        chosen.append(longest[at])
-        at = longest[at].end
-    return chosen
+
+def _told(found: str, done: SalvageResult) -> str:
+    """What is lost, for people."""
+    turns = "turn" if done.unusable == 1 else "turns"
+    behind = f"; {done.unusable} whole {turns} behind that mean nothing" if done.unusable else ""
+    trials = f" Lost finished trials: {', '.join(done.missing)}." if done.missing else ""
+    return (
+        f"the copy of the journal {found}, as after a power cut of its store. It counts up to turn "
+        f"{done.turns}{behind}.{trials}"
+    )
 
 
 def _sync(path: Path) -> None:

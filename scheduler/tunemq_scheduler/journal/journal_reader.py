@@ -75,6 +75,7 @@ class RecoveredJournal:
         cut: how many bytes of a turn that was never complete are at the end, or were until now.
         snapshot_turn: how many turns the snapshot stands for.
         history: how much of the history belongs to the snapshot.
+        lost: what the copy lacked from which it was brought, for people; empty if nothing.
     """
 
     header: JournalHeader
@@ -86,6 +87,7 @@ class RecoveredJournal:
     snapshot_turn: int = 0
     history: HistoryExtent = NOTHING
     segments: tuple[JournalSegment, ...] = field(default=(), repr=False)
+    lost: str = ""
 
 
 def recover(path: Path) -> RecoveredJournal:

@@ -84,6 +84,7 @@ class FarmExperiment(Experiment):
         on: the farm.
         how: how it is run this time.
         is_copy: the journal came from its copy, which may lack the last turns.
+        lost: what else that copy lacked, for people.
         record: of the run before, if there was one in a farm.
     """
 
@@ -97,13 +98,14 @@ class FarmExperiment(Experiment):
         on: RelayedFarm,
         how: RunOptions,
         is_copy: bool,
+        lost: str,
         record: RunRecord | None,
     ) -> None:
         super().__init__(prepared, storage, resume, keep=keep)
         self._settings = msgspec.structs.replace(self._settings, nodes_may_come=True)
         self._id = (how.prefix + self._id)[: len(self._id)]
         self._farm, self._how = on, how
-        self._is_copy = is_copy
+        self._is_copy, self._lost = is_copy, lost
         self._record = record
         self._run_number = 1
         #: Whether nodes may host what the run before told them to.
@@ -153,6 +155,8 @@ class FarmExperiment(Experiment):
 
         signals = StopSignals(search.interrupt, stop_now)
         with signals, search.shown(lambda: signals.received is not None):
+            if self._lost:
+                search.dispatcher.notices(self._lost)
             try:
                 executor.open(loop.plan)
                 self._begin(search)

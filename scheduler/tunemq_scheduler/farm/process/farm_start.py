@@ -72,9 +72,10 @@ def run_on_farm(
     """
     message_signer = journal_signer(how.journal_keys)
     record = _newest_record(place, message_signer)
+    lost = ""
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
-        bring_experiment(place.copy, place.folder, message_signer)
+        lost = bring_experiment(place.copy, place.folder, message_signer)
     prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,
@@ -84,6 +85,7 @@ def run_on_farm(
         on=farm,
         how=how,
         is_copy=bool(place.copy),
+        lost=lost,
         record=record,
     )
     _free_journal(place, record, tell)
