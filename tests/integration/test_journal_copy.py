@@ -288,6 +288,46 @@ def test_a_copy_that_lost_a_file_is_brought_as_far_as_another_generation_of_it_g
     assert ("damaged" in found.lost) == (file == "history")
 
 
+@pytest.mark.parametrize("how", ["gone", "short", "empty"])
+def test_what_the_store_lost_while_it_was_away_is_sent_again(
+    server: ObjectServer, tmp_path: Path, how: str
+) -> None:
+    with (
+        server.objects("mine", "e") as objects,
+        Journal.create(tmp_path / "journal", HEADER) as journal,
+    ):
+        copied = copy_of_many_pieces(journal, objects)
+        lose(objects, pieces(objects)[-2], how)
+        lose(objects, f"{FILE_NAME}/000001/ready")
+        server.kill()
+        journal.append(TURNS[4])
+        notices: list[str] = []
+        eventually(lambda: notices.extend(copied.notices()) or notices)
+        server.start()
+        is_copied(copied)
+        notices += copied.notices()
+        assert any("lost 2 pieces" in one and "sent again" in one for one in notices), notices
+        found = fetch_journal(objects, tmp_path / "fetched", SIGNER)
+        assert (found.turn, found.lost) == (5, "")
+        assert copied.close(within_s=60)
+        assert copied.notices() == []
+
+
+@pytest.mark.parametrize("at_close", [False, True])
+def test_what_the_store_lost_in_silence_is_sent_again(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_close: bool
+) -> None:
+    monkeypatch.setattr(journal_copy, "LOOK_S", 1e9 if at_close else 0.01)
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = copy_of_many_pieces(journal, objects)
+        before = names(objects)
+        lose(objects, pieces(objects)[-2])
+        if not at_close:
+            eventually(lambda: names(objects) == before)
+        assert copied.close(within_s=60)
+        assert names(objects) == before
+
+
 def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
     big = [m.JournalRecord(m.NodeWarned("n" * 300_000))]
     with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:

@@ -26,6 +26,7 @@ from tunemq_scheduler.journal.copied_objects import (
     READY,
     TUNER,
     CopiedObject,
+    gaps,
     parse_key,
     signed_message,
 )
@@ -39,6 +40,8 @@ from tunemq_shared.signing.message_signing import MessageSigner
 #: The copy is behind by no more than so many seconds, or so many bytes, while the store answers.
 PERIOD_S: Final = 0.5
 BEHIND_BYTES: Final = 2**20
+#: So often the copy is compared with what the store lists, which may have lost pieces in silence.
+LOOK_S: Final = 60.0
 #: The most bytes of a piece when there is much to copy.
 _PIECE_BYTES: Final = 4 * 2**20
 #: So many small pieces are put once more as one, so that a long search is not a heap of them.
@@ -84,6 +87,8 @@ class JournalCopy:
         self._base = 0
         self._notices: deque[str] = deque()
         self._is_in_trouble = False
+        #: When the copy is compared with what the store lists; 0: at once, after a trouble.
+        self._look_at = time.monotonic() + LOOK_S
         self._failure: Exception | None = None
         self._due = threading.Event()
         self._closing = threading.Event()
@@ -159,9 +164,10 @@ class JournalCopy:
             while True:
                 is_last = self._closing.is_set()
                 self._due.clear()
-                if self._journal.position != self._done:
+                is_due = is_last or time.monotonic() >= self._look_at
+                if is_due or self._journal.position != self._done:
                     self._behind_since = time.monotonic()
-                    self._copy_new()
+                    self._copy_new(is_last=is_last)
                     self._behind_since = None
                 if is_last:
                     return
@@ -171,10 +177,12 @@ class JournalCopy:
         except Exception as error:  # noqa: BLE001  the thread's edge: `notices` raises it where it is asked
             self._failure = error
 
-    def _copy_new(self) -> None:
+    def _copy_new(self, *, is_last: bool) -> None:
         at = self._journal.position
         try:
             self._copy_up_to(at)
+            if is_last or time.monotonic() >= self._look_at:
+                self._send_missing()
         except StoreError:
             raise
         except FileNotFoundError:  # snapshots were taken meanwhile, and it is not needed any more
@@ -203,9 +211,7 @@ class JournalCopy:
             else:
                 self._send_all(path)
         if not self._is_ready:
-            self._put(
-                CopiedObject(self._opening, READY), self._journal.header.experiment_id.encode()
-            )
+            self._put_ready()
             self._is_ready = True
             self._remove(lambda opening, _name: opening < self._opening)
         if first > self._base:
@@ -231,6 +237,34 @@ class JournalCopy:
         if len(self._small.get(name, ())) >= _MERGED:
             self._merge(path, self._small.pop(name))
 
+    def _send_missing(self) -> None:
+        """Send again what the store does not list: a power cut may take what it said it has."""
+        self._look_at = time.monotonic() + LOOK_S
+        listed = self._tried(self._listed)
+        if any(one.opening > self._opening for one, _ in listed):
+            return  # the search went on elsewhere, and this copy was removed
+        found = [one for one, size in listed if one.opening == self._opening and one.is_whole(size)]
+        lost = 0
+        for name, sent in self._sent.items():
+            folder = self._journal.folder
+            path = (folder.parent if name == TUNER else folder) / name
+            for begin, end in gaps((one for one in found if one.file == name), sent):
+                if not path.exists():  # newer files stand for it
+                    break
+                lost += 1
+                for at in range(begin, end, _PIECE_BYTES):
+                    until = min(at + _PIECE_BYTES, end)
+                    self._put(self._piece(name, at, until), _read(path, at, until - at))
+        if not any(one.file == READY for one in found):
+            lost += 1
+            self._put_ready()
+        if lost:
+            pieces = "a piece" if lost == 1 else f"{lost} pieces"
+            self._notices.append(
+                f"the store had lost {pieces} of the copy of the journal, as after a power cut of "
+                "its machine; they were sent again"
+            )
+
     def _merge(self, path: Path, small: list[tuple[int, int]]) -> None:
         begin, end = small[0][0], small[-1][1]
         self._put(self._piece(path.name, begin, end), _read(path, begin, end - begin))
@@ -249,18 +283,23 @@ class JournalCopy:
     # --- the store --------------------------------------------------------------------------------
 
     def _next_opening(self) -> int:
-        return 1 + max((one.opening for one in self._copied_objects()), default=0)
+        return 1 + max((one.opening for one, _ in self._listed()), default=0)
 
     def _remove(self, is_old: Callable[[int, str], bool]) -> None:
         def remove() -> None:
-            found = self._copied_objects()
-            self._objects.delete([one.key for one in found if is_old(one.opening, one.file)])
+            found = self._listed()
+            self._objects.delete([one.key for one, _ in found if is_old(one.opening, one.file)])
 
         self._tried(remove)
 
-    def _copied_objects(self) -> list[CopiedObject]:
-        found = (parse_key(one.key) for one in self._objects.list(f"{FILE_NAME}/"))
-        return [one for one in found if one is not None]
+    def _listed(self) -> list[tuple[CopiedObject, int]]:
+        """The objects of all copies, and how many bytes each has."""
+        found = ((parse_key(one.key), one.size) for one in self._objects.list(f"{FILE_NAME}/"))
+        return [(one, size) for one, size in found if one is not None]
+
+    def _put_ready(self) -> None:
+        experiment_id = self._journal.header.experiment_id.encode()
+        self._put(CopiedObject(self._opening, READY), experiment_id)
 
     def _put(self, one: CopiedObject, data: bytes) -> None:
         content = signed_message(
@@ -289,6 +328,7 @@ class JournalCopy:
             self._notices.append(f"the copy of the journal waits for its store: {trouble}")
         elif not trouble and self._is_in_trouble:
             self._notices.append("the copy of the journal goes on")
+            self._look_at = 0.0
         self._is_in_trouble = bool(trouble)
 
 
