@@ -21,7 +21,7 @@ Start = Callable[..., RunningSearch]
 
 CTRL_C = b"\x03"
 #: Kinds of trials: one that ends when asked, one with a family that does not, one that never ends.
-KINDS = ("plain", "family", "stubborn")
+KINDS = ("plain", "process_tree", "stubborn")
 ENDLESS = 10_000
 #: From a second Ctrl-C to the script's end on a busy machine, and what hosts get after a first one.
 AT_ONCE_S, GRACE_S = 15.0, 100.0
@@ -211,7 +211,7 @@ def test_ctrl_c_while_a_search_begins_leaves_nothing(start, delay_ms):
     search.leaves_nothing()
 
 
-@pytest.mark.parametrize("kind", ["plain", "family"])
+@pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_a_pipe_behind_the_script_ends_with_it(start, kind):
     # `cat` ends when nobody holds the pipe any more.
     search = start(shell='"$@" | cat', kind=kind, steps=ENDLESS, cpus=2)

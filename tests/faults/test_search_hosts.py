@@ -37,7 +37,7 @@ def once_each(steps: int) -> list[int]:
 
 
 @pytest.mark.parity(70, 71)
-@pytest.mark.parametrize("kind", ["plain", "family"])
+@pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1, gate=7)
     killed = search.wait_for_step(1, step=8)
@@ -63,7 +63,7 @@ def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notice
     search.leaves_nothing()
 
 
-@pytest.mark.parametrize("kind", ["plain", "family"])
+@pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_signal(start, kind):
     search = start(kind=kind, trials=3, steps=8, max_failures=0, gate=3)
     killed = search.wait_for_step(1, step=4)

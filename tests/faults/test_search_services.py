@@ -46,7 +46,7 @@ def all_is_recorded(search: RunningSearch, trials: int, steps: int) -> None:
     search.journal_gives_the_state()
 
 
-@pytest.mark.parametrize("kind", ["plain", "family"])
+@pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(start, kind):
     search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2, gate=6)
     for number in range(2):
@@ -55,7 +55,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
     its_own = {child.pid for child in node.children(recursive=True)} | search.families()
-    assert len(its_own) >= 2 + 2 * (4 if kind == "family" else 1), "ear, forkserver, hosts"
+    assert len(its_own) >= 2 + 2 * (4 if kind == "process_tree" else 1), "ear, forkserver, hosts"
     node.kill()
     killed_at = time.monotonic()
     eventually(lambda: not any(map(is_alive, its_own)), within=GONE_WITHIN_S)
@@ -120,7 +120,7 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
     search.leaves_nothing()
 
 
-@pytest.mark.parametrize("kind", ["plain", "family"])
+@pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
     search = start(kind=kind, trials=2, steps=600, cpus=2)
     for number in (0, 1):  # what has not come when Redis goes with the keeper is lost

@@ -105,7 +105,7 @@ def test_s02_a_worker_obeys_nobody_without_its_farms_key(worker, tmp_path):
 
     eventually((tmp_path / "honest").exists, within=60, message=lambda: worker.said)
     worker.rejected(
-        command__unsigned=1, mail__unknown_key=1, mail__altered=3, mail__unreadable=2
+        command__unsigned=1, command__unknown_key=1, command__altered=3, command__unreadable=2
     )  # fmt: skip
     assert not (tmp_path / "forged").exists()
     worker.says("is not signed: it is refused")  # behind what Redis is told
