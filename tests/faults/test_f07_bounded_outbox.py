@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.farm_support import order
+from tests.integration.farm_support import Scheduler, order
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.waiting import eventually
-from tunemq_shared.broker.redis_keys import EVERYTHING, OUTBOX_BYTES
+from tunemq_shared.broker.redis_keys import EVERYTHING, OUTBOX_BYTES, SENT_BYTES
+from tunemq_shared.protocol.messages import SlotFreed
+from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -53,3 +55,34 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
     scheduler.journal(node.instance_id, EVERYTHING)
     # What it still has to say nobody wants to hear.
     eventually(lambda: int(reached.read_text() or 0) == STEPS, message=node.log)
+
+
+def test_f07_search_that_journals_nothing_holds_neither_other_searches_nor_the_memory_of_redis(
+    node, scheduler, server, tmp_path
+):
+    reached = Path(tmp_path, "reached")
+    config = {"steps": STEPS, "size": RESULT_BYTES, "reached": str(reached)}
+    (tmp_path / "two").mkdir()
+    other = Scheduler(server, tmp_path / "two", "two")
+    hangs = order("a", scheduler.start(large_results, config))
+    scheduler.assign(node.instance_id, hangs)
+    last, looks = "", 0
+
+    def stands_still() -> bool:
+        nonlocal last, looks
+        steps = reached.read_text() if reached.exists() else ""
+        last, looks = (steps, 0) if steps != last else (last, looks + 1)
+        return int(steps or 0) > STEPS * 0.4 and looks > 200
+
+    eventually(stands_still, message=node.log)
+    in_redis = scheduler.client.memory_usage(scheduler.key, samples=0)
+    assert in_redis < SENT_BYTES + MAX_EVENT_BYTES
+    config = {"steps": 50, "size": RESULT_BYTES, "reached": str(tmp_path / "of two")}
+    scheduler.assign(node.instance_id, hangs, order("b", other.start(large_results, config)))
+
+    def has_ended() -> bool:
+        other.journal(node.instance_id, len(other.events()))
+        return bool(other.said(SlotFreed))
+
+    eventually(has_ended, message=node.log)
+    assert reached.read_text() == last, "it holds more than its share"

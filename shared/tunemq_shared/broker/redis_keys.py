@@ -61,8 +61,12 @@ LEASE_TTL_S: Final = 6.0
 REPLY_TTL_S: Final = 86_400
 #: An answer that nobody has fetched for so long is of no use any more, nor is such a request.
 ANSWER_TTL_S: Final = 60
-#: What a node may hold that is not journalled yet; beyond it its hosts wait.
+#: How many bytes of events a node keeps that are not journalled. At this limit it reads nothing
+#: from the trials of the experiments that have more than a fair share of them.
 OUTBOX_BYTES: Final = 64 * 2**20
+#: A node sends no more of an experiment's events while Redis has so many bytes of them from it that
+#: are not journalled: a search that hangs must not fill Redis, however many nodes it has.
+SENT_BYTES: Final = 2 * 2**20
 #: Of which so much in memory, the rest on disk.
 OUTBOX_MEMORY_BYTES: Final = 2**20
 #: So many pieces of output, of at most 16 KiB, are about in an experiment's stream, and so long.

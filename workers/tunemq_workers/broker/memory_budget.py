@@ -1,7 +1,7 @@
 """What the outboxes of a node share: so many bytes in memory, so many altogether, and the spool.
 
 When memory is used up the outbox that holds most of it moves its oldest block to disk; when the
-disk's share is used up too the room is *full*, and whoever fills it has to wait.
+disk's share is used up too, the experiments that have more than a fair share of it have to wait.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ class Spillable(Protocol):
     """An outbox."""
 
     @property
+    def size(self) -> int:
+        """Bytes altogether."""
+        ...
+
+    @property
     def held(self) -> int:
         """Bytes that it could move to disk."""
         ...
@@ -42,7 +47,7 @@ class MemoryBudget:
     Args:
         spool: takes what does not fit in ``memory_bytes``.
         memory_bytes: how much is held in memory, a block being filled not counted.
-        limit_bytes: from how much on the room is full; what is added all the same is kept.
+        limit_bytes: from how much on some outboxes are full; what is added all the same is kept.
     """
 
     def __init__(
@@ -60,11 +65,16 @@ class MemoryBudget:
         self._outboxes: list[Spillable] = []
         self._disk_failed = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether to add no more than has to be added."""
+    def is_full_for(self, outbox: Spillable) -> bool:
+        """Whether to add no more to an outbox than has to be added.
+
+        One that has less than its fair share of a full budget goes on until it has that.
+        """
+        count = len(self._outboxes)
+        if self.size >= self._limit_bytes and outbox.size * count >= self._limit_bytes:
+            return True
         over_memory = self.in_memory > self._memory_bytes + BLOCK_BYTES
-        return self.size >= self._limit_bytes or (self._disk_failed and over_memory)
+        return self._disk_failed and over_memory and outbox.held * count >= self._memory_bytes
 
     def enter(self, outbox: Spillable) -> None:
         """Let an outbox in."""

@@ -3,6 +3,7 @@
 An outbox is a log of events, packed into blocks. A cursor stands behind what was handed out; it
 goes back when a batch did not arrive or the wire was reset, so an event may be sent twice, never
 skipped. The oldest blocks move to disk when the room that all outboxes share has no memory left.
+While much is sent and not journalled, no more is handed out: Redis belongs to all experiments.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.broker.redis_keys import SENT_BYTES
 from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox_spool import SpoolPosition
 
@@ -66,13 +68,16 @@ class Outbox:
     Args:
         room: shared with the other outboxes; this one enters it.
         last: the number of the last event that went before the first one here.
+        sent_bytes: no more is handed out while so much of it is not journalled.
     """
 
-    def __init__(self, budget: MemoryBudget, last: int = 0) -> None:
+    def __init__(
+        self, budget: MemoryBudget, last: int = 0, *, sent_bytes: int = SENT_BYTES
+    ) -> None:
         self.last = last
-        #: Bytes in memory that could be on disk.
-        self.held = 0
-        self._budget = budget
+        #: Bytes altogether, and of those in memory that could be on disk.
+        self.size = self.held = 0
+        self._budget, self._sent_bytes = budget, sent_bytes
         self._blocks: list[_Block] = []
         self._spooled = 0  # that many blocks, the oldest, are on disk
         self._cursor = _Cursor(0, 0, last + 1)
@@ -85,8 +90,22 @@ class Outbox:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `take` has something to hand out."""
+        """Whether `take` has something to hand out, now or when something is journalled."""
         return self._cursor.n <= self.last
+
+    @property
+    def sent(self) -> int:
+        """Bytes that were handed out and are not journalled."""
+        cursor = self._cursor
+        return sum(block.size for block in self._blocks[: cursor.index]) + cursor.offset
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that `take` would hand out now."""
+        if self.sent >= self._sent_bytes:
+            return 0
+        cursor = self._cursor
+        return sum(block.size for block in self._blocks[cursor.index :]) - cursor.offset
 
     def add(self, event: bytes) -> int:
         """Append an encoded event; the number that it gets."""
@@ -98,6 +117,7 @@ class Outbox:
         size = len(event)
         block.size += size
         block.count += 1
+        self.size += size
         self.held += size
         self._budget.in_memory += size
         self._budget.size += size
@@ -105,14 +125,16 @@ class Outbox:
         return self.last
 
     def take(self, max_batches: int) -> list[OutboxBatch]:
-        """Hand out the next batches, oldest first; none when all are out."""
+        """Hand out the next batches, oldest first; none when all, or enough, are out."""
         batches: list[OutboxBatch] = []
         cursor = self._cursor
-        while self.has_unsent and len(batches) < max_batches:
+        sent = self.sent
+        while self.has_unsent and len(batches) < max_batches and sent < self._sent_bytes:
             block = self._blocks[cursor.index]
             if cursor.n <= block.last:
                 events = self._bytes_of(block)[cursor.offset :]
                 batches.append(OutboxBatch(cursor.n, block.last - cursor.n + 1, bytes(events)))
+                sent += len(events)
             self._pass(block)
         return batches
 
@@ -169,6 +191,7 @@ class Outbox:
         self._budget.make_space()
         block = _Block(self.last + 1, 0, 0, bytearray())
         self._blocks.append(block)
+        self.size += _BLOCK_OVERHEAD
         self._budget.in_memory += _BLOCK_OVERHEAD
         self._budget.size += _BLOCK_OVERHEAD
         return block
@@ -188,6 +211,7 @@ class Outbox:
 
     def _forget(self, block: _Block) -> None:
         budget = self._budget
+        self.size -= block.size + _BLOCK_OVERHEAD
         budget.size -= block.size + _BLOCK_OVERHEAD
         budget.in_memory -= _BLOCK_OVERHEAD
         if block.place is not None:

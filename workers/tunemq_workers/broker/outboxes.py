@@ -83,14 +83,20 @@ class Outboxes:
         self._last: dict[str, int] = {}
 
     @property
-    def is_full(self) -> bool:
-        """Whether to add no more than has to be added."""
-        return self._budget.is_full
+    def full(self) -> frozenset[str]:
+        """The streams to which to add no more than has to be added."""
+        is_full_for = self._budget.is_full_for
+        return frozenset(key for key, one in self._streams.items() if is_full_for(one.outbox))
 
     @property
     def size(self) -> int:
         """Bytes that are not journalled yet."""
         return self._budget.size
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that could be sent now."""
+        return sum(stream.outbox.unsent for stream in self._streams.values())
 
     @property
     def is_settled(self) -> bool:

@@ -192,7 +192,7 @@ class NodeLoop:
         self._commands = CommandQueue(instance_id, signing, self._supervisor.reject)
         self._tried_store = ""
         self._redis_state = _RedisState()
-        self._is_held = False
+        self._full = frozenset[str]()
         self._announced = (0, 0)
         self._overdue: Timer | None = None
         self._overdue_in_a_row = 0
@@ -465,9 +465,9 @@ class NodeLoop:
         if self._watch is not None:
             self._show(self._watch)
         outboxes, redis_state = self._outboxes, self._redis_state
-        if outboxes.is_full is not self._is_held:
-            self._is_held = outboxes.is_full
-            self._supervisor.hold(self._is_held)
+        if (full := outboxes.full) != self._full:
+            self._full = full
+            self._supervisor.hold(full)
         kept = self._checkpoints.kept
         self._publisher.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
         is_expecting = (
@@ -505,7 +505,7 @@ class NodeLoop:
 
     def _has_time(self) -> bool:
         """Whether there is time for what nobody waits for."""
-        return self._redis_state.is_up and self._outboxes.size <= BLOCK_BYTES
+        return self._redis_state.is_up and self._outboxes.unsent <= BLOCK_BYTES
 
     def _header(self, first: int) -> bytes:
         confirmed = self._commands.confirmed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -135,7 +135,7 @@ class LimitEnforcer:
         self._held: dict[str, TrialProcess] = {}
         self._period_s = _PERIODS_S[1]
         self._is_reading = False
-        self._is_held = False
+        self._full: Collection[str] = ()
 
     def enter(self, process: TrialProcess, emit: Callable[[bytes], object]) -> None:
         """A host is to run a trial; ``emit`` takes its events."""
@@ -182,11 +182,11 @@ class LimitEnforcer:
             self._has_too_much(process.name, "memory", error)
         return bool(error)
 
-    def hold(self, is_held: bool) -> None:
-        """Hosts are not read from, or are again."""
+    def hold(self, events_keys: Collection[str]) -> None:
+        """The processes of these experiments are not read from; those of all others are."""
         for clock in self._clocks.values():
             self._read(clock)
-        self._is_held = is_held
+        self._full = events_keys
 
     def leave(self, process: TrialProcess) -> None:
         """The host's trial is over, or is being ended; again is allowed."""
@@ -226,7 +226,8 @@ class LimitEnforcer:
             self._timers.after(self._period_s, self._read_all)
 
     def _read(self, clock: _Clock) -> None:
-        clock.read(self._now(), 2 * self._period_s, is_held=self._is_held)
+        is_held = clock.process.start.events_key in self._full
+        clock.read(self._now(), 2 * self._period_s, is_held=is_held)
 
     def _judge(self, clock: _Clock) -> None:
         excess = clock.excess()

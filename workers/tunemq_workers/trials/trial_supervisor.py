@@ -133,7 +133,7 @@ class TrialSupervisor:
         if availability is not None:
             availability.on_change = self._start_missing
         self._names = 0
-        self._is_held = False
+        self._held: Collection[str] = ()
         self._is_closed = self._has_given_up = False
 
     def __len__(self) -> int:
@@ -206,12 +206,12 @@ class TrialSupervisor:
         for process in self._processes.values():
             self._kill(process)
 
-    def hold(self, is_held: bool) -> None:
-        """Stop reading from hosts, or go on."""
-        self._is_held = is_held
-        self._limits.hold(is_held)
+    def hold(self, events_keys: Collection[str]) -> None:
+        """Read nothing from the processes of these experiments; go on with those of all others."""
+        self._held = events_keys
+        self._limits.hold(events_keys)
         for process in self._processes.values():
-            process.connection.hold(is_held)
+            process.connection.hold(process.start.events_key in events_keys)
 
     def events_keys(self) -> set[str]:
         """The streams of the experiments for which there are orders or hosts."""
@@ -510,6 +510,7 @@ class TrialSupervisor:
         process.was_to_pause = order.pause
         self._enter(process)
         self._limits.begin(process)
+        process.connection.hold(start.events_key in self._held)
         process.connection.send(NEXT, _encoded(order, start))
         self._running[key] = process
         return True
@@ -546,7 +547,7 @@ class TrialSupervisor:
             self._trial_events.not_started(key, start.events_key, reason)
             self._trial_events.freed(key, start.events_key)
             return
-        connection.hold(self._is_held)
+        connection.hold(start.events_key in self._held)
         self._processes[name] = self._running[key] = process = TrialProcess(
             name, order, start, connection, was_to_pause=order.pause
         )

@@ -145,30 +145,43 @@ def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
     assert not spool.pieces
 
 
+def test_what_is_handed_out_and_not_journalled_is_bounded(spool):
+    outbox = Outbox(MemoryBudget(spool), sent_bytes=50_000)
+    fill(outbox, 20 * BLOCK_EVENTS)
+    taken = numbers(outbox.take(99))
+    assert taken == list(range(1, taken[-1] + 1))
+    assert 50_000 <= outbox.sent < 50_000 + BLOCK_BYTES
+    assert outbox.has_unsent
+    assert (outbox.take(99), outbox.unsent) == ([], 0)
+    outbox.acknowledge(taken[-1])
+    assert outbox.unsent
+    assert numbers(outbox.take(99))[0] == taken[-1] + 1
+
+
 def test_a_full_outbox_says_so_until_something_is_journalled(spool):
     budget = MemoryBudget(spool, memory_bytes=10_000, limit_bytes=100_000)
     outbox = Outbox(budget)
-    while not budget.is_full:
+    while not budget.is_full_for(outbox):
         assert budget.size < 100_000
         fill(outbox, 100)
     assert 100_000 <= budget.size < 110_000
     fill(outbox, 1)  # what must be kept is kept all the same
     outbox.acknowledge(BLOCK_EVENTS)
-    assert not budget.is_full
+    assert not budget.is_full_for(outbox)
 
 
 def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
     spool.is_full = True
     budget = MemoryBudget(spool, memory_bytes=50_000)
     outbox = Outbox(budget)
-    while not budget.is_full:
+    while not budget.is_full_for(outbox):
         fill(outbox, 100)
     assert budget.size < 50_000 + 2 * BLOCK_BYTES
     assert numbers(outbox.take(99)) == list(range(1, outbox.last + 1))
     spool.is_full = False
     fill(outbox, BLOCK_EVENTS)
     assert spool.pieces
-    assert not budget.is_full
+    assert not budget.is_full_for(outbox)
 
 
 def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
@@ -183,6 +196,28 @@ def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(s
     assert budget.in_memory < 100_000 + 2 * BLOCK_BYTES
     assert numbers(small.take(9)) == list(range(1, 11))
     assert numbers(large.take(99)) == list(range(1, large.last + 1))
+
+
+@pytest.mark.parametrize("has_disk", [True, False], ids=["disk", "no disk"])
+def test_only_outboxes_that_hold_more_than_their_share_of_a_full_budget_have_to_wait(
+    spool, has_disk
+):
+    spool.is_full = not has_disk
+    budget = MemoryBudget(
+        spool,
+        memory_bytes=10_000 if has_disk else 100_000,
+        limit_bytes=100_000 if has_disk else 10**9,
+    )
+    large, small = Outbox(budget), Outbox(budget)
+    while not budget.is_full_for(large):
+        fill(large, 100)
+    assert not budget.is_full_for(small)
+    while not budget.is_full_for(small):
+        fill(small, 100)
+    assert 50_000 <= small.size < 55_000
+    assert budget.is_full_for(large)
+    large.acknowledge(large.last)
+    assert not budget.is_full_for(small)
 
 
 def test_an_outbox_that_is_closed_gives_its_share_back(spool):
@@ -251,6 +286,7 @@ class SentAndReleased(RuleBasedStateMachine):
     @invariant()
     def sizes_add_up(self):
         assert self.budget.size >= self.budget.in_memory >= self.outbox.held + self.other.held
+        assert self.budget.size == self.outbox.size + self.other.size
         if self.outbox.is_empty and self.other.is_empty:
             assert self.budget.size == 0
             assert self.budget.in_memory == 0

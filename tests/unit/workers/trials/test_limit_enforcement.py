@@ -243,13 +243,20 @@ def test_a_host_that_had_all_orders_and_waits_for_another_one_waits(world):
     assert not world.exceeded
 
 
+def test_time_in_which_processes_of_another_experiment_are_not_read_from_counts(world):
+    world.process("h1", step_s=1.0)
+    world.limits.hold({"other"})
+    world.run(1 + LATE_S)
+    assert world.kinds == ["time_limit"]
+
+
 def test_time_in_which_hosts_are_not_read_from_counts_for_none(world):
     world.process("h1", step_s=1.0)
     world.process("h2", trial_s=1.0)
     world.run(0.5)
-    world.limits.hold(True)
+    world.limits.hold({"events"})
     world.run(60)
-    world.limits.hold(False)
+    world.limits.hold(())
     world.run(0.4)
     assert not world.dumped
     world.run(0.1 + LATE_S)

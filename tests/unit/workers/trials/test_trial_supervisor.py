@@ -396,16 +396,31 @@ def test_a_stopped_host_may_be_parked(node):
     assert node.sent("h1")[-1][0] == frames.NEXT
 
 
-def test_hosts_are_held_while_the_outbox_is_full(node):
+def test_only_processes_of_experiments_whose_outboxes_are_full_are_held(node):
     node.begin("a")
-    node.supervisor.hold(True)
-    node.supervisor.obey([order("a"), order("b", start())])
-    assert [connection.is_held for connection in node.forkservers.connections.values()] == [
-        True,
-        True,
-    ]
-    node.supervisor.hold(False)
-    assert not any(connection.is_held for connection in node.forkservers.connections.values())
+    node.supervisor.hold({"events"})
+    node.supervisor.obey(
+        [order("a"), order("b", start()), order("c", start(key="other", reuse=True))]
+    )
+
+    def are_held():
+        return [connection.is_held for connection in node.forkservers.connections.values()]
+
+    assert are_held() == [True, True, False]
+    node.supervisor.hold({"other"})
+    assert are_held() == [False, False, True]
+    node.supervisor.hold(())
+    assert not any(are_held())
+
+
+def test_a_process_that_runs_a_trial_of_another_experiment_is_held_with_that(node):
+    node.begin("a", reuse=True)
+    node.finish("h1", "a")
+    node.supervisor.said("h1", frames.IDLE, b"")
+    node.supervisor.hold({"other"})
+    node.supervisor.obey([order("b", start(key="other", reuse=True))])
+    assert node.sent("h1")[-1][0] == frames.NEXT
+    assert node.forkservers.connections["h1"].is_held
 
 
 def test_a_node_that_ends_kills_all_and_starts_none(node):
