@@ -1,4 +1,4 @@
-"""Searches on a farm whose own code does not return: others get what they wait for."""
+"""Searches on a farm whose own code does not return: they are told of, ended, and can be stopped."""
 
 from __future__ import annotations
 
@@ -62,16 +62,26 @@ def test_search_whose_callback_hangs_gives_way_and_fails_after_three_times(farm:
 
 
 @_settings("unresponsive_after_s = 4")
-def test_search_whose_callback_hangs_is_left_alone_while_nobody_waits_and_says_so(
-    farm: FarmService,
-):
+def test_search_whose_callback_hangs_fails_although_nobody_waits_for_its_slots(farm: FarmService):
+    farm.submit(Search(name="hangs", trials=1, steps=500, code=HANGS, run="callbacks=[Hangs()],"))
+    hangs = farm.wait_for("hangs", "FAILED")
+    assert "its own code did not return for 4 s, 3 times" in hangs.reason
+
+
+@_settings("unresponsive_after_s = 20")
+def test_search_whose_callback_hangs_says_what_to_do_and_stops_when_asked_to(farm: FarmService):
     farm.submit(Search(name="hangs", trials=1, steps=500, code=HANGS, run="callbacks=[Hangs()],"))
     eventually(lambda: "has not answered for" in farm.rows()["hangs"].trouble, within=60)
-    assert "has not returned" in farm.tunemq("why", "hangs")
+    why = farm.tunemq("why", "hangs")
+    assert "has not returned" in why
+    assert "it is ended and started again in" in why
+    assert "tunemq stop hangs" in why
     assert "has not answered for" in farm.tunemq("ls")
-    assert farm.rows()["hangs"].state == "RUNNING"
-    assert "it is ended" not in farm.said()
-    assert "stopped" in farm.tunemq("stop", "hangs").lower()
+    assert "it is killed in 30 s" in farm.tunemq("stop", "hangs")
+    stopped = farm.wait_for("hangs", "STOPPED", within=60)
+    assert "stopped by" in stopped.reason
+    farm.submit(Search(name="next", trials=1))
+    farm.wait_for("next", "FINISHED")  # in the slot of the trial that was stopped
 
 
 @pytest.mark.parametrize(

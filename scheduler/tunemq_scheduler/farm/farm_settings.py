@@ -58,8 +58,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         preempts: whether trials are paused for others that come first.
         preempt_grace_s: how long they get to save; seconds.
         unresponsive_after_s: a search whose own code (callbacks, loggers, stoppers, search
-            algorithm) has not returned for so long is started again where others wait for what it
-            holds; seconds.
+            algorithm) has not returned for so long is started again; seconds.
         stores: what searches may use beside the farm's own store; an address alone is for all.
         shares: of owners; 1 where nothing is said.
         quotas: what an owner's experiments hold together at most: resource to amount, by owner.

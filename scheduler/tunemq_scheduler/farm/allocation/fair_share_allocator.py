@@ -234,16 +234,6 @@ class FairShareAllocator:
             self._is_changed = False
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
 
-    def is_awaited(self, name: str) -> bool:
-        """Whether it has slots that others want, or a node that is to be empty."""
-        parts = [part for part in self._parts_of(name) if part.grants or part.leaving]
-        has_to = any(part.leaving and part.grace_s is not None for part in parts)
-        wanted = any(sum(one.wants.values()) for one in self._members if one.name != name)
-        return has_to or (wanted and bool(parts))
-
-    def _parts_of(self, name: str) -> Iterable[NodePart]:
-        return self._members[name].parts.values() if name in self._members else ()
-
     def why(self, name: str, request: dict[str, float]) -> list[str]:
         """Why a trial of this experiment with this request waits, in sentences."""
         return self._explainer.why(name, request)

@@ -112,8 +112,7 @@ class RunningExperiments:
         folders: those of the experiments.
         max_running: so many have a process at once.
         pause_grace_s: how long trials get to save when their experiment is paused.
-        unresponsive_after_s: a process that has said nothing for so long is ended where others wait
-            for what it holds.
+        unresponsive_after_s: a process that has said nothing for so long is ended.
         news: shows a line to people.
     """
 
@@ -420,31 +419,41 @@ class RunningExperiments:
                 self._end_if_it_hangs(one, connection)
 
     def _end_if_it_hangs(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
-        """Tell people of a process that says nothing; end it where others wait for what it holds.
+        """Tell people of a process that says nothing; end it after a while.
 
-        Its code may be slow, or hang: only who wrote it can know.
+        It holds slots, and nobody journals what its trials report, which fills their nodes.
         """
         limit_s = self._limit_s(connection)
-        if connection.silent_s < min(_SILENT_S, limit_s):
+        if connection.silent_s < min(_SILENT_S, limit_s / 2):
             one.is_silent = False
             return
         if not one.is_silent:
             one.is_silent = True
-            self._notices(_silence(one))
-        if connection.silent_s >= limit_s and not one.is_aborted and self._is_awaited(one.name):
+            self._notices(self._why_silent(one, connection))
+        if connection.silent_s >= limit_s and not one.is_aborted:
             one.is_aborted = True
             one.hangs += 1
-            self._notices(f"{one.name}: its process is ended, since others wait for what it holds")
+            self._notices(f"{one.name}: its process is ended; it has not answered for {limit_s:g} s")
             connection.abort()
+
+    def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
+        """For how long its process has said nothing, what may be the reason, and what happens."""
+        if one.end_by is not None:
+            then = f"it is killed in {max(0.0, one.end_by - time.monotonic()):.0f} s"
+        elif connection.held_up_by:
+            then = f"it is killed {self._unresponsive_after_s:g} s after that"
+        else:
+            left_s = max(0.0, self._limit_s(connection) - connection.silent_s)
+            then = (
+                f"it is ended and started again in {left_s:.0f} s, and the search fails after"
+                f" {_HANGS_AT_MOST} times of that; `tunemq stop {one.name}` stops the search"
+            )
+        since = f"the process of {one.name} has not answered for {connection.silent_s:.0f} s"
+        return f"{since}: {_silence(connection)}; {then}"
 
     def _limit_s(self, connection: ExperimentConnection) -> float:
         limit_s = self._unresponsive_after_s
         return max(limit_s, _LAST_STEPS_S) if connection.has_ended_search else limit_s
-
-    def _is_awaited(self, name: str) -> bool:
-        """Whether others wait for its slots, or for its place among those that may run."""
-        is_full = len(self._running) >= self._max_running and self._no_room is None
-        return self._allocator.is_awaited(name) or (is_full and bool(self._queue.waiting()))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -512,7 +521,7 @@ class RunningExperiments:
                 one,
                 State.FAILED,
                 f"its own code did not return for {self._unresponsive_after_s:g} s, {one.hangs}"
-                f" times, while others waited for what it held: {process_exit.text}",
+                f" times: {process_exit.text}",
             )
             return
         if one.deaths >= _DEATHS_AT_MOST:
@@ -565,7 +574,7 @@ class RunningExperiments:
         if one is None or one.waits:
             return ""
         if one.connection is not None and one.connection.events_key:
-            return _silence(one) if one.is_silent else ""
+            return self._why_silent(one, one.connection) if one.is_silent else ""
         return _failed(one) if one.ends else ""
 
     def detail(
@@ -590,11 +599,12 @@ class RunningExperiments:
         return msgspec.structs.replace(known, trials=known.trials[:trials], hidden=hidden)
 
     def stop(self, name: str, reason: str) -> None:
-        """Have it stop."""
+        """Have it stop; one whose process says nothing is killed soon."""
         one = self._running[name]
         one.ends_for = None
         one.restart_at = 0.0  # one whose process has just died is started again for it
-        one.end_by = time.monotonic() + _STOP_WITHIN_S
+        within_s = _END_GRACE_S if one.is_silent else _STOP_WITHIN_S
+        one.end_by = time.monotonic() + within_s
         if one.connection is not None:
             one.connection.ask(r.StopSearch(reason))
 
@@ -651,11 +661,6 @@ class RunningExperiments:
             lines.append(trouble)
         return a.Explanation(lines=tuple(lines))
 
-    def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
-        left_s = max(0.0, self._limit_s(connection) - connection.silent_s)
-        then = f"If others wait for what it holds, it is ended and started again in {left_s:.0f} s."
-        return f"{_silence(one)}. {then}"
-
     def _reasons(self, name: str, found: r.TrialExplanation) -> Iterator[str]:
         yield from found.lines
         if found.request and name in self._running:
@@ -705,23 +710,19 @@ def _failed(one: _ExperimentRun) -> str:
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
 
 
-def _silence(one: _ExperimentRun) -> str:
-    """For how long its process has said nothing, and what may be the reason."""
-    if one.connection is None:
-        return ""
-    if one.connection.held_up_by:
-        what = f"its process waits for {one.connection.held_up_by}; all else is done"
-    elif one.connection.has_ended_search:
-        what = (
+def _silence(connection: ExperimentConnection) -> str:
+    """What may be the reason why a process says nothing."""
+    if connection.held_up_by:
+        return f"its process waits for {connection.held_up_by}; all else is done"
+    if connection.has_ended_search:
+        return (
             "its trials are done, and on_experiment_end of its callbacks or the copying of its"
             " files takes long"
         )
-    else:
-        what = (
-            "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
-            " not returned"
-        )
-    return f"the process of {one.name} has not answered for {one.connection.silent_s:.0f} s: {what}"
+    return (
+        "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has not"
+        " returned"
+    )
 
 
 def _holds(one: _ExperimentRun) -> bool:

@@ -219,6 +219,8 @@ class FarmApi:
             entry = self._queue.move(entry.name, State.STOPPING, reason, may_wait=True)
             self._experiments.stop(entry.name, reason)
             what = "is being stopped; what its trials have is saved first"
+            if trouble := self._experiments.trouble(entry.name):
+                what += f". But {trouble.rstrip('.')}"
         else:
             entry = self._queue.move(entry.name, State.STOPPED, reason, may_wait=True)
             what = "is stopped"

@@ -65,33 +65,6 @@ def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
     assert (name, offer.instance_id) == ("f", "one")
 
 
-@pytest.mark.parametrize(
-    ("priority", "owner"), [(0, "ada"), (0, "bob"), (1, "ada")], ids=["same", "owner", "priority"]
-)
-def test_slots_that_others_want_are_awaited_of_whom_has_them(priority: int, owner: str) -> None:
-    allocator = an_allocator(("one", 1))
-    assert not allocator.is_awaited("has")
-    allocator.experiment_added("has", "ada")
-    allocator.experiment_added("waits", owner, priority=priority)
-    allocator.usage("has", wants(1))
-    allocator.offers()
-    assert not allocator.is_awaited("has")
-    allocator.usage("waits", wants(1))
-    assert allocator.is_awaited("has")
-    assert not allocator.is_awaited("waits")
-
-
-def test_node_that_is_to_be_empty_is_awaited_of_whom_is_on_it() -> None:
-    allocator = an_allocator(("one", 1))
-    allocator.experiment_added("has", "ada")
-    allocator.usage("has", wants(1))
-    allocator.offers()
-    allocator.usage("has", OfferUsage({"one": 1}, {"one": _held("one-0")}, ()))
-    assert not allocator.is_awaited("has")
-    allocator.node_drained("one", 5.0)
-    assert allocator.is_awaited("has")
-
-
 def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
     allocator = an_allocator(("one", 1), ("two", 1))
     for name, priority in (("low", 0), ("high", 1)):

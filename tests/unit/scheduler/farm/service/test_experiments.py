@@ -173,17 +173,12 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
 
 
 @pytest.mark.parametrize(
-    ("waiting", "is_over", "ended"),
-    [(("next",), False, True), ((), False, False), (("next",), True, False)],
-    ids=["others wait for its place", "nobody waits", "its trials are done"],
+    "is_over", [False, True], ids=["its search goes on", "its trials are done"]
 )
-def test_process_that_says_nothing_is_ended_where_others_wait(
-    tmp_path, monkeypatch, waiting, is_over, ended
-):
+def test_process_that_says_nothing_is_ended(tmp_path, monkeypatch, is_over):
     monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
-    farm = Farm(tmp_path, max_running=1, timeout_s=0.05)
-    for name in ("hangs", *waiting):
-        farm.queue.add(name, owner="alice", code=CODE)
+    farm = Farm(tmp_path, timeout_s=0.05)
+    farm.queue.add("hangs", owner="alice", code=CODE)
     farm.experiments.turn()
     (process,) = farm.processes
     process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("hangs").id)))
@@ -198,8 +193,38 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
     code, trouble = process.code, farm.experiments.trouble("hangs")
     assert farm.experiments.troubles() == ({} if is_over else {"hangs": "silent"})
     farm.end()
-    assert (code == -signal.SIGABRT) is ended
+    assert (code == -signal.SIGABRT) is not is_over
     assert ("has not answered for" in trouble) is not is_over
+
+
+def test_process_that_says_nothing_is_killed_a_grace_after_its_search_is_stopped(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(experiments_module, "_SILENT_S", 0.0)
+    farm = Farm(tmp_path)
+    farm.queue.add("hangs", owner="alice", code=CODE)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("hangs").id)))
+    for connection in farm.experiments.connections():
+        connection.on_readable()
+    farm.experiments.turn()
+    trouble = farm.experiments.trouble("hangs")
+    assert "it is ended and started again in 600 s" in trouble
+    assert "`tunemq stop hangs`" in trouble
+
+    farm.queue.move("hangs", State.STOPPING, "stopped by alice")
+    monkeypatch.setattr(experiments_module, "_END_GRACE_S", 0.05)
+    farm.experiments.stop("hangs", "stopped by alice")
+    assert "it is killed in 0 s" in farm.experiments.trouble("hangs")
+    time.sleep(0.06)
+    farm.experiments.turn()
+    assert process.code == -signal.SIGKILL
+    farm.experiments.turn()
+    stopped = farm.queue.get("hangs")
+    assert stopped.state is State.STOPPED
+    assert "stopped by alice; its process did not end by itself, and was killed" in stopped.reason
 
 
 def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
