@@ -69,9 +69,9 @@ def check_node_reports(nodes: Iterable[NodeReport]) -> list[Finding]:
                 warning(
                     "node-outbox",
                     f"node {node.name} has {show_bytes(node.node_metrics.outbox)} of reports"
-                    " that no journal has: its trials wait when that is full",
+                    " that no journal has: trials of the searches with most of them wait at 64 MiB",
                     "see the logs of the searches (tunemq ls, tunemq logs NAME) and the disk of"
-                    " the head: a search's process is slow or gone",
+                    " the head: a search's process hangs (tunemq stop NAME), is slow or gone",
                 )
             )
     if not any(one.check == _STORE for one in found):
