@@ -1,4 +1,4 @@
-"""Searches on a farm whose own code does not return: they are told of, ended, and can be stopped."""
+"""Searches on a farm whose own code does not return: they are shown, ended, and can be stopped."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ until it has confirmed a new offer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts

@@ -433,7 +433,7 @@ class RunningExperiments:
         if connection.silent_s >= limit_s and not one.is_aborted:
             one.is_aborted = True
             one.hangs += 1
-            self._notices(f"{one.name}: its process is ended; it has not answered for {limit_s:g} s")
+            self._notices(f"{one.name}: its process is ended: no answer for {limit_s:g} s")
             connection.abort()
 
     def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
