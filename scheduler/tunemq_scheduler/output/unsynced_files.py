@@ -171,8 +171,8 @@ def _sync_folder(path: str) -> None:
 
 
 def _sync(path: str) -> None:
-    # A trial's code may have removed its file, or put something else in its place.
-    with suppress(FileNotFoundError, PermissionError):
+    # A trial's code may have removed its file, put something else in its place, or leased it.
+    with suppress(FileNotFoundError, PermissionError, BlockingIOError):
         descriptor = open_plain(path, os.O_RDONLY)
         if descriptor is not None:
             _fsync(path, descriptor)

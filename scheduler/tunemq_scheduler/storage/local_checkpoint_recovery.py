@@ -21,6 +21,7 @@ from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.manifest import MANIFEST
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol.messages import CheckpointCommitted
+from tunemq_shared.system.plain_files import read_plain
 
 
 def recover_local_checkpoints(
@@ -85,6 +86,6 @@ def _check(folder: Path, kept: TrialCheckpoint) -> None:
     Raises:
         StoreError: it is another one.
     """
-    manifest = Path(os.path.join(folder, MANIFEST)).read_bytes()
+    manifest = read_plain(os.path.join(folder, MANIFEST))
     if hashlib.sha256(manifest).hexdigest() != kept.written:
         raise StoreError(f"what lies in {folder} is not what was written there")

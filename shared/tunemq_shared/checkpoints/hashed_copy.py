@@ -24,6 +24,7 @@ from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
 from tunemq_shared.checkpoints.folder_listing import FolderListing
 from tunemq_shared.checkpoints.manifest import FileEntry
+from tunemq_shared.system.plain_files import LEASE_S, open_regular
 
 #: Read, compared, hashed and written in pieces of this size: they stay in the processor's cache.
 _CHUNK: Final = 2**20
@@ -149,7 +150,7 @@ class _Copier:
     def _copy(self, name: str, hasher: _Hasher | None) -> _Copy:
         source = self._files[name]
         try:
-            fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = open_regular(source, os.O_RDONLY, lease_s=LEASE_S)
         except OSError as error:
             raise CheckpointError(f"{str(source)!r} cannot be read: {error.strerror}.") from error
         try:
@@ -175,7 +176,7 @@ class _Copier:
             return None
         old = self._base.folder / name
         try:
-            old_fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            old_fd = open_regular(old, os.O_RDONLY)
             try:
                 if not _is_equal(fd, old_fd, size):
                     return None

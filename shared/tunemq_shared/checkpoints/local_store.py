@@ -47,6 +47,7 @@ from tunemq_shared.checkpoints.store import (
     check_key,
 )
 from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_shared.system.plain_files import LEASE_S, open_regular, read_plain
 
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -221,7 +222,7 @@ class LocalCheckpointStore(CheckpointStore):
         wrong = []
         for name in (MANIFEST, COMMITTED):
             try:
-                data = (folder / name).read_bytes()
+                data = read_plain(folder / name)
             except FileNotFoundError:
                 continue
             found = hashlib.sha256(data).hexdigest()
@@ -240,7 +241,7 @@ class LocalCheckpointStore(CheckpointStore):
         """The manifest as it is, None where there is none."""
         for name in (MANIFEST, COMMITTED):
             with contextlib.suppress(OSError):  # StoreError is one
-                return parse_manifest(key, (self._path(key) / name).read_bytes())
+                return parse_manifest(key, read_plain(self._path(key) / name))
         return None
 
     def _base(self, key: str) -> BaseCopy | None:
@@ -277,7 +278,7 @@ def _may_change(name: str) -> bool:
 
 def _verify(key: str, path: Path, entry: FileEntry) -> None:
     _check_size(key, path, entry)
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY, lease_s=LEASE_S), "rb") as file:
         _check_hash(key, hashlib.file_digest(file, "sha256").hexdigest(), entry)
 
 

@@ -42,7 +42,7 @@ from tunemq_shared.checkpoints.staging import StagingFolder
 from tunemq_shared.checkpoints.store import CollectedGarbage, check_key
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
-from tunemq_shared.system.plain_files import opened_below, read_below
+from tunemq_shared.system.plain_files import open_to_read, opened_below, read_below
 
 _T = TypeVar("_T")
 
@@ -170,7 +170,7 @@ def download(
         if _is_there(folder, data):
             return manifest
         fetch_files(objects, key, manifest, built / FILES, cancel, on_trouble)
-        (built / COMMITTED).write_bytes(data)
+        _replace(built / COMMITTED, data)
         folder.parent.mkdir(parents=True, exist_ok=True)
         failpoint("download.before_rename")
         built.rename(folder)
@@ -230,7 +230,7 @@ def fetch_files(
             raise CheckpointCorrupt(
                 f"{damaged}: expected {entry.size} bytes, got {error.found} in the object {at}."
             ) from error
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != entry.sha256:
             raise CheckpointCorrupt(
@@ -244,7 +244,11 @@ def fetch_files(
                 f"checkpoint {key}: the file {entry.name!r} is damaged: expected {entry.size} "
                 f"bytes, got {first[entry.sha256].size} with the same SHA-256."
             )
-        shutil.copyfile(folder / first[entry.sha256].name, folder / entry.name)
+        with (
+            open_to_read(folder / first[entry.sha256].name) as file,
+            (folder / entry.name).open("xb") as copy,
+        ):
+            shutil.copyfileobj(file, copy, PART)
     for name in manifest.folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -459,9 +463,11 @@ def _is_there(folder: Path, manifest: bytes) -> bool:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write the file so that it is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # A trial knows neither name nor moment, and so can put no FIFO or link there.
+    partial = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
-        partial.write_bytes(data)
+        with partial.open("xb") as file:
+            file.write(data)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

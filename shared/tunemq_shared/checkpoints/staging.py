@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_shared.system.plain_files import open_plain, open_regular
 
 STAGING: Final = ".staging"
 
@@ -62,11 +63,11 @@ class StagingFolder:
         return self._folder / f"{_machine()}-{os.urandom(8).hex()}"
 
     def remove_leftovers(self) -> RemovedFiles:
-        """Remove what crashed writers left, while others may write."""
+        """Remove what crashed writers left, while others write; what cannot be removed stays."""
         files = size = 0
         try:
             found = {name.removesuffix(_LOCK) for name in os.listdir(self._folder)}
-        except FileNotFoundError:
+        except OSError:  # there is none, or a trial put something else there
             return RemovedFiles(0, 0)
         for folder in (self._folder / name for name in found):
             lock = folder.with_name(folder.name + _LOCK)
@@ -75,7 +76,9 @@ class StagingFolder:
                     removed = measure(folder)
                     files, size = files + removed.files, size + removed.size
                     remove_tree(folder)
-                    lock.unlink(missing_ok=True)
+                    remove_tree(lock)  # where a trial made it a folder
+                    with contextlib.suppress(OSError):
+                        lock.unlink()
         return RemovedFiles(files, size)
 
 
@@ -84,7 +87,7 @@ def measure(folder: Path) -> RemovedFiles:
     files = size = 0
     for path, _, names in walk(folder):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 size += os.lstat(os.path.join(path, name)).st_size
                 files += 1
     return RemovedFiles(files, size)
@@ -94,7 +97,7 @@ def measure(folder: Path) -> RemovedFiles:
 def _held(lock: Path) -> Iterator[None]:
     """Hold a new lock; it is removed in the end."""
     while True:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_regular(lock, os.O_RDWR | os.O_CREAT)
         try:
             if _try_lock(fd) is False or not _is_at(fd, lock):
                 continue  # somebody took it for a leftover before we held it
@@ -112,8 +115,13 @@ def _free(lock: Path, folder: Path) -> Iterator[bool]:
     """Whether nobody uses the folder; its lock is held meanwhile."""
     is_ours = folder.name.startswith(f"{_machine()}-")
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_plain(lock, os.O_RDWR)
     except FileNotFoundError:
+        fd = None
+    except OSError:  # such as a lease: somebody uses it
+        yield False
+        return
+    if fd is None:
         yield is_ours or _is_abandoned(folder)
         return
     try:
@@ -147,9 +155,9 @@ def _is_abandoned(*paths: Path) -> bool:
     for top in paths:
         for path, _, names in walk(top):
             for each in (path, *(os.path.join(path, name) for name in names)):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     newest = max(newest, os.lstat(each).st_mtime)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             newest = max(newest, top.lstat().st_mtime)
     return time.time() - newest > _ABANDONED_S
 

@@ -20,6 +20,7 @@ from tunemq_shared.checkpoints.hashed_copy import write_all
 from tunemq_shared.objects.store_address import join, without_settings
 from tunemq_shared.protocol.messages import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_shared.system.plain_files import open_to_read
 
 #: The folder of blobs in a store; no experiment there may have this name.
 BLOBS: Final = "blobs"
@@ -142,7 +143,7 @@ def verify(path: Path, ref: BlobRef) -> None:
         StoreError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
     except OSError as error:

@@ -1,6 +1,7 @@
 """Opens files in folders where trials' code writes, too: whatever it put there in their place.
 
-A FIFO would hold up the process that opens it, and a link would lead out of the folder.
+A FIFO would hold up the process that opens it, so would a lease (F_SETLEASE; 45 s for each file),
+and a link would lead out of the folder.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -19,30 +21,55 @@ _NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 
 #: So often a file is made that a trial's code replaces by something else at the same time.
 TRIES: Final = 100
+#: So long a lease is waited for where that harms nobody: servers of NFS and Samba give theirs back
+#: when they are asked to, a trial may not.
+LEASE_S: Final = 5.0
+_LEASE_PAUSE_S: Final = 0.01
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def open_plain(path: str | os.PathLike[str], flags: int) -> int | None:
-    """A descriptor of a regular file; None if something else is there. It never waits.
+def open_plain(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0) -> int | None:
+    """A descriptor of a regular file; None if something else is there.
 
     Args:
         flags: as for `os.open`.
+        lease_s: how long it waits for a lease of another process; for nothing else it ever waits.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError if there is nothing.
+        OSError: it cannot be opened; FileNotFoundError if there is nothing, BlockingIOError if
+            another process keeps a lease on it.
     """
-    try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno in _NOT_PLAIN:
-            return None
-        raise
+    deadline = time.monotonic() + lease_s
+    while True:
+        try:
+            descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_LEASE_PAUSE_S)
+        except OSError as error:
+            if error.errno in _NOT_PLAIN:
+                return None
+            raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.set_blocking(descriptor, True)  # whoever inherits it may not expect otherwise
         return descriptor
     os.close(descriptor)
     return None
+
+
+def open_regular(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0) -> int:
+    """A descriptor of a regular file; see `open_plain`.
+
+    Raises:
+        OSError: it cannot be opened; FileNotFoundError also where something else is there.
+    """
+    descriptor = open_plain(path, flags, lease_s=lease_s)
+    if descriptor is None:
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
+    return descriptor
 
 
 def open_to_read(path: str | os.PathLike[str], *, restores_rights: bool = False) -> BufferedReader:
@@ -55,25 +82,32 @@ def open_to_read(path: str | os.PathLike[str], *, restores_rights: bool = False)
         OSError: it cannot be opened; FileNotFoundError also where something else is there.
     """
     try:
-        descriptor = open_plain(path, os.O_RDONLY)
-    except NotADirectoryError:
-        descriptor = None
+        return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path)) from error
     except PermissionError:
         if not restores_rights:
             raise
         allow(os.path.dirname(path), 0o700)
         allow(os.fspath(path), 0o600)
         return open_to_read(path)
-    if descriptor is None:
-        raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
-    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: str | os.PathLike[str]) -> bytes:
+    """The content of a regular file; a lease is waited for.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY, lease_s=LEASE_S), "rb") as file:
+        return file.read()
 
 
 def open_to_write(path: str, flags: int) -> int:
     """A descriptor of a regular file in a trial's folder; both are made if need be.
 
-    Whatever else has their names is renamed to ``NAME.not-a-file``: one trial's files are no reason
-    to end a search.
+    Whatever else has their names, and a file whose lease its holder keeps, is renamed to
+    ``NAME.not-a-file``: one trial's files are no reason to end a search.
 
     Args:
         flags: as for `os.open`; O_CREAT is added.
@@ -85,7 +119,11 @@ def open_to_write(path: str, flags: int) -> int:
     may_allow = True
     for _ in range(TRIES):
         try:
-            descriptor = open_plain(path, flags | os.O_CREAT)
+            descriptor = open_plain(path, flags | os.O_CREAT, lease_s=LEASE_S)
+        except BlockingIOError as error:
+            problem = error
+            with suppress(FileNotFoundError):
+                move_aside(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             problem = error
             make_folder(os.path.dirname(path))

@@ -108,7 +108,7 @@ def _send(
     cancel: CancelToken,
     on_trouble: Callable[[str], None],
 ) -> None:
-    """Send a file, unless its trial changes, removes or replaces it meanwhile."""
+    """Send a file, unless its trial changes, removes, replaces or leases it meanwhile."""
     try:
         with opened_below(folder, name) as file:
             ref = ref_of(file)
@@ -118,8 +118,9 @@ def _send(
     except (CheckpointCorrupt, FileNotFoundError):
         pass
     except OSError as error:
-        # Its trial, or another of the same user, has put something else in its place.
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+        # Its trial, or another of the same user, has put something else in its place, or has
+        # a lease on it.
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EAGAIN):
             raise
 
 

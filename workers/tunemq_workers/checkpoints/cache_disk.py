@@ -123,7 +123,7 @@ def take_over(root: str) -> CacheContents:
                         raise FileNotFoundError(errno.ENOENT, "it is no manifest", committed)
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                     used_at = os.fstat(file.fileno()).st_mtime
-            except FileNotFoundError:
+            except OSError:  # there is none, or a trial keeps others from reading it
                 _remove_if_possible(root, key)
                 continue
             if os.path.isdir(os.path.join(entry.path, FILES)):
@@ -143,13 +143,13 @@ def _remove_if_possible(root: str, key: str) -> None:
 
 
 def measure(root: str, key: str) -> Inodes:
-    """What a checkpoint takes; what somebody removes meanwhile does not count."""
+    """What a checkpoint takes; what somebody removes or hides meanwhile does not count."""
     inodes: dict[tuple[int, int], int] = {}
     for path, _, names in walk(os.path.join(root, key)):
         for name in ("", *names):
             try:
                 status = os.lstat(os.path.join(path, name))
-            except FileNotFoundError:
+            except OSError:
                 continue
             inodes[status.st_dev, status.st_ino] = max(status.st_size, status.st_blocks * 512)
     return inodes

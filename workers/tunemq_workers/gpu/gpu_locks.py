@@ -8,6 +8,7 @@ do (`GpuLocks`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
+from tunemq_shared.system.plain_files import open_plain
 
 #: Where the files may be: in the first that is for everybody, else in the last.
 FOLDERS: Final = ("/dev/shm", "/run/lock", "/tmp")  # noqa: S108  not $TMPDIR, which users differ in
@@ -180,15 +182,18 @@ def _path(folder: str, uuid: str) -> str:
 
 def _open(path: str) -> int:
     """The file, made where it is not there; no link of somebody's to elsewhere is followed."""
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW
     # Where it is there it is not "created": in a folder for all, the kernel refuses others that.
     while True:
         try:
-            return os.open(path, os.O_RDWR | flags)
+            descriptor = open_plain(path, os.O_RDWR)
         except FileNotFoundError:
             with suppress(FileExistsError):  # somebody was faster
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, _MODE)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
                 os.fchmod(descriptor, _MODE)
                 return descriptor
+            continue
         except PermissionError:
-            return os.open(path, os.O_RDONLY | flags)
+            descriptor = open_plain(path, os.O_RDONLY)
+        if descriptor is None:
+            raise OSError(errno.EEXIST, "it is no regular file", path)
+        return descriptor

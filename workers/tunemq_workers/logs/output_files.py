@@ -7,14 +7,13 @@ every few seconds; between two calls a file may be larger.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from contextlib import suppress
 from io import FileIO
 from typing import Any, Final, TextIO, cast
 
-from tunemq_shared.system.plain_files import open_plain, open_to_read, open_to_write
+from tunemq_shared.system.plain_files import open_regular, open_to_read, open_to_write
 
 STDOUT: Final = "stdout"
 STDERR: Final = "stderr"
@@ -80,7 +79,10 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
         return
     # Opened before anything is read, and read to the end once more just before the cut: what is
     # printed while the old part is read is kept.
-    with open_to_read(path) as file, _open_to_append(path) as out:
+    with (
+        open_to_read(path) as file,
+        FileIO(open_regular(path, os.O_WRONLY | os.O_APPEND), "ab") as out,
+    ):
         dropped = file.seek(-limit // 2, os.SEEK_END)
         dropped += len(file.readline(limit))  # half a line
         newest = file.read(limit)  # its trial may make it as long as it likes meanwhile
@@ -91,10 +93,3 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
         rest = memoryview(newest)[os.writev(out.fileno(), [first, newest]) - len(first) :]
         while rest:
             rest = rest[out.write(rest) :]
-
-
-def _open_to_append(path: str) -> FileIO:
-    descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND)
-    if descriptor is None:
-        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
-    return FileIO(descriptor, "ab")

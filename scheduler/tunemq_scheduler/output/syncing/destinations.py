@@ -77,7 +77,7 @@ class FolderDestination(SyncDestination):
     def put(self, name: str, path: str, cancel: CancelToken) -> None:
         """See `SyncDestination.put`."""
         target = os.path.join(self.root, name)
-        with open(path, "rb") as source, new_file(target) as part, open(part, "xb") as copy:
+        with _opened(path) as source, new_file(target) as part, open(part, "xb") as copy:
             _pour(source, copy, cancel)
 
     def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
@@ -117,7 +117,7 @@ class ObjectDestination(SyncDestination):
 
     def put(self, name: str, path: str, cancel: CancelToken) -> None:
         """See `SyncDestination.put`."""
-        with open(path, "rb") as source:
+        with _opened(path) as source:
             data = source.read(_CHUNK)
             if len(data) < _CHUNK:
                 return retried(lambda: self._objects.put_bytes(name, data), cancel, self._say)
@@ -128,7 +128,7 @@ class ObjectDestination(SyncDestination):
         except CheckpointCorrupt:  # it changed since it was hashed
             with tempfile.TemporaryDirectory(prefix=PART_PREFIX) as folder:
                 still = os.path.join(folder, "copy")
-                with open(path, "rb") as source, open(still, "xb+") as copy:
+                with _opened(path) as source, open(still, "xb+") as copy:
                     _pour(source, copy, cancel)
                     copy.seek(0)
                     size, sha256 = _hashed(copy, cancel)
@@ -210,6 +210,11 @@ def list_files(root: str, is_excluded: Callable[[str], bool]) -> dict[str, FileS
     """
     found = dict(_walk(os.path.realpath(root), "", is_excluded))
     return dict(sorted(found.items()))
+
+
+def _opened(path: str) -> IO[bytes]:
+    """A file to read, which may be a link; a FIFO or a lease of a trial holds nobody up."""
+    return open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
 @contextlib.contextmanager

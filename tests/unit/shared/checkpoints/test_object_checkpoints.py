@@ -18,7 +18,7 @@ from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferCancelled
 from tunemq_shared.checkpoints import object_checkpoints
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
-from tunemq_shared.checkpoints.manifest import FileEntry, make_manifest, parse_manifest
+from tunemq_shared.checkpoints.manifest import COMMITTED, FileEntry, make_manifest, parse_manifest
 from tunemq_shared.checkpoints.object_checkpoints import (
     TIMEOUT_S,
     UploadedCheckpoint,
@@ -198,6 +198,13 @@ def test_upload_follows_no_link_that_replaces_a_file_or_folder(replaced, objects
     with pytest.raises(StoreError, match=r"cannot be (read|sent)"):
         send(objects, folder)
     assert f"{KEY}/manifest.json" not in objects.written
+
+
+def test_upload_is_not_held_up_by_a_fifo_at_the_name_that_its_process_would_use(objects, cache):
+    folder = write(cache)
+    os.mkfifo(folder / f".{COMMITTED}.{os.getpid()}")
+    send(objects, folder)
+    assert (folder / COMMITTED).is_file()
 
 
 def test_checkpoint_whose_file_is_longer_than_the_disk_is_not_read(objects, cache, monkeypatch):

@@ -6,10 +6,12 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.leases import leased
 from tunemq_shared.checkpoints import staging as module
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
 
@@ -146,4 +148,37 @@ def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_a_folder_there_is_nothing_to_remove(staging: StagingFolder) -> None:
+    assert staging.remove_leftovers() == (0, 0)
+
+
+def test_lock_with_a_lease_is_in_use(staging: StagingFolder, tmp_path: Path) -> None:
+    folder = leave(staging)
+    with leased(folder.with_name(f"{folder.name}.lock")):
+        assert staging.remove_leftovers() == (0, 0)
+        assert len(everything(tmp_path)) == 2
+    assert staging.remove_leftovers() == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/full", path)],
+    ids=["FIFO", "folder", "link"],
+)
+def test_lock_that_is_no_file_keeps_no_leftover(
+    staging: StagingFolder, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    put(leave(staging, lock=False).with_suffix(".lock"))
+    assert staging.remove_leftovers() == (1, 5)
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "put",
+    [os.mkfifo, Path.touch, lambda path: path.symlink_to(path)],
+    ids=["FIFO", "file", "link"],
+)
+def test_staging_folder_that_is_no_folder_has_no_leftovers(
+    staging: StagingFolder, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    put(tmp_path / STAGING)
     assert staging.remove_leftovers() == (0, 0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import traceback
+from functools import partial
 
 import pytest
 
+from tests.support.leases import leased
+from tunemq_shared.system import plain_files
 from tunemq_shared.system.plain_files import open_to_read, open_to_write
 
 #: Who runs this, or somebody without rights.
@@ -115,3 +120,33 @@ def test_file_is_opened_while_its_folder_is_replaced_all_the_time(tmp_path):
                 write(folder / "a", "1")
         finally:
             disturber.kill()
+
+
+def test_leased_file_is_not_waited_for_by_who_reads_and_moved_aside_by_who_writes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plain_files, "LEASE_S", 0.1)
+    path = tmp_path / "a"
+    with leased(path):
+        with pytest.raises(BlockingIOError):
+            open_to_read(path)
+        write(path, "1")
+    assert path.read_text() == "1"
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.not-a-file"]
+
+
+def test_file_whose_lease_is_given_back_when_asked_for_is_appended_to(tmp_path):
+    """As NFS and Samba servers do."""
+    path = tmp_path / "a"
+    path.write_text("1")
+    descriptor = os.open(path, os.O_RDONLY)
+    give_back = partial(fcntl.fcntl, descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    before = signal.signal(signal.SIGIO, lambda *_: give_back())
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        write(path, "2")
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGIO, before)
+    assert path.read_text() == "12"
+    assert os.listdir(tmp_path) == ["a"]

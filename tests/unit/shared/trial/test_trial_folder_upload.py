@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.leases import leased
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.objects.object_store import InvalidObjectName
@@ -52,6 +53,11 @@ def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folde
 
 def test_each_incarnation_s_output_is_beside_the_others(folder):
     assert send(folder, attempt=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
+
+
+def test_send_folder_with_a_leased_file_sends_the_others(folder):
+    with leased(folder / "a"):
+        assert send(folder).there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
 
 
 @pytest.mark.parametrize("name", ["checkpoint_tmp3f", "checkpoint_-00001", "checkpoint_000005"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.support.leases import leased
+from tunemq_shared.checkpoints.manifest import COMMITTED
 from tunemq_workers.checkpoints import cache_disk
 
 
@@ -26,3 +28,13 @@ def test_take_over_of_a_cache_with_a_name_that_is_not_utf8_and_cannot_be_removed
     assert cache_disk.take_over(str(tmp_path)).checkpoints == []
     assert os.path.isdir(planted)
     assert not plain.exists()
+
+
+def test_take_over_of_a_cache_with_a_leased_manifest_removes_that_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "t" / "checkpoint_1-000001"
+    folder.mkdir(parents=True)
+    with leased(folder / COMMITTED):
+        assert cache_disk.take_over(str(tmp_path)).checkpoints == []
+    assert not folder.exists()

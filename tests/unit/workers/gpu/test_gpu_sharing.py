@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.leases import leased
 from tests.unit.workers.gpu.test_gpu_admission import GpuNode, on
 from tests.unit.workers.gpu_world import GIB, Gpus
 from tunemq_shared.base.errors import ConfigError
@@ -91,6 +92,13 @@ def test_a_device_that_cannot_be_locked_is_nobodys(locks, tmp_path):
     assert "cannot be locked" in locks.user("A")
     assert "cannot be locked" in locks.take("A")
     assert not locks.has("A")
+
+
+def test_gpu_whose_lock_file_has_a_lease_cannot_be_locked(locks, tmp_path):
+    with leased(tmp_path / "tunemq-gpu-A.lock"):
+        assert "cannot be locked" in locks.user("A")
+        assert "cannot be locked" in locks.take("A")
+    assert locks.take("A") == ""
 
 
 def folder_of(*folders):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.leases import leased
 from tests.support.searches.checkpoints import contents
 from tunemq_scheduler.output.syncing import destinations, mirroring
 from tunemq_scheduler.output.syncing.destinations import (
@@ -171,6 +172,12 @@ def test_links_below_the_folder_are_files_and_others_are_left_out(here: Path, th
     up(here, there)
     assert contents(there) == {"a": b"a", "b": b"b", "best": b"a"}
     assert not (there / "best").is_symlink()
+
+
+def test_leased_file_keeps_no_other_from_being_copied(here: Path, there: Path) -> None:
+    with leased(here / "a"), pytest.raises(StoreError, match="1 of the files in"):
+        up(here, there)
+    assert contents(there) == {"b": b"b"}
 
 
 def test_a_link_in_the_target_leads_nothing_out_of_it(here: Path, there: Path) -> None:
