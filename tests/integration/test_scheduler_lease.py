@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,10 +44,14 @@ def claim(redis, monkeypatch):
     monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
     leases = []
 
-    def claim(at_least: int = 1, holder: LeaseHolder | None = None) -> SchedulerLease:
+    def claim(
+        at_least: int = 1,
+        holder: LeaseHolder | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
+    ) -> SchedulerLease:
         lease = SchedulerLease(redis.url, holder or LeaseHolder.this_process())
         leases.append(lease)
-        lease.claim(at_least, lambda _text: None)
+        lease.claim(at_least, tell)
         return lease
 
     yield claim
@@ -57,6 +61,9 @@ def claim(redis, monkeypatch):
 
 def elsewhere(holder: LeaseHolder, host: str = "elsewhere") -> LeaseHolder:
     return msgspec.structs.replace(holder, host=host, place="another kernel")
+
+
+LEASE_OF_ANOTHER = b"1:abcd:1:" + msgspec.json.encode(elsewhere(LeaseHolder.this_process()))
 
 
 def freeze(lease: SchedulerLease, monkeypatch) -> None:
@@ -115,6 +122,27 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     assert claim().term > lease.term
     assert time.monotonic() - monotonic < LONG_S / 2
     lease._connection.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "lasts_ms"),
+    [
+        (b"1:abcd:1:{}", 1000 * LONG_S),
+        (b"9" * 5000, 1000 * LONG_S),
+        (LEASE_OF_ANOTHER, None),
+        (LEASE_OF_ANOTHER, 10_000 * LONG_S),
+    ],
+    ids=["no holder", "long", "no expiry", "long expiry"],
+)
+def test_lease_that_no_scheduler_has_written_is_removed_and_told(claim, redis, value, lasts_ms):
+    redis.client.set(redis_keys.SCHEDULER, value, px=lasts_ms and int(lasts_ms))
+    told: list[str] = []
+    started = time.monotonic()
+    assert claim(tell=told.append).term > 1
+    assert time.monotonic() - started < LONG_S / 2
+    (line,) = told
+    assert "tunemq:scheduler" in line
+    assert 0 < redis.client.pttl(redis_keys.SCHEDULER) <= 1000 * LONG_S
 
 
 def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(

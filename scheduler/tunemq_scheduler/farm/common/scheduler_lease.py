@@ -43,9 +43,8 @@ _CLAIM: Final = (
     TEXT_OF
     + """
 local held = text_of(KEYS[1])
-if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then
-  return string.sub(held, 1, 4096)
-end
+held = held and string.sub(held, 1, 4096)
+if held and held ~= ARGV[3] then return {held, redis.call('PTTL', KEYS[1])} end
 local term = math.max(tonumber(text_of(KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
 term = string.format('%d', term)
 redis.call('SET', KEYS[2], term)
@@ -142,7 +141,7 @@ class SchedulerLease:
             SchedulerSuperseded: another scheduler runs on this farm; says which.
         """
         self._connection.connect()
-        replaced, seen, is_told, is_full = "", b"", False, False
+        replaced, seen, is_told, is_full = b"", b"", False, False
         deadline = time.monotonic() + 2 * TTL_S
         while True:
             term = max(at_least, int(time.time()))
@@ -161,16 +160,26 @@ class SchedulerLease:
                 continue
             if isinstance(answer, int):
                 break
-            holder = _holder(answer)
-            replaced = holder.token if holder is not None and holder.is_gone else ""
-            if replaced:
+            held, left_ms = answer
+            holder = _holder(held)
+            is_void = holder is None or not 0 <= left_ms <= TTL_S * 1000
+            if is_void and not replaced:
+                why = "it names no scheduler" if holder is None else "it never ends, or too late"
+                tell(
+                    f"Removed the lease {redis_keys.SCHEDULER} from Redis: {why}."
+                    " Another program writes to this farm's Redis: load deploy/redis/users.acl, and"
+                    " give its users new passwords."
+                )
+            is_free = is_void or (holder is not None and holder.is_gone)
+            if is_free and time.monotonic() < deadline:
+                replaced = held
                 continue
-            if (seen and answer != seen) or time.monotonic() > deadline:
+            if (seen and held != seen) or time.monotonic() > deadline:
                 raise SchedulerSuperseded(
                     f"Another scheduler runs on this farm: {holder or 'an unknown one'}. A farm has"
                     " one; end that, or use another Redis (or another database of this one)."
                 )
-            seen = answer
+            seen = held
             if not is_told:
                 is_told = True
                 tell(
@@ -256,7 +265,7 @@ class SchedulerLease:
         elif answer is not None:
             self._looked_at = time.monotonic()
 
-    def _ask(self, script: str, *arguments: str) -> Any:
+    def _ask(self, script: str, *arguments: str | bytes) -> Any:
         return self._connection.ask([("EVAL", script, *_KEYS, *arguments)])[0]
 
     def _value(self) -> str:
