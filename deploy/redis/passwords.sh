@@ -1,6 +1,7 @@
 #!/bin/sh
 # Gives each user of a users.acl that has no password yet the one in FOLDER/USER.password, or a new
-# random one, which it writes there for your eyes only; the hash goes into users.acl.
+# random one, which it writes there for your eyes only; the hash goes into users.acl. Redis 6 does not
+# start with rights to read a key only (%R~): where it is installed here they become rights to all.
 set -eu
 umask 077
 
@@ -10,6 +11,14 @@ if [ "$#" -ne 2 ]; then
 fi
 file=$1 folder=$2
 mkdir -p "$folder"
+
+case $(redis-server --version 2>/dev/null) in
+*v=6.*)
+    changed=$(sed 's/%R~/~/g' "$file")
+    printf '%s\n' "$changed" > "$file"
+    echo "for Redis 6: whoever may read a key of $file may write it, too"
+    ;;
+esac
 
 sed -n 's/.*#sha256-of-the-password-of-\([A-Za-z0-9_-]*\).*/\1/p' "$file" | while read -r user; do
     if [ -s "$folder/$user.password" ]; then

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
 from tests.support.farms.farm_processes import fail_to_save
+from tests.support.farms.secured_redis import shipped_users
 from tests.support.proxies.lying_redis import OLDER, LyingRedis
 from tests.support.stores.object_servers import MinioServer, minio_program
 from tests.support.waiting import eventually, need
@@ -90,8 +91,7 @@ def test_a_celery_worker_that_takes_remote_control_is_found(farm: ExaminedFarm, 
 def test_the_rights_that_tunemq_ships_suffice_for_the_scheduler_s_user(
     farm: ExaminedFarm, role: str
 ):
-    shipped = (Path(__file__).parents[2] / "deploy" / "redis" / "users.acl").read_text()
-    lines = [line.split() for line in shipped.splitlines()]
+    lines = [line.split() for line in shipped_users().splitlines()]
     (rights,) = (line[2:] for line in lines if line[:2] == ["user", role])
     kept = [right for right in rights if not right.startswith(("#", ">"))]
     client = farm.redis.client

@@ -16,7 +16,7 @@ import pytest
 from tests.support.farms.farm_processes import TcpRedis, redis_program
 from tests.support.farms.farm_service import FarmService
 from tests.support.farms.network_namespaces import Host, Hosts
-from tests.support.farms.secured_redis import SHIPPED, make_certificates
+from tests.support.farms.secured_redis import SHIPPED, make_certificates, shipped_users
 from tests.support.proxies.lying_redis import WITH_THE_CVE
 from tests.support.proxies.tls_proxy import proxy_command
 from tests.support.waiting import eventually, need
@@ -53,7 +53,7 @@ class Network:
         self.certificates = make_certificates(folder / "tls")
         self._make_certificate()
         users = folder / "users.acl"
-        users.write_text((SHIPPED / "users.acl").read_text())
+        users.write_text(shipped_users())
         subprocess.run(
             ["sh", str(SHIPPED / "passwords.sh"), str(users), str(folder / "passwords")],
             check=True,

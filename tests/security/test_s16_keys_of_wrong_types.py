@@ -16,7 +16,7 @@ import redis as redis_py
 from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import served
 from tests.support.farms.own_farm import ChainRun, OwnFarm, made_to_search_on
-from tests.support.farms.secured_redis import SHIPPED
+from tests.support.farms.secured_redis import shipped_users
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.farm.common.holder import LeaseHolder
@@ -78,7 +78,7 @@ class FarmWithRoles(OwnFarm):
 
     def __init__(self) -> None:
         super().__init__(nodes=0)
-        for line in (SHIPPED / "users.acl").read_text().splitlines()[1:]:
+        for line in shipped_users().splitlines()[1:]:
             _, name, *rules = line.split()
             given = [">secret" if rule.startswith("#") else rule for rule in rules]
             self.server.client.execute_command("ACL", "SETUSER", name, *given)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
-from tunemq_scheduler.security.role_rights import lacking, role_of
+from tunemq_scheduler.security.role_rights import lacking, may_write_the_lease, role_of
 from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisRefusesWrites
 from tunemq_scheduler.transport.redis.redis_memory import PROBE
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
-from tunemq_shared.broker import redis_dangers
+from tunemq_shared.broker import redis_dangers, redis_keys
 from tunemq_shared.broker.redis_address import RedisAddress, parse_address
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 from tunemq_shared.broker.redis_release import RedisRelease, release_in_hello, release_in_info
@@ -25,6 +25,8 @@ EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "red
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
 
 _KEEPS_ALL: Final = "noeviction"
+#: From this version on, of Redis and of Valkey, a user may have the right to read a key only.
+_READ_ONLY_KEYS: Final = (7,)
 #: Which queues take commands for Celery workers: each worker's, as long as it has not taken leave.
 _PIDBOX: Final = "_kombu.binding.celery.pidbox"
 #: Kombu's mark between the parts of a binding.
@@ -73,7 +75,7 @@ def probe(url: str) -> list[Finding]:
             _check_eviction(address, told),
             _check_aof(address, told),
             _check_writes(address, line),
-            _check_rights(address, line),
+            _check_rights(address, line, _release(line, told)),
             _check_remote_control(address, line),
         ]
     finally:
@@ -170,7 +172,7 @@ def _check_lua(address: RedisAddress, release: RedisRelease) -> Finding:
     )
 
 
-def _check_rights(address: RedisAddress, line: RedisConnection) -> Finding:
+def _check_rights(address: RedisAddress, line: RedisConnection, release: RedisRelease) -> Finding:
     if address.is_default_user:  # what that means stands above
         return ok(RIGHTS, "it is the default user, see redis-default-user")
     role = role_of(address.user)
@@ -181,6 +183,13 @@ def _check_rights(address: RedisAddress, line: RedisConnection) -> Finding:
             f" {', '.join(lacks)}.",
             f"{LACKS_RIGHTS}: redis-cli ACL SETUSER {address.user}"
             f" {' '.join(f'+{command}' for command in lacks)}, or ACL LOAD.",
+        )
+    if release.number >= _READ_ONLY_KEYS and may_write_the_lease(line, role):
+        return warning(
+            RIGHTS,
+            f"{address.user!r} may write {redis_keys.SCHEDULER} in Redis at {address}, which a"
+            f" {role} only reads: a forged one keeps schedulers from starting.",
+            "load deploy/redis/users.acl of this version (its %R~KEY needs Redis 7).",
         )
     if _asked(line, "CONFIG", "GET", "maxmemory-policy") is None:
         return ok(RIGHTS, f"{address.user!r} has the rights of a {role}, and may not administer it")

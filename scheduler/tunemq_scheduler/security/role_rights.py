@@ -103,6 +103,17 @@ def lacking(line: RedisConnection, role: str) -> list[str]:
     return found
 
 
+def may_write_the_lease(line: RedisConnection, role: str) -> bool:
+    """Whether a role that only reads the scheduler's lease may write it, too.
+
+    Raises:
+        WireUnavailable: Redis went away.
+    """
+    # To a key of another type nothing is added.
+    probe = ("XADD", redis_keys.SCHEDULER, "NOMKSTREAM", "*", "f", "")
+    return role in {"worker", "submitter"} and _may(line, probe)
+
+
 def role_of(user: str) -> str:
     """The role of a user, by its name; a user of another name is taken for the scheduler's."""
     return user if user in _TRIED else SCHEDULER
