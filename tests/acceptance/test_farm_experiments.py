@@ -239,7 +239,7 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
     found = json.loads((farm.folder / "executed" / "found.json").read_text())
     assert _PASSWORD not in json.dumps(found)
     assert str(urlsplit(farm.url).port) not in found["own sockets"]
-    assert {name for name, text in found.items() if text.startswith("rejected")} >= {
+    assert {name for name, text in found.items() if text.startswith("refused")} >= {
         f"{name} of {whose}"
         for name in ("environ", "mem", "fd")
         for whose in ("forkserver", "supervisor")

@@ -25,9 +25,9 @@ def test_each_kind_and_reason_is_counted_by_itself():
         rejections.add(kind, reason, "It was refused.")
     rejections.add("events", "repeated")
     assert rejections.counts() == (
+        RejectionCount("command", "altered", 2),
         RejectionCount("events", "repeated", 1),
         RejectionCount("registration", "unsigned", 1),
-        RejectionCount("command", "altered", 2),
     )
 
 
