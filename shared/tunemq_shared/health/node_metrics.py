@@ -1,12 +1,16 @@
-"""What a node says of its machine, beside its lease: for people, and for no decision."""
+"""What a node says of its machine, beside its lease.
+
+It is for people. One decision follows from it: no trial begins on a node whose disk takes none.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.message_limits import (
     MOST_LIBRARIES,
@@ -16,6 +20,11 @@ from tunemq_shared.protocol.message_limits import (
     is_possible,
 )
 from tunemq_shared.protocol.messages import Message
+
+#: With less nobody can work: a checkpoint and a journal want room at the same time.
+FULL_BYTES: Final = 256 * 2**20
+#: With fewer files that can be made, a search with a few hundred trials fails.
+FEW_INODES: Final = 1000
 
 
 class GpuMetrics(Message, frozen=True):
@@ -50,7 +59,9 @@ class NodeMetrics(Message, frozen=True):
     """How a node's machine is; None where it does not say.
 
     ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
-    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes. ``trial_processes`` are
+    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes, ``disk_free_inodes`` how
+    many more files can be made there. ``disk_problem``: why none can be made in its working folder
+    or its cache now; empty while one can. ``trial_processes`` are
     processes of trials, ``outbox`` the bytes that it has said and nobody has journalled yet,
     ``cache`` those of its copies of checkpoints. ``clock`` is the Unix time there when it said
     this. ``rejected``: how many messages it refused, by kind and reason with a colon between;
@@ -74,6 +85,20 @@ class NodeMetrics(Message, frozen=True):
     )
     number: int = 0
     store: StoreTraffic = StoreTraffic()
+    disk_free_inodes: float | None = None
+    disk_problem: Line = ""
+
+    @property
+    def why_no_trial(self) -> str:
+        """Why no trial is to begin there, for its disk; empty where the disk takes one."""
+        if self.disk_problem:
+            return self.disk_problem
+        free, inodes = self.disk_free, self.disk_free_inodes
+        if free is not None and free < FULL_BYTES:
+            return f"the disk is full: {show_bytes(int(free))} are free where its working folder is"
+        if inodes is not None and inodes < FEW_INODES:
+            return f"the disk of its working folder has inodes for {inodes:.0f} more files only"
+        return ""
 
 
 def decode_node_metrics(data: bytes) -> NodeMetrics:
@@ -88,6 +113,7 @@ def decode_node_metrics(data: bytes) -> NodeMetrics:
         node_metrics.memory_free,
         node_metrics.disk_free,
         node_metrics.disk_size,
+        node_metrics.disk_free_inodes,
         node_metrics.trial_processes,
         node_metrics.outbox,
         node_metrics.cache,

@@ -62,7 +62,7 @@ from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.system.trial_user import UserAccount, act_for
 from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.dependencies import DependencyFetcher
-from tunemq_workers.trials.local_start_order import parse_allowed, trial_variables
+from tunemq_workers.trials.local_start_order import BLOBS, parse_allowed, trial_variables
 from tunemq_workers.trials.trial_files import TrialFiles
 from tunemq_workers.work_folder import LogCaps
 
@@ -159,7 +159,7 @@ def run_node(
     meter = GpuMeter(gpus.gpus)
     availability, gpu_metrics = _keep(gpus, reactor, meter, locks)
     watch = (
-        _watch_machine(registration, folder, gpu_metrics, signing.rejected)
+        _watch_machine(registration, folder, cache, gpu_metrics, signing.rejected)
         if options.farm
         else None
     )
@@ -234,6 +234,7 @@ def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHo
 def _watch_machine(
     registration: NodeRegistration,
     folder: str,
+    cache: str,
     gpu_metrics: Callable[[], tuple[GpuMetrics, ...]],
     rejected: RejectionCounter,
 ) -> MachineWatch:
@@ -244,7 +245,8 @@ def _watch_machine(
         {"cloudpickle": registration.cloudpickle},
         tuple(gpu.uuid for gpu in registration.gpus),
     )
-    watch = MachineWatch(interpreters.our_version(), folder, gpu_metrics, about, rejected)
+    folders = os.path.join(folder, BLOBS), cache
+    watch = MachineWatch(interpreters.our_version(), folder, gpu_metrics, about, rejected, folders)
     watch.start()
     return watch
 

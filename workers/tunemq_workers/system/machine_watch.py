@@ -5,23 +5,29 @@ A disk may make who asks wait for ever. What was seen last is said then.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import encode
 from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.system.write_probe import write_probe
 from tunemq_workers.system import machine
 from tunemq_workers.system.library_versions import installed_versions
 
 _PERIOD_S: Final = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class MachineWatch:
@@ -33,6 +39,7 @@ class MachineWatch:
         gpus: says what those do that it offers, and never waits.
         about: who the node is; what is installed is looked up.
         refused: what it refused.
+        folders: of trials, in which files have to be made.
     """
 
     def __init__(
@@ -42,11 +49,13 @@ class MachineWatch:
         gpus: Callable[[], tuple[GpuMetrics, ...]] = tuple,
         about: NodeDescription | None = None,
         rejected: RejectionCounter | None = None,
+        folders: Iterable[str] = (),
     ) -> None:
         #: Set by the node's loop.
         self.trial_processes = self.outbox = self.cache = 0
         self.store = StoreTraffic()
         self._folder, self._gpus = folder, gpus
+        self._folders = tuple(folders)
         self._about = about
         self._rejected = RejectionCounter() if rejected is None else rejected
         self._number = 0
@@ -90,11 +99,16 @@ class MachineWatch:
                 return
 
     def _look(self) -> None:
-        disk_free = disk_size = None
+        disk_free = disk_size = disk_free_inodes = None
         with suppress(OSError):
             disk = os.statvfs(self._folder)
             disk_free = float(disk.f_bavail * disk.f_frsize)
             disk_size = float(disk.f_blocks * disk.f_frsize)
+            # Some file systems, such as btrfs, have as many as they like, and say 0.
+            disk_free_inodes = float(disk.f_favail) if disk.f_files else None
+        disk_problem = next(filter(None, map(_problem_of, self._folders)), "")
+        if disk_problem != self._seen.disk_problem:
+            _log.warning("disk.problem problem=%r", disk_problem)
         self._seen = NodeMetrics(
             self._seen.version,
             load=os.getloadavg()[0],
@@ -102,4 +116,18 @@ class MachineWatch:
             disk_free=disk_free,
             disk_size=disk_size,
             about=self._about,
+            disk_free_inodes=disk_free_inodes,
+            disk_problem=disk_problem,
         )
+
+
+def _problem_of(folder: str) -> str:
+    """Why no file can be made in a folder, or in what is above it where it is yet to be made."""
+    while not os.path.exists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    try:
+        # Not with its way to the disk: every few seconds that would slow down what trials write.
+        write_probe(folder, sync=False)
+    except OSError as error:
+        return encodable(f"{error.strerror}: no file can be made in {folder}")[:LINE_CHARACTERS]
+    return ""

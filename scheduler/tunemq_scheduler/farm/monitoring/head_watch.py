@@ -14,10 +14,10 @@ from typing import Final
 
 from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState, HeadSnapshot
 from tunemq_scheduler.security.certificates import certificates_of
-from tunemq_scheduler.security.doctor.disk_checks import write_probe
 from tunemq_scheduler.storage.folders import BACKUP_NOTE
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.system.write_probe import write_probe
 
 _DISKS_EVERY_S: Final = 10.0
 _CERTIFICATES_EVERY_S: Final = 600.0

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from typing import Final
 
 from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.health.node_metrics import FEW_INODES, FULL_BYTES
+from tunemq_shared.system.write_probe import write_probe
 
-#: With less nobody can work: a checkpoint and a journal want room at the same time.
-_FULL_BYTES: Final = 256 * 2**20
 #: Below both it will soon be full.
 _SCARCE_BYTES: Final = 10 * 2**30
 _SCARCE_SHARE: Final = 0.05
-#: With fewer files that can be made, a search with a few hundred trials fails.
-_FEW_INODES: Final = 1000
-_FIX: Final = (
+MAKE_ROOM: Final = (
     "remove what is not needed there (du -xh --max-depth=2 says what it is), such as searches that"
     " are over: tunemq rm --files NAME; or use another disk: tunemq scheduler --results DIR, tunemq"
     " worker --workdir DIR"
@@ -63,11 +60,11 @@ def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False)
     found = judge_disk(check, named, free, size)
     if found.level is FindingLevel.PROBLEM:
         return found
-    if disk.f_files and disk.f_favail < _FEW_INODES:
+    if disk.f_files and disk.f_favail < FEW_INODES:
         return problem(
             check,
             f"{named}: the file system has inodes for {disk.f_favail} more files only",
-            f"df -i {place}; du --inodes -xh --max-depth=2 says where the files are. {_FIX}",
+            f"df -i {place}; du --inodes -xh --max-depth=2 says where the files are. {MAKE_ROOM}",
         )
     try:
         write_probe(place)
@@ -99,20 +96,6 @@ def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False)
     return found
 
 
-def write_probe(folder: str) -> None:
-    """Write a file in a folder, with all its way to the disk, and remove it.
-
-    The file has no name where the file system can do that, so that nobody meets it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"probe")
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def judge_disk(check: str, what: str, free: float, size: float | None) -> Finding:
     """What so many free bytes mean.
 
@@ -122,8 +105,8 @@ def judge_disk(check: str, what: str, free: float, size: float | None) -> Findin
     """
     of = f" of {show_bytes(int(size))}" if size else ""
     room = f"{what}: {show_bytes(int(free))}{of} are free"
-    if free < _FULL_BYTES:
-        return problem(check, f"{room}: the disk is full", _FIX)
+    if free < FULL_BYTES:
+        return problem(check, f"{room}: the disk is full", MAKE_ROOM)
     if size and free < min(_SCARCE_BYTES, _SCARCE_SHARE * size):
-        return warning(check, f"{room}: the disk is nearly full", _FIX)
+        return warning(check, f"{room}: the disk is nearly full", MAKE_ROOM)
     return ok(check, room)

@@ -17,10 +17,11 @@ import cloudpickle
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import FarmDescription
-from tunemq_scheduler.security.doctor.disk_checks import judge_disk
+from tunemq_scheduler.security.doctor.disk_checks import MAKE_ROOM, judge_disk
 from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.reports import check_node_reports
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_shared.base.safe_text import harmless
 
 #: Clocks that differ by less: a network and a busy machine do that.
 _DIFFERS_S: Final = 5.0
@@ -32,6 +33,11 @@ _NAMED: Final = 5
 _PICKLER: Final = "cloudpickle"
 #: CVE-2025-32434 and CVE-2026-24747: until then a checkpoint could run code with `weights_only`.
 _SAFE_TORCH: Final = (2, 10)
+_NODE_DISK_FIX: Final = (
+    "look at the folders of its --workdir and --cache on its machine (df -h; df -i; ls -ld; findmnt"
+    " -T): mount for writing, or give its user the right to write; the node gets trials again by"
+    f" itself. Where it is full, {MAKE_ROOM}"
+)
 
 
 class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,14 +219,18 @@ def check_gpus(nodes: Iterable[NodeReport]) -> list[Finding]:
 def check_disks(nodes: Iterable[NodeReport]) -> list[Finding]:
     """Whether nodes have room for what trials write."""
     found = [
-        judge_disk(
+        problem(
+            "node-disk", f"no trial begins on node {node.name}: {harmless(why)}", _NODE_DISK_FIX
+        )
+        if (why := node.node_metrics.why_no_trial)
+        else judge_disk(
             "node-disk",
             f"the working folder of node {node.name}",
-            free,
+            node.node_metrics.disk_free or 0.0,
             node.node_metrics.disk_size,
         )
         for node in nodes
-        if (free := node.node_metrics.disk_free) is not None
+        if node.node_metrics.why_no_trial or node.node_metrics.disk_free is not None
     ]
     bad = [one for one in found if one.fix]
     return bad or [ok("node-disk", "every node has room")]

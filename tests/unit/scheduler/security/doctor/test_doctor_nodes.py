@@ -15,6 +15,7 @@ from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.node_checks import (
     RequiredVersions,
     check_clocks,
+    check_disks,
     check_gpus,
     check_libraries,
     check_nodes,
@@ -35,10 +36,19 @@ def node(
     ahead: float | None = 0.0,
     gpus: tuple[str, ...] = (),
     free: float | None = 1e12,
+    inodes: float | None = None,
+    disk_problem: str = "",
     **libraries: str,
 ) -> NodeReport:
     about = NodeDescription(name, f"{name}.lan", python, {"cloudpickle": "3.1", **libraries}, gpus)
-    node_metrics = NodeMetrics(tunemq, disk_free=free, disk_size=2e12, about=about)
+    node_metrics = NodeMetrics(
+        tunemq,
+        disk_free=free,
+        disk_size=2e12,
+        disk_free_inodes=inodes,
+        disk_problem=disk_problem,
+        about=about,
+    )
     return NodeReport(instance_id or f"i-{name}", node_metrics, ahead)
 
 
@@ -176,6 +186,25 @@ def test_how_far_a_clock_is_off_is_said_in_its_own_size():
 )
 def test_how_much_room_is_enough(free: float, size: float | None, level: FindingLevel):
     assert judge_disk("disk", "the disk", free, size).level is level
+
+
+@pytest.mark.parametrize(
+    ("free", "inodes", "disk_problem", "told"),
+    [
+        (1e12, 5e6, "/w/blobs: Read-only file system", "/w/blobs: Read-only file system"),
+        (None, None, "/w/blobs: Permission denied", "/w/blobs: Permission denied"),
+        (1e12, 12.0, "", "inodes for 12 more files only"),
+        (1e6, None, "", "the disk is full: 977 KiB are free"),
+    ],
+)
+def test_a_node_whose_disk_takes_no_trial_is_a_problem(
+    free: float | None, inodes: float | None, disk_problem: str, told: str
+):
+    bad = node("b", free=free, inodes=inodes, disk_problem=disk_problem)
+    (finding,) = check_disks([node("a", inodes=5e6), bad])
+    assert (finding.check, finding.level) == ("node-disk", FindingLevel.PROBLEM)
+    assert finding.what.startswith("no trial begins on node b: ")
+    assert told in finding.what
 
 
 def test_a_folder_that_is_not_there_yet_is_looked_for_above(tmp_path):
