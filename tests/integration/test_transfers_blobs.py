@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -67,6 +68,37 @@ def test_what_is_missing_is_not_asked_for_again(store, tmp_path, is_bundle):
     assert isinstance(failed, TransferFailed)
     assert failed.is_corrupt
     assert os.listdir(tmp_path / "node") == []
+
+
+@pytest.mark.parametrize("is_bundle", [False, True])
+@pytest.mark.parametrize(
+    ("number", "is_disk"),
+    [
+        (errno.ENOSPC, True),
+        (errno.EDQUOT, True),
+        (errno.EROFS, True),
+        (errno.EACCES, True),
+        (errno.EIO, False),
+    ],
+)
+def test_a_disk_that_takes_no_file_is_told_from_a_store(
+    store, tmp_path, monkeypatch, is_bundle, number, is_disk
+):
+    (tmp_path / "train.py").write_text("VALUE = 1\n")
+    with open_blobs(store) as blobs:
+        ref = bundle(tmp_path / "train.py", blobs)
+    make = Path.mkdir
+
+    def refuse(path: Path, *how: object, **named: object) -> None:
+        if path == tmp_path / "node":
+            raise OSError(number, os.strerror(number))
+        make(path, *how, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    failed = perform(FetchBlob(ref, str(tmp_path / "node"), is_bundle, 9.0))
+    assert isinstance(failed, TransferFailed)
+    assert (failed.is_disk, failed.is_corrupt) == (is_disk, False)
+    assert os.strerror(number) in failed.reason
 
 
 def test_what_is_no_bundle_is_refused(store, tmp_path):

@@ -1,13 +1,14 @@
 """What a failure is, and what follows from it: of which budget, and whether the trial goes on.
 
-A class of failures belongs to one of four budgets:
+A class of failures belongs to one of five budgets:
 
 * `FAILURES`: `max_failures` bounds how many a trial may have in all;
 * `IN_A_ROW`: bounded for each class of its own, counted anew after each new result. Such failures
   come from the surroundings of a trial, and one that gets on in between is not what is wrong;
 * `NODES`: losses of the node or of its forkserver, of which `max_node_losses` bounds how many in a
   row while no other trial was there (`failure_events`); more than that make the trial *poison*;
-* `NEVER`: a further try would end in the same way.
+* `NEVER`: a further try would end in the same way;
+* `UNCOUNTED`: the fault is the node's alone, and the trial is tried for ever.
 
 Two things come before these: a line of its output that, by a log policy, means that a trial is not
 tried again, or not on that node; and a GPU's memory that was too little while others had parts of
@@ -35,6 +36,7 @@ FAILURES: Final = "failures"
 IN_A_ROW: Final = "in a row"
 NODES: Final = "nodes"
 NEVER: Final = "never"
+UNCOUNTED: Final = "uncounted"
 
 
 class FailureClass(msgspec.Struct, frozen=True):
@@ -84,6 +86,7 @@ _ALL: Final = (
     ),
     FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
     FailureClass("fetch", IN_A_ROW, "code not on its node", _FETCH_FIX, blames_node=True),
+    FailureClass("disk", UNCOUNTED, "full or read-only disk of its node", blames_node=True),
     FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
     FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
     FailureClass(
@@ -144,6 +147,10 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Retr
     if budget == NEVER:
         return RetryDecision(
             is_retried=False, told="not tried again, for that would change nothing"
+        )
+    if budget == UNCOUNTED:
+        return RetryDecision(
+            is_retried=True, told="not counted, for the fault is the disk of its node"
         )
     if budget == FAILURES:
         number = sum(

@@ -35,6 +35,7 @@ KINDS: Final = (
     "start",
     "forkserver",
     "fetch",
+    "disk",
     "storage",
     "restore",
 )

@@ -165,14 +165,14 @@ class TrialFailed(Message, frozen=True, tag="failed"):
 
     ``kind`` is one of ``user`` (its code), ``metric`` (what it reported, or what else its process
     sent), ``load`` (its code or parameters could not be loaded), ``fetch`` (its node could not read
-    them in the store), ``start`` (its node could not start a process for it), ``restore`` (its
-    checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the store that has it
-    is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
-    (a GPU's), ``processes`` (more than it may have), ``time_limit`` (a step took longer than it
-    may), ``trial_limit`` (the trial's own time is used up), ``stalled`` (no report for longer than
-    it may), ``forkserver`` (its node lost the process that it forks trials from). ``output`` is the
-    end of what it printed, for people. ``is_shared``, of a ``forkserver``: other trials, of
-    whatever experiment, were on that node.
+    them in the store), ``disk`` (its node's own disk did not take them), ``start`` (its node could
+    not start a process for it), ``restore`` (its checkpoints are damaged), ``storage`` (a
+    checkpoint could not be kept, or the store that has it is away), ``memory`` (more than its
+    limit, or the machine's), ``cuda_memory`` (a GPU's), ``processes`` (more than it may have),
+    ``time_limit`` (a step took longer than it may), ``trial_limit`` (the trial's own time is used
+    up), ``stalled`` (no report for longer than it may), ``forkserver`` (its node lost the process
+    that it forks trials from). ``output`` is the end of what it printed, for people. ``is_shared``,
+    of a ``forkserver``: other trials, of whatever experiment, were on that node.
     """
 
     trial: str

@@ -74,6 +74,7 @@ class TransferService(Protocol):
         on_done: Callable[[UploadResult | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
+        on_disk_failed: Callable[[str], None] | None = None,
     ) -> int:
         """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
         ...

@@ -121,12 +121,13 @@ class TransferFailed(msgspec.Struct, frozen=True, tag="failed"):
     """Answer: the transfer ended without success, and nothing of it goes on.
 
     ``is_corrupt``: what was to be read is damaged or missing there, so that trying again is of no
-    use.
+    use. ``is_disk``: this machine's own disk does not take it, and the store is not at fault.
     """
 
     id: int
     reason: str
     is_corrupt: bool = False
+    is_disk: bool = False
 
 
 class TransferRetrying(msgspec.Struct, frozen=True, tag="trouble"):

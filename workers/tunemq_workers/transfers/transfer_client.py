@@ -59,6 +59,7 @@ class _Listener:
     on_done: Callable[[UploadResult | None], None]
     on_failed: Callable[[str, bool], None]
     on_trouble: Callable[[str], None]
+    on_disk_failed: Callable[[str], None] | None = None
     timer: Timer | None = None
     is_late: bool = False
 
@@ -92,8 +93,9 @@ class TransferClient:
     call that ordered the transfer has returned; after that nothing of the transfer goes on, unless
     others wait for it too. ``on_done`` takes what an upload came to, None for others. ``on_failed``
     takes the reason and whether the checkpoint is damaged or missing where it was to be read, so
-    that trying again is of no use. ``on_trouble`` takes why the transfer does not go on, for people
-    to read, and an empty text when it does again.
+    that trying again is of no use; ``on_disk_failed``, where it is given, is called instead of it
+    if this machine's own disk does not take what is fetched. ``on_trouble`` takes why the transfer
+    does not go on, for people to read, and an empty text when it does again.
 
     Args:
         reactor: calls back.
@@ -144,6 +146,7 @@ class TransferClient:
         on_done: Callable[[UploadResult | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
+        on_disk_failed: Callable[[str], None] | None = None,
     ) -> int:
         """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
         target = _target(transfer)
@@ -155,7 +158,7 @@ class TransferClient:
                 self._fetched[target] = job
             self._begin(job)
         number, timeout_s = next(self._ids), transfer.timeout_s
-        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble)
+        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble, on_disk_failed)
         listener.timer = self._reactor.after(timeout_s, partial(self._time_is_over, listener))
         self._listeners[number] = listener
         job.listeners.append(listener)
@@ -253,13 +256,20 @@ class TransferClient:
                 else:
                     self._forget(job)
                     self._finish(job.listeners, lambda listener: listener.on_done(uploaded))
-            case TransferFailed(_, reason, is_corrupt):
+            case TransferFailed(_, reason, is_corrupt, is_disk):
                 job.is_begun = False
                 if job.is_abandoned and not is_corrupt:
                     self._over(job)
                 else:
                     self._forget(job)
-                    self._finish(job.listeners, lambda who: who.on_failed(reason, is_corrupt))
+                    self._finish(
+                        job.listeners,
+                        lambda who: (
+                            who.on_disk_failed(reason)
+                            if is_disk and who.on_disk_failed is not None
+                            else who.on_failed(reason, is_corrupt)
+                        ),
+                    )
 
     def _over(self, job: _Job) -> None:
         """Nothing of it goes on. Those whose time is over are told; for others it begins anew."""

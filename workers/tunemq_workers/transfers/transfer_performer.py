@@ -7,6 +7,7 @@ search found it usable when it began, so somebody may mend the keys, the policy 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import math
@@ -64,6 +65,8 @@ _TELL_EVERY_S: Final = 10.0
 
 #: After these another try would end the same.
 _OF_NO_USE: Final = (CheckpointCorrupt, BlobCorrupt, NoSuchObject)
+#: What a disk says that is full, read-only or closed to us.
+_DISK_REFUSES: Final = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS})
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -189,7 +192,9 @@ class TransferPerformer:
                 exc_info=None if is_expected else problem,
             )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
-            answer = TransferFailed(number, encodable(reason), isinstance(problem, _OF_NO_USE))
+            answer = TransferFailed(
+                number, encodable(reason), isinstance(problem, _OF_NO_USE), _is_of_disk(problem)
+            )
         else:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
@@ -336,3 +341,10 @@ def _whole_base(upload: UploadCheckpoint) -> Path | None:
         return base
     _log.warning("transfer.base_damaged path=%s found=%r", base, found)
     return None
+
+
+def _is_of_disk(problem: Exception) -> bool:
+    """Whether this machine's own disk refused; a store that fails is `StoreUnavailable`."""
+    cause = problem.__cause__
+    is_store = isinstance(problem, StoreUnavailable)
+    return not is_store and isinstance(cause, OSError) and cause.errno in _DISK_REFUSES

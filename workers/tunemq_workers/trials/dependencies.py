@@ -100,14 +100,14 @@ class DependencyFetcher:
         key: AttemptId,
         start: TrialSpec,
         on_there: Callable[[], None],
-        on_failed: Callable[[str], None],
+        on_failed: Callable[[str, str], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         """Get what is missing for a trial; one that waits already goes on waiting.
 
         Args:
             on_there: called when all is there, and never before this has returned.
-            on_failed: called instead, with the reason.
+            on_failed: called instead, with the reason and the kind of the failure.
             on_trouble: takes why it does not go on, and an empty text when it does.
         """
         if key in self._arrivals:
@@ -123,16 +123,26 @@ class DependencyFetcher:
                 del self._arrivals[key]
                 on_there()
 
-        def failed(need: _RequiredBlob, reason: str, _is_corrupt: bool) -> None:
+        def fail(need: _RequiredBlob, reason: str, kind: str) -> None:
             self._leave(key)
-            on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}")
+            on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}", kind)
+
+        def failed(need: _RequiredBlob, reason: str, _is_corrupt: bool) -> None:
+            fail(need, reason, "fetch")
+
+        def disk_failed(need: _RequiredBlob, reason: str) -> None:
+            fail(need, reason, "disk")
 
         for need in missing:
             folder = os.path.dirname(self._path(need))
             fetch = FetchBlob(need.ref, folder, need.is_bundle, start.sync_timeout_s)
             _log.info("blob.wanted blob=%s store=%s", need.ref.sha256, need.ref.store)
             number = self._transfers.start(
-                fetch, partial(there, need), partial(failed, need), on_trouble
+                fetch,
+                partial(there, need),
+                partial(failed, need),
+                on_trouble,
+                partial(disk_failed, need),
             )
             arrival.transfers.append(number)
 

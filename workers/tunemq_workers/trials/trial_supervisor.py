@@ -518,9 +518,9 @@ class TrialSupervisor:
     def _fetch(self, key: AttemptId, start: TrialSpec) -> None:
         """Get what is missing for a trial; its host comes when all is there."""
 
-        def failed(reason: str) -> None:
+        def failed(reason: str, kind: str) -> None:
             self._will_not_start(key)
-            self._trial_events.not_started(key, start.events_key, reason, "fetch")
+            self._trial_events.not_started(key, start.events_key, reason, kind)
             self._trial_events.freed(key, start.events_key)
 
         def has_trouble(reason: str) -> None:

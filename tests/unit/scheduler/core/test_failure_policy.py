@@ -55,6 +55,7 @@ def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_
     stated = {
         *COUNTED,
         "fetch",
+        "disk",
         "restore",
         "storage",
         "cuda_memory",
@@ -110,6 +111,13 @@ def test_a_checkpoint_not_kept_and_one_not_restored_are_counted_apart_and_not_as
     assert tries.fail_once("user").told == "failure 1 of at most 1"
 
 
+def test_a_failure_by_the_nodes_own_disk_never_counts_against_the_trial() -> None:
+    tries = Tries(max_failures=0, max_storage_failures=0)
+    told = {(one.retried, one.told) for one in (tries.fail_once("disk") for _ in range(5))}
+    assert told == {(True, "not counted, for the fault is the disk of its node")}
+    assert tries.fail_once("user").told == "failure 1 of at most 1"
+
+
 def test_trial_whose_forkserver_died_is_tried_again_where_no_failure_is_allowed() -> None:
     tries = Tries(max_failures=0, max_node_losses=2)
     for number in (1, 2):
@@ -159,7 +167,7 @@ def test_with_minus_one_a_trial_is_tried_for_ever() -> None:
     assert record.told == "restore failure 10 in a row, and there may be any number"
 
 
-@pytest.mark.parametrize("kind", [*COUNTED, "fetch", "storage", "restore", "cuda_memory"])
+@pytest.mark.parametrize("kind", [*COUNTED, "fetch", "disk", "storage", "restore", "cuda_memory"])
 def test_without_a_new_result_the_pauses_grow_from_none_to_a_minute(kind: str) -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1, retry_cuda_memory=True)
     pauses = []

@@ -30,9 +30,9 @@ class FakeFetcher:
         self.asked = []
         self.under_way = {}
 
-    def start(self, fetch, on_done, on_failed, on_trouble):
+    def start(self, fetch, on_done, on_failed, on_trouble, on_disk_failed):
         self.asked.append(fetch)
-        self.under_way[len(self.asked)] = (fetch, on_done, on_failed, on_trouble)
+        self.under_way[len(self.asked)] = fetch, on_done, on_failed, on_trouble, on_disk_failed
         return len(self.asked)
 
     def cancel(self, number):
@@ -40,7 +40,7 @@ class FakeFetcher:
 
     def finish(self, sha256):
         for number in self._of(sha256):
-            fetch, on_done, _, _ = self.under_way.pop(number)
+            fetch, on_done, *_ = self.under_way.pop(number)
             path = os.path.join(fetch.folder, sha256)
             if fetch.is_bundle:
                 os.makedirs(path, exist_ok=True)
@@ -53,6 +53,10 @@ class FakeFetcher:
     def fail(self, sha256, reason, *, is_corrupt=False):
         for number in self._of(sha256):
             self.under_way.pop(number)[2](reason, is_corrupt)
+
+    def fail_by_disk(self, sha256, reason):
+        for number in self._of(sha256):
+            self.under_way.pop(number)[4](reason)
 
     def _of(self, sha256):
         return [n for n, (fetch, *_) in self.under_way.items() if fetch.blob.sha256 == sha256]
@@ -134,6 +138,16 @@ def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, 
     assert world.fetcher.under_way == {}
     world.supervisor.obey([order("a", begin(bundle=far("b")))])
     assert len(world.fetcher.asked) == 2, "it is over"
+
+
+def test_a_fetch_that_fails_by_the_nodes_own_disk_is_said_to_be_that(world):
+    world.supervisor.obey([order("a", begin(bundle=far("b")))])
+    world.fetcher.fail_by_disk("c", "No space left on device.")
+    failed, freed = world.events
+    assert (failed.trial, failed.kind) == ("a", "disk")
+    assert failed.error.endswith("s3://bucket/farm/blobs/c: No space left on device.")
+    assert freed == SlotFreed("a", 1)
+    assert world.fetcher.under_way == {}
 
 
 def test_a_store_that_makes_trials_wait_is_told_of(world):

@@ -78,7 +78,7 @@ class Farm(Story):
         return free == "bad.1"
 
 
-@pytest.mark.parametrize("kind", ["died", "start", "fetch", "storage", "restore"])
+@pytest.mark.parametrize("kind", ["died", "start", "fetch", "disk", "storage", "restore"])
 def test_f22_a_node_on_which_three_trials_in_a_row_fail_is_set_aside_for_a_minute(
     kind: str,
 ) -> None:
