@@ -31,7 +31,13 @@ SEARCHES: Final = {
     "FINISHED": "dark-green",
     "FAILED": RED,
 }
-NODES: Final = {"ready": GREEN, "draining": YELLOW, "drained": BLUE, "silent": RED}
+NODES: Final = {
+    "ready": GREEN,
+    "draining": YELLOW,
+    "drained": BLUE,
+    "set aside": GREY,
+    "silent": RED,
+}
 
 
 def _said(text: str, color: str) -> dict[str, Any]:

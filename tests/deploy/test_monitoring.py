@@ -65,7 +65,9 @@ EVERYTHING = FarmSnapshot(
                 total={"cpu": 1.0, "licence": 1.0},
                 gpus=(GpuRow(uuid="G", model="M", memory=1),),
             ),
-            NodeMetrics("1", 0.5, 1.0, 1.0, 1, 1, 1, (GpuMetrics("G", 0.5, 1),)),
+            NodeMetrics(
+                "1", 0.5, 1.0, 1.0, 1, 1, 1, (GpuMetrics("G", 0.5, 1),), disk_free_inodes=1.0
+            ),
             0.0,
         ),
     ),

@@ -200,7 +200,7 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
     """A node in a list.
 
     Attributes:
-        state: ready, draining, drained, silent or gone.
+        state: ready, draining, drained, set aside (its disk takes no trial), silent or gone.
         health: "ok", or what is wrong with it.
         total, used: cpu, gpu, memory and custom resources; a GPU that is withheld counts while a
             trial has it.

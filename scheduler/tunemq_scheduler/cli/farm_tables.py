@@ -29,7 +29,7 @@ from tunemq_shared.base.safe_text import harmless
 
 _STYLES: Final = {
     **dict.fromkeys(("RUNNING", "ready"), "cyan"),
-    **dict.fromkeys(("PAUSED", "STOPPING", "draining", "drained", "silent"), "yellow"),
+    **dict.fromkeys(("PAUSED", "STOPPING", "draining", "drained", "set aside", "silent"), "yellow"),
     **dict.fromkeys(("QUEUED", "PENDING", "STOPPED", "gone"), "bright_black"),
     **dict.fromkeys(("FINISHED", "TERMINATED"), "green"),
     **dict.fromkeys(("FAILED", "ERROR"), "red"),

@@ -124,7 +124,7 @@ class FakeNodeControl:
         self.troubles: list[str] = []
         self.told: list[tuple[str, ...]] = []
 
-    def store_troubles(self) -> Iterator[str]:
+    def troubles(self) -> Iterator[str]:
         yield from self.troubles
 
     def rows(self) -> tuple[a.NodeRow, ...]:

@@ -28,7 +28,7 @@ _RESOURCES: Final = {
     "gpu": ("gpus", "gpus_used", "GPUs"),
     "memory": ("memory_bytes", "memory_used_bytes", "Bytes of memory"),
 }
-_NODE_STATES: Final = ("ready", "draining", "drained", "silent")
+_NODE_STATES: Final = ("ready", "draining", "drained", "set aside", "silent")
 #: Of each node, by the name of the metric; None where a node does not say.
 _OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]] = {
     "trials": ("Trials that a node is to host.", lambda node: node.row.trials),
@@ -50,6 +50,14 @@ _OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]
     "disk_free_bytes": (
         "What is left of the disk of a node's working folder.",
         lambda node: node.node_metrics.disk_free,
+    ),
+    "disk_free_inodes": (
+        "How many more files the disk of a node's working folder has inodes for.",
+        lambda node: node.node_metrics.disk_free_inodes,
+    ),
+    "disk_unwritable": (
+        "1 while no file can be made in a node's working folder or cache.",
+        lambda node: float(bool(node.node_metrics.disk_problem)),
     ),
 }
 _OF_OWNER: Final[Mapping[str, tuple[str, str, Callable[[OwnerAccount], float]]]] = {

@@ -87,8 +87,8 @@ class ExperimentControl(Protocol):
 class NodeControl(Protocol):
     """The nodes as the supervisor knows them."""
 
-    def store_troubles(self) -> Iterator[str]:
-        """Which nodes get no answer from an object store, in lines for people."""
+    def troubles(self) -> Iterator[str]:
+        """Which nodes are set aside, or get no answer from an object store, in lines for people."""
 
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
@@ -293,13 +293,15 @@ class FarmApi:
         entry = self._entry(request.name)
         if self._experiments.has(entry.name):
             found = self._experiments.why(entry.name, request.trial)
-            troubles = tuple(islice(self._nodes.store_troubles(), _MOST_TROUBLES))
+            troubles = tuple(islice(self._nodes.troubles(), _MOST_TROUBLES))
 
-            def with_stores(why: a.Explanation) -> a.Explanation:
+            def with_troubles(why: a.Explanation) -> a.Explanation:
                 return msgspec.structs.replace(why, lines=(*why.lines, *troubles))
 
             return (
-                found.then(with_stores) if isinstance(found, DeferredAnswer) else with_stores(found)
+                found.then(with_troubles)
+                if isinstance(found, DeferredAnswer)
+                else with_troubles(found)
             )
         if request.trial:
             self._experiments.log(entry.name, request.trial)

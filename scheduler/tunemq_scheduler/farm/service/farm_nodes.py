@@ -27,6 +27,8 @@ from tunemq_shared.protocol import messages as m
 
 #: The stream of the farm itself, into which no node ever writes.
 EVENTS_KEY: Final = names.events("farm")
+#: The state of a node whose disk takes no trial.
+SET_ASIDE: Final = "set aside"
 #: How long what runs on a drained node gets to save.
 DRAIN_GRACE_S: Final = 60.0
 #: So much is told of what was refused; a node may say what it likes.
@@ -69,6 +71,8 @@ class FarmNodes:
         self._nodes: dict[str, _KnownNode] = {}
         #: The nodes that are to get nothing, and why, by name.
         self._asked = _read(path)
+        #: The incarnations that get nothing until their disk takes files again.
+        self._set_aside: set[str] = set()
 
     def turn(self) -> list[str]:
         """Take note of who came and went; returns the incarnations that will not come back."""
@@ -82,6 +86,7 @@ class FarmNodes:
                 case m.NodeLost():
                     if read_event.is_dead:
                         self._nodes.pop(read_event.instance_id, None)
+                        self._set_aside.discard(read_event.instance_id)
                         dead.append(read_event.instance_id)
                     self._allocator.node_lost(read_event.instance_id, is_dead=read_event.is_dead)
                 case m.NodeReturned():
@@ -91,6 +96,7 @@ class FarmNodes:
                 case _:
                     pass  # nobody reports to the farm itself
         self._client.settle()
+        self._judge_disks()
         return dead
 
     def name_of(self, instance_id: str) -> str:
@@ -132,9 +138,11 @@ class FarmNodes:
             for row in self.rows()
         )
 
-    def store_troubles(self) -> Iterator[str]:
-        """Which nodes get no answer from an object store, in lines for people."""
+    def troubles(self) -> Iterator[str]:
+        """Which nodes are set aside, or get no answer from an object store, in lines for people."""
         for state in self.states():
+            if state.row.state == SET_ASIDE:
+                yield f"node {state.row.node} is set aside: {state.row.health}"
             if line := state.node_metrics.store.shown(f"node {state.row.node}"):
                 yield line
 
@@ -167,6 +175,7 @@ class FarmNodes:
         self._keep({name: reason for name, reason in self._asked.items() if name != node})
         if instance_id not in self._nodes:
             return f"{node} is not there now; it takes trials when it comes"
+        self._set_aside.discard(instance_id)
         self._allocator.node_resumed(instance_id)
         return f"{node} takes trials again"
 
@@ -194,6 +203,8 @@ class FarmNodes:
         foreign = {gpu.uuid: gpu.foreign for gpu in node_metrics.gpus}
         is_idle = not allocation.held
         state = {"ready": "ready", "lost": "silent"}.get(allocation.state)
+        if state is None and allocation.node not in self._asked:
+            state = SET_ASIDE
         return NodeRow(
             node=allocation.node,
             instance_id=allocation.instance_id,
@@ -221,12 +232,28 @@ class FarmNodes:
             since=known.since if known is not None else 0.0,
         )
 
+    def _judge_disks(self) -> None:
+        """Place nothing on nodes whose disk takes no trial; what runs there goes on."""
+        for instance_id, known in self._nodes.items():
+            if known.about.node in self._asked:
+                continue
+            takes_none = bool(self._transport.node_metrics(instance_id).why_no_trial)
+            if takes_none and instance_id not in self._set_aside:
+                self._set_aside.add(instance_id)
+                self._allocator.node_drained(instance_id)
+            elif not takes_none and instance_id in self._set_aside:
+                self._set_aside.discard(instance_id)
+                self._allocator.node_resumed(instance_id)
+
     def _health(self, allocation: NodeAllocation) -> str:
         if allocation.state == "lost":
             return "not heard for longer than its lease"
         if allocation.node in self._asked:
             return self._asked[allocation.node]
-        store = self._transport.node_metrics(allocation.instance_id).store
+        node_metrics = self._transport.node_metrics(allocation.instance_id)
+        if node_metrics.why_no_trial:
+            return node_metrics.why_no_trial
+        store = node_metrics.store
         if store.failing_s:
             return f"store requests have been failing for {store.failing_s:.0f} s: tunemq doctor"
         if not allocation.withheld:

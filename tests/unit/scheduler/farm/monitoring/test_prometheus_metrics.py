@@ -55,6 +55,8 @@ NODE_METRICS = NodeMetrics(
     12,
     (GpuMetrics("GPU-a", 0.25, None),),
     store=StoreTraffic(9, 4, 512, 61.5, "away"),
+    disk_free_inodes=3e5,
+    disk_problem="/w/blobs: Read-only file system",
 )
 FARM = FarmSnapshot(
     at=100.0,
@@ -134,6 +136,8 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_node_load1{node=one}": 0.5,
         "tunemq_node_memory_available_bytes{node=one}": 6e9,
         "tunemq_node_disk_free_bytes{node=one}": 7e9,
+        "tunemq_node_disk_free_inodes{node=one}": 3e5,
+        "tunemq_node_disk_unwritable{node=one}": 1,
         "tunemq_gpu_held_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.5,
         "tunemq_gpu_busy_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.25,
         "tunemq_store_requests_total{node=}": 30,

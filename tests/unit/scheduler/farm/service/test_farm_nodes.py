@@ -27,13 +27,22 @@ class FakeTransport:
         self.read_events: list[m.Event] = []
         self.rejections = RejectionCounter()
         self.rejected: dict[str, int] = {}
+        self.disk_problem, self.disk_free = "", 1e12
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(take=self._take, settle=lambda: None)
 
     def node_metrics(self, _instance_id: str) -> NodeMetrics:
         gpus = (GpuMetrics("n-1", foreign="process 12 (python) holds 1 GiB"),)
-        return NodeMetrics(gpus=gpus, rejected=self.rejected)
+        return NodeMetrics(
+            gpus=gpus,
+            rejected=self.rejected,
+            disk_problem=self.disk_problem,
+            disk_free=self.disk_free,
+        )
+
+    def silence_s(self, _instance_id: str) -> float:
+        return 0.0
 
     def trial_count(self, _instance_id: str) -> int:
         return 0
@@ -97,6 +106,55 @@ def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
     nodes, _, _ = told(tmp_path, node("n", 2), withheld)
     nodes.drain("n", "drained by ann")
     assert row(nodes).health == "drained by ann"
+
+
+def is_offered(allocator: FairShareAllocator) -> bool:
+    """Whether a search that wants a slot gets one."""
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
+    return bool(allocator.offers())
+
+
+def test_a_node_whose_disk_takes_no_file_is_set_aside_until_it_does(tmp_path: Path):
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    transport.disk_problem = "/w/blobs: No space left on device"
+    nodes.turn()
+    assert row(nodes).state == "set aside"
+    assert row(nodes).health == "/w/blobs: No space left on device"
+    assert list(nodes.troubles()) == ["node n is set aside: /w/blobs: No space left on device"]
+    assert not is_offered(allocator)
+    transport.disk_problem = ""
+    nodes.turn()
+    assert (row(nodes).state, row(nodes).health) == ("ready", "ok")
+    assert list(nodes.troubles()) == []
+    assert is_offered(allocator)
+
+
+def test_a_node_with_little_room_is_set_aside(tmp_path: Path):
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    transport.disk_free = 2**28 - 1.0
+    nodes.turn()
+    assert row(nodes).health == "the disk is full: 256 MiB are free where its working folder is"
+    assert not is_offered(allocator)
+    transport.disk_free = 2.0**28
+    nodes.turn()
+    assert is_offered(allocator)
+
+
+def test_a_drained_node_stays_so_when_its_disk_takes_files_again(tmp_path: Path):
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    transport.disk_problem = "/w/blobs: Read-only file system"
+    nodes.turn()
+    nodes.drain("n", "drained by ann")
+    assert row(nodes).state == "drained"
+    transport.disk_problem = ""
+    nodes.turn()
+    assert (row(nodes).state, row(nodes).health) == ("drained", "drained by ann")
+    transport.disk_problem = "/w/blobs: Read-only file system"
+    nodes.resume("n")
+    nodes.turn()
+    assert (row(nodes).state, row(nodes).health) == ("set aside", transport.disk_problem)
+    assert not is_offered(allocator)
 
 
 def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
