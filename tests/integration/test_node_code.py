@@ -298,6 +298,7 @@ def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
     line = RedisConnection(server.url)
     line.connect()
     shown = tmp_path / "trial_0/stdout"
+    shown.parent.mkdir()  # by the loggers, before the trial begins
 
     def shows(text: str) -> bool:
         (reply,) = line.ask([files.asks()])
