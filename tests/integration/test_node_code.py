@@ -293,7 +293,7 @@ def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
     until = tmp_path / "until"
     config = {"until": str(until)}
     start = start_apart(scheduler, store, tmp_path / "a", print_and_draw, config=config)
-    scheduler.assign(node.instance_id, order("t", start))
+    scheduler.assign(node.instance_id, order("0", start))  # its folder is trial_0
     files = TrialOutputFiles(tmp_path, scheduler.key, SchedulerSigning().output)
     line = RedisConnection(server.url)
     line.connect()

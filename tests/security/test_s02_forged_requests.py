@@ -79,7 +79,7 @@ def asking(
 
 def reasons(api: ServedApi) -> set[str]:
     """Why requests were refused; one that is not answered at once comes again, and is done once."""
-    return {reason for _, reason, _ in api.refused} - {"repeated"}
+    return {reason for _, reason, _ in api.rejected} - {"repeated"}
 
 
 def captured(server: RedisServer) -> dict[bytes, bytes]:
@@ -130,7 +130,7 @@ def test_s02_what_is_not_signed_is_refused_with_what_to_do(api, server):
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
     assert api.queue.all() == []
-    assert {told[0] for told in api.refused} == {"request"}
+    assert {told[0] for told in api.rejected} == {"request"}
     assert reasons(api) == {"unsigned"}
 
 
@@ -179,7 +179,7 @@ def test_s02_an_altered_request_is_not_done(api, ada, server, name):
             redis_keys.REQUESTS, maxlen=0
         )  # whose ids grow on, in the same millisecond
         server.client.xadd(redis_keys.REQUESTS, {**fields, name.encode(): forged})
-    eventually(lambda: api.refused)
+    eventually(lambda: api.rejected)
     thread.join(60)
     assert [answer.name for answer in found] == ["exp"]  # sent again, as she meant it
     assert [(entry.name, entry.owner) for entry in api.queue.all()] == [("exp", "ada")]
@@ -194,10 +194,10 @@ def test_s02_an_altered_request_is_not_done(api, ada, server, name):
     )
 )
 def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(api, ada, server, fields):
-    before = len(api.refused)
+    before = len(api.rejected)
     server.client.xadd(redis_keys.REQUESTS, fields)
     assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
-    assert len(api.refused) == before + 1
+    assert len(api.rejected) == before + 1
     eventually(lambda: not server.client.xlen(redis_keys.REQUESTS))  # she may have asked twice
 
 
@@ -325,7 +325,7 @@ def test_keys_are_changed_while_requests_go_on_and_none_is_refused(api, server, 
     is_over.set()
     for thread in threads:
         thread.join(60)
-    assert (errors, api.refused) == ([], [])
+    assert (errors, api.rejected) == ([], [])
     assert signers[0] != signers[1] == signers[2]
 
 

@@ -166,7 +166,7 @@ def test_s16_requests_are_answered_after_a_key_of_another_type(server, tmp_path,
         api.announce(server.client)
         if key == redis_keys.REQUESTS:
             eventually(lambda: server.client.type(key) != b"string")
-            assert [one[:2] for one in api.refused] == [("key", "wrong_type")]
+            assert [one[:2] for one in api.rejected] == [("key", "wrong_type")]
         assert client.farm().store
 
 

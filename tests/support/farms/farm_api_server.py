@@ -181,7 +181,7 @@ class ServedApi:
         self.url, self.folder, self.term = url, folder, term
         self.keys = keys or LiveKeys.none()
         #: What was refused, by kind and reason, and what was told of it.
-        self.refused: list[tuple[str, str, str]] = []
+        self.rejected: list[tuple[str, str, str]] = []
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = FakeExperimentControl(folder), FakeNodeControl()
         farm = described(str(folder / "store"), "a test", str(folder))
@@ -192,7 +192,7 @@ class ServedApi:
             DoneRequests(folder / ".farm" / "requests"),
             lambda: term,
             self.keys,
-            lambda *refused: self.refused.append(refused),
+            lambda *rejected: self.rejected.append(rejected),
         )
         self.turns = 0
         #: Taken by whoever looks at or changes what the thread works with.
