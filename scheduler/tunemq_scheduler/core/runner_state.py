@@ -336,18 +336,21 @@ class RunnerState:
         return found
 
     def is_busy(self, key: str) -> bool:
-        """Whether a checkpoint with this key may be being written, is kept, or is of no trial here.
+        """Whether a checkpoint with this key may be being written, is kept, or is another run's.
 
-        What is of no trial here is somebody else's, who was given the same place at the same time.
+        Another search that was given the same place has other trials, and another run of this
+        search has attempts that this one did not give out.
         """
         folder = key.partition("/")[0]
         if self.book.is_writing(folder):
             return True
         parts = folder.split("_")
         trials = ("_".join(parts[place:]) for place in range(len(parts)))
-        known = [one for one in trials if one in self.live or one in self.finished]
-        kept = (kept.key for one in known for kept in self.summary(one).checkpoints)
-        return not known or key in kept
+        known = [self.summary(one) for one in trials if one in self.live or one in self.finished]
+        kept = (kept.key for one in known for kept in one.checkpoints)
+        attempt = key.rpartition("/checkpoint_")[2].partition("-")[0]
+        last = max((one.attempt for one in known), default=0)
+        return not known or key in kept or (attempt.isdecimal() and int(attempt) > last)
 
     def summary(self, trial: str) -> TrialSummary:
         """What is known of a trial, over or not.

@@ -397,6 +397,7 @@ def test_who_may_still_write_a_key_and_what_is_kept_are_told_apart_from_rubbish(
     assert story.runner.is_busy("train_a/checkpoint_1-000002"), "its upload is under way"
     story.commit("a", 2)
     assert not story.runner.is_busy("train_a/checkpoint_1-000003")
+    assert story.runner.is_busy("train_a/checkpoint_2000001-000003"), "another run wrote it"
     assert story.runner.is_busy("a/1-2")
     assert not story.runner.is_busy("a/1-3")
 
