@@ -15,7 +15,7 @@ from tests.support.farms.farm_service import FarmService, farm_service
 from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
 from tests.support.waiting import eventually
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.security.redis_probes import refuse_dangers
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor

@@ -15,7 +15,6 @@ from tunemq_scheduler.api.farm_answers import ExperimentDetail
 from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.farm.common import run_record
 from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.output.event_streams import EventStreams
@@ -29,6 +28,7 @@ from tunemq_scheduler.output.callback_states import STATES_FILE, CallbackStates
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.search import algorithm_states
 from tunemq_scheduler.settings import saved_tuner
+from tunemq_scheduler.storage import run_record
 from tunemq_shared.base.errors import (
     ConfigError,
     JournalError,
@@ -111,7 +111,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             lambda data: run_record._decoded(data, "it"),
             (JournalError,),
             samples_of(run_record.RunRecord, as_json=True),
-            ("tunemq_scheduler.farm.common.run_record:_decoded",),
+            ("tunemq_scheduler.storage.run_record:_decoded",),
         ),
         Decoder(
             "farm settings",

@@ -128,7 +128,7 @@ def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_t
 _HIDES = """
 import sys
 import msgspec
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_shared.system.process_control import keep_memory_private
 keep_memory_private()
 print(msgspec.json.encode(LeaseHolder.this_process()).decode(), flush=True)
@@ -138,7 +138,7 @@ _LOOKS = """
 import json, os, signal, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_shared.system.claimed_process import exists, is_hidden, open_claimed
 from tunemq_shared.system.stopped_process import StoppedProcessDetector
 from tunemq_shared.system.processes import children_of

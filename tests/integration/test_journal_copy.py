@@ -24,7 +24,7 @@ from tests.unit.scheduler.journals import (
 from tunemq_scheduler.journal import FILE_NAME, Journal, journal_copy, recover
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
-from tunemq_shared.base.errors import BugError, JournalError
+from tunemq_shared.base.errors import BugError, JournalError, RunSuperseded
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
 from tunemq_shared.protocol import messages as m
@@ -498,3 +498,22 @@ def test_journal_copy_rotated_keys_are_read_again(
         write_keys()
         is_copied(copied)
         assert copied.close(within_s=60)
+
+
+def test_superseded_run_neither_hides_nor_removes_the_copy_of_the_later_one(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    def check() -> None:
+        raise RunSuperseded
+
+    for name in ("later", "earlier"):
+        with Journal.create(tmp_path / name, HEADER) as journal:
+            for turn in TURNS[: 2 if name == "later" else 1]:
+                journal.append(turn)
+            is_later = name == "later"
+            copied = JournalCopy(
+                journal, objects, SIGNER, check=(lambda: None) if is_later else check
+            )
+            assert copied.close(within_s=60) is is_later
+            assert copied.notices() == []
+    assert fetched(objects, tmp_path / "fetched") == after(after(((), ()), TURNS[0]), TURNS[1])

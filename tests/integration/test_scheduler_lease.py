@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.waiting import eventually
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common import scheduler_lease as lease_module
-from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import RedisUnavailable, SchedulerSuperseded

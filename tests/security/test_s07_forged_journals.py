@@ -15,14 +15,14 @@ from tests.support.keys import a_key, key_folder, of_scheduler, of_worker
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment.restore import bring_experiment
-from tunemq_scheduler.farm.common.holder import LeaseHolder
-from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, stored_record
 from tunemq_scheduler.journal import FILE_NAME, Journal
 from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
+from tunemq_scheduler.storage.run_record import RunRecord, store_record, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore

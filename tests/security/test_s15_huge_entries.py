@@ -14,7 +14,7 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import served
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned

@@ -19,7 +19,7 @@ from tests.support.farms.own_farm import ChainRun, OwnFarm, made_to_search_on
 from tests.support.farms.secured_redis import shipped_users
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned

@@ -9,7 +9,7 @@ from typing import Final
 
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.storage.checkpoint_garbage_collector import CheckpointGarbageCollector
-from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.errors import RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken, TransferCancelled
 from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.objects.store_address import without_settings
@@ -31,6 +31,7 @@ def settle_store(
     collector: CheckpointGarbageCollector,
     tell: Callable[[str], None],
     is_enough: Callable[[], bool],
+    check: Callable[[CancelToken], None] = lambda _cancel: None,
 ) -> None:
     """Have removed what is to be removed, and nothing else left behind; says what could not be.
 
@@ -40,6 +41,7 @@ def settle_store(
         store: the search's, which nobody else uses any more but the keeper; closed here.
         tell: shows a line to the person at the terminal.
         is_enough: whether that person has lost patience; asked now and then.
+        check: raises `RunSuperseded` where another run has the store.
     """
     runner, plan = loop.runner, loop.plan
     within = (
@@ -69,7 +71,10 @@ def settle_store(
     ):
         try:
             with _called_off_once(is_enough) as cancel:
+                check(cancel)
                 store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
+        except RunSuperseded as error:
+            tell(str(error))
         except TransferCancelled:
             tell(f"What broken uploads left in {place} was not removed: there was no time for it.")
         except StoreError as error:

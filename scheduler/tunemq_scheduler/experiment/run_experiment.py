@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +15,14 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
 from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
+    ATTEMPTS_BEYOND,
     OpenExperiment,
     ResumeOptions,
     has_work,
@@ -37,13 +39,21 @@ from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
 from tunemq_scheduler.settings.storage_settings import StorageLocation, make_storage, storage_of
 from tunemq_scheduler.storage.folders import experiment_name
 from tunemq_scheduler.storage.local_checkpoint_recovery import recover_local_checkpoints
+from tunemq_scheduler.storage.run_record import RunRecord, read_record, write_record
+from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_scheduler.transport.in_process_executor import InProcessExecutor
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
-from tunemq_shared.base.errors import ConfigError, RedisUnavailable
+from tunemq_shared.base.errors import (
+    ConfigError,
+    JournalError,
+    RedisUnavailable,
+    RunSuperseded,
+)
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, Environment, ExperimentResumed
+from tunemq_shared.signing.key_files import journal_signer
 
 #: The folder with a machine's own copies of checkpoints, in the experiment's.
 CACHE: Final = ".cache"
@@ -78,16 +88,21 @@ class Experiment:
         self._settings = prepared.settings
         self._id = uuid.uuid4().hex[:8]
         self._event: ExperimentResumed | None = None
+        self._message_signer = journal_signer()
+        self._run_number = 1
+        #: Of this run, once it is written.
+        self._own_record: RunRecord | None = None
 
     def run(self) -> ResultGrid:
         """Run it on this script's own farm.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; everything is saved.
+            RunSuperseded: another run claimed the experiment's store.
             TuneError: the search could not go on; what it had is saved.
         """
         opened = self._open()
-        with opened.journal:
+        with opened.journal, self._noted_end():
             if self._event is not None and not has_work(opened, self._event, self.prepared):
                 return self._is_over_already(opened, self._event)
             return self._run_on_own_farm(opened)
@@ -115,6 +130,9 @@ class Experiment:
                     executor.open(plan)
                     self._begin(search)
                     search.loop.run(until=lambda: search.is_killed)
+                except RunSuperseded:
+                    search.drop()
+                    raise
                 except RedisUnavailable:
                     if not search.is_killed:  # else it went at our word, faster than the loop
                         raise
@@ -131,7 +149,7 @@ class Experiment:
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
         opened = self._open()
-        with opened.journal:
+        with opened.journal, self._noted_end():
             return self._run_in_process(opened)
 
     def _run_in_process(self, opened: OpenExperiment) -> ResultGrid:
@@ -169,7 +187,12 @@ class Experiment:
     def _open(self) -> OpenExperiment:
         if self._resume is not None:
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
-            self._event = resumption(opened, self._resume, self._settings)
+            try:
+                self._event = self._resumption(opened, self._resume)
+            except BaseException:  # passed on to the script
+                opened.journal.close()
+                raise
+            self._run_number = self._event.run
             return opened
         self._keep()
         self._take_checkpoint()
@@ -181,6 +204,44 @@ class Experiment:
             store=self._store_address,
         )
         return open_new(Path(self.folder), header, self.prepared, self._outline(header))
+
+    def _resumption(self, opened: OpenExperiment, options: ResumeOptions) -> ExperimentResumed:
+        """The event with which this run begins.
+
+        Raises:
+            JournalError, StoreError: who ran the experiment last cannot be read.
+        """
+        event = resumption(opened, options, self._settings)
+        before = read_record(self.folder)
+        is_over = before is not None and (before.is_over or before.holder.is_gone)
+        if is_over or not self._store_address:
+            return event
+        # Another run may be alive elsewhere, whose attempts write to the same store.
+        stored = self._claim.stored()
+        run = max(event.run, 0 if stored is None else stored.run + 1)
+        return msgspec.structs.replace(event, run=run, attempts_from=run * ATTEMPTS_BEYOND)
+
+    def _write_record(self, record: RunRecord) -> None:
+        """Keep who runs this experiment; other runs find out by that.
+
+        Raises:
+            JournalError, StoreError: it cannot be kept.
+            RunSuperseded: another run has the store.
+        """
+        write_record(self.folder, record)  # first: a store that is ahead of us tells of another
+        self._claim.write(record)
+        self._own_record = record
+
+    @contextlib.contextmanager
+    def _noted_end(self) -> Iterator[None]:
+        """Note in the folder that the run is over, so that the next one need not ask."""
+        try:
+            yield
+        finally:
+            if self._own_record is not None:
+                over = msgspec.structs.replace(self._own_record, is_over=True)
+                with contextlib.suppress(JournalError):  # a full disk: the next run asks
+                    write_record(self.folder, over)
 
     def _begin(self, search: SearchRun) -> None:
         """The first turn of a further run."""
@@ -204,7 +265,7 @@ class Experiment:
         """Have all trials begin from the user's checkpoint, if one was given."""
         given = self.prepared.run.resume_from_checkpoint
         if given is not None:
-            with closing(open_store(self._store_address or self.folder)) as store:
+            with contextlib.closing(open_store(self._store_address or self.folder)) as store:
                 ref = import_checkpoint(given, store)
             self._settings = msgspec.structs.replace(self._settings, restore=(ref,))
 
@@ -212,6 +273,7 @@ class Experiment:
         """The plan but for the code."""
         prepared = self.prepared
         self._id, self._store_address = header.experiment_id, header.store
+        self._claim = StoreClaim(header.store, self._message_signer)
         checkpoints, sync = prepared.run.checkpoint_config, prepared.run.sync_config
         # A stream of its own for each run: nothing of an earlier one can come into it.
         run = f".{uuid.uuid4().hex[:8]}" if self.is_resumed else ""
@@ -250,7 +312,13 @@ class Experiment:
         opened: OpenExperiment,
         max_trials: int | None = None,
     ) -> SearchRun:
-        return SearchRun(self.prepared, plan, executor, opened, max_trials=max_trials)
+        if self._store_address:
+            self._write_record(
+                RunRecord(
+                    holder=LeaseHolder.this_process(), term=0, run=self._run_number, is_warm=False
+                )
+            )
+        return SearchRun(self.prepared, plan, executor, opened, self._claim, max_trials=max_trials)
 
 
 def storage_for(prepared: PreparedSearch) -> StorageLocation:

@@ -28,6 +28,7 @@ from tunemq_scheduler.storage.checkpoint_garbage_collector import (
     CheckpointGarbageCollector,
     Removal,
 )
+from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
@@ -50,6 +51,7 @@ class SearchRun:
         plan: what nodes are told, complete.
         executor: where its trials run; opened and closed by the caller.
         opened: the experiment.
+        claim: of this run to the experiment's store.
         max_trials, nodes_may_come: see `ExperimentLoop`.
     """
 
@@ -59,13 +61,14 @@ class SearchRun:
         plan: ExperimentPlan,
         executor: TrialExecutor,
         opened: OpenExperiment,
+        claim: StoreClaim,
         *,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
     ) -> None:
         run, tune = prepared.run, prepared.tune
         self.is_over = self.is_killed = False
-        self._prepared, self._opened = prepared, opened
+        self._prepared, self._opened, self._claim = prepared, opened, claim
         self.when_copied: Callable[[Callable[[], None]], None] = lambda call: call()
         self.display = display_for(run.progress_reporter, verbose=run.verbose)
         callbacks: list[Callback] = [
@@ -78,12 +81,13 @@ class SearchRun:
             run.sync_config, plan.experiment, StorageLocation(plan.folder, plan.store)
         )
         if self._copier is not None:
+            self._copier.check = claim.check
             callbacks.append(self._copier)  # behind those that write what it copies
         self.dispatcher = CallbackDispatcher(
             callbacks, self.display, tune.metric, tune.direction, opened.unsynced
         )
         self.store = open_store(plan.store_address)
-        self.collector = CheckpointGarbageCollector(self.store)
+        self.collector = CheckpointGarbageCollector(self.store, claim.check)
         self.loop = ExperimentLoop(
             driver=opened.driver,
             plan=plan,
@@ -149,6 +153,7 @@ class SearchRun:
                     collector,
                     dispatcher.notices,
                     lambda: self.is_killed or is_enough(),
+                    self._claim.check,
                 )
                 self._finish_records()
                 self._states.write()
@@ -180,8 +185,10 @@ class SearchRun:
         """What became of all trials.
 
         Raises:
+            RunSuperseded: another run has the experiment's store, and was found there.
             TrialError: one is in ERROR, and the first such was to be raised.
         """
+        self._claim.check_known()
         results = self._trial_results()
         if self._prepared.run.failure_config.fail_fast == "raise" and self.dispatcher.fatal:
             error = next(one.error for one in results if one.error is not None)
@@ -189,6 +196,7 @@ class SearchRun:
         return grid_of(results, self._prepared, self.loop.plan)
 
     def _turn_ended(self) -> None:
+        self._claim.check_known()
         self._opened.take_snapshot()
         self._states.turn_ended()
 

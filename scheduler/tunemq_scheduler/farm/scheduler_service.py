@@ -12,7 +12,7 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState
 from tunemq_scheduler.base.installed_packages import installed_packages_first
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot

@@ -32,7 +32,7 @@ from tunemq_scheduler.journal.copied_objects import (
 )
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_writer import Journal, JournalPosition
-from tunemq_shared.base.errors import BugError, StoreError
+from tunemq_shared.base.errors import BugError, RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferCancelled, retried
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.signing.message_signing import MessageSigner
@@ -60,6 +60,8 @@ class JournalCopy:
         objects: those of the experiment; not closed here.
         seal: signs each object of the copy.
         copied: called in the thread of the copy when `turn` has grown.
+        check: called before the copy is the one that counts, and others are removed; raises
+            `RunSuperseded` where another run has the store: the copy ends there.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class JournalCopy:
         message_signer: MessageSigner,
         *,
         copied: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._objects = objects
         self._message_signer = message_signer
-        self._copied = copied
+        self._copied, self._check = copied, check
         self._turn = 0
         self._done: JournalPosition | None = None
         #: When the thread began to copy what it copies now; None while there is nothing to do.
@@ -172,7 +175,7 @@ class JournalCopy:
                 if is_last:
                     return
                 self._due.wait(PERIOD_S)
-        except TransferCancelled:  # `close` says that not all is copied
+        except (TransferCancelled, RunSuperseded):  # `close` says that not all is copied
             return
         except Exception as error:  # noqa: BLE001  the thread's edge: `notices` raises it where it is asked
             self._failure = error
@@ -211,6 +214,7 @@ class JournalCopy:
             else:
                 self._send_all(path)
         if not self._is_ready:
+            self._tried(self._check)
             self._put_ready()
             self._is_ready = True
             self._remove(lambda opening, _name: opening < self._opening)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_scheduler.core import commands as c
-from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.errors import RunSuperseded, StoreError
 from tunemq_shared.checkpoints.store import CheckpointStore
 
 #: An order to remove something.
@@ -39,11 +39,19 @@ class CheckpointGarbageCollector:
 
     Args:
         store: whose checkpoints they are; closed by whoever opened it.
+        check: called before each removal; raises `RunSuperseded` where another run has the store,
+            whose checkpoints are not this run's to remove.
         first_pause_s: seconds after the first failure.
     """
 
-    def __init__(self, store: CheckpointStore, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: CheckpointStore,
+        check: Callable[[], None] = lambda: None,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        self._store, self._check = store, check
         self._first_pause_s = first_pause_s
         self._changed = threading.Condition()
         self._orders: deque[Removal] = deque()
@@ -107,7 +115,11 @@ class CheckpointGarbageCollector:
     def _work(self) -> None:
         while (removal := self._next()) is not None:
             try:
+                self._check()
                 self._carry_out(removal)
+            except RunSuperseded:
+                with self._changed:
+                    self._orders.clear()
             except StoreError as error:
                 self._failed(removal, error)
             else:

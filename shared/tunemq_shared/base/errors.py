@@ -15,6 +15,7 @@
     ├─ WireError                               Redis cannot be reached, or sends what is unreadable
     │   └─ WireUnavailable                     ... for so many seconds, at that address
     ├─ SchedulerSuperseded                     a farm has one scheduler, and it is another one
+    │   └─ RunSuperseded                       a search was continued by another run
     ├─ NoScheduler                             a farm has none, or it does not answer
     ├─ RequestRefused                          a farm's scheduler does not do what it was asked
     ├─ StoreError                              a checkpoint cannot be written or read
@@ -99,6 +100,10 @@ class RedisUnavailable(TransportError, ConnectionError):
 
 class SchedulerSuperseded(TuneError, RuntimeError):
     """Another scheduler runs on this farm."""
+
+
+class RunSuperseded(SchedulerSuperseded):
+    """Another run of this search has its store."""
 
 
 class NoScheduler(TuneError, RuntimeError):

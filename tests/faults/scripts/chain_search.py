@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import tunemq as tune
 import tunemq_scheduler.experiment.search_run as search_parts
 from tests.support.searches.chain import chain, chain_class
+from tunemq_shared.objects.store_address import join
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Options:
         form: ``function`` or ``class``.
         sync_timeout: as in `SyncConfig`.
         gate: trials wait behind this step until the test opens FOLDER/gate further.
+        restores: restore the search from its address instead.
     """
 
     storage: str
@@ -47,6 +49,7 @@ class Options:
     form: str = "function"
     sync_timeout: float = 1800.0
     gate: int | None = None
+    restores: bool = False
 
 
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
@@ -68,7 +71,9 @@ def search():
     executed.mkdir(exist_ok=True)
     is_function = OPTIONS.form == "function"
     trainable = chain if is_function else chain_class()
-    if tune.Tuner.can_restore(FOLDER / "search"):
+    if OPTIONS.restores:
+        tuner = tune.Tuner.restore(join(OPTIONS.storage, "search"), trainable)
+    elif tune.Tuner.can_restore(FOLDER / "search"):
         tuner = tune.Tuner.restore(FOLDER / "search", trainable)
     else:
         tuner = new_tuner(trainable, executed)

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.farm.common.holder import LeaseHolder
-from tunemq_scheduler.farm.common.run_record import read_record
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_connection import (
@@ -25,6 +24,7 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentReply,
 )
 from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.storage.run_record import read_record
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

@@ -17,6 +17,7 @@ from tunemq_shared.base.errors import (
     JournalLocked,
     JournalVersionMismatch,
     RedisUnavailable,
+    RunSuperseded,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
@@ -60,6 +61,8 @@ def process_exit_code(problem: Exception) -> int:
         return EXIT_OTHER_VERSION
     if may_pass(problem):
         return EXIT_AGAIN
+    if isinstance(problem, RunSuperseded):
+        return EXIT_FAILED  # started again it would only find the same
     return exit_code(problem) if isinstance(problem, TuneError) else EXIT_FAILED
 
 

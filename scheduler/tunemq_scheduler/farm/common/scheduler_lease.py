@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.transport.redis.key_types import TEXT_OF
 from tunemq_scheduler.transport.redis.redis_connection import (
     RedisCommand,

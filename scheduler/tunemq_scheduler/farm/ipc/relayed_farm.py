@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 

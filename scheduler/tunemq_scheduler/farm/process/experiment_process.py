@@ -21,8 +21,8 @@ from typing import Any, Final, TextIO
 
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.api.tuner import TunerParts
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_FAILED, process_exit_code
 from tunemq_scheduler.farm.ipc.ipc_messages import (
     MOST_CHARACTERS,

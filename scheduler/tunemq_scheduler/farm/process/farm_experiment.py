@@ -29,12 +29,12 @@ from tunemq_scheduler.experiment.open_experiment import (
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, write_record
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
+from tunemq_scheduler.storage.run_record import RunRecord
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
@@ -105,9 +105,9 @@ class FarmExperiment(Experiment):
         self._settings = msgspec.structs.replace(self._settings, nodes_may_come=True)
         self._id = (how.prefix + self._id)[: len(self._id)]
         self._farm, self._how = on, how
+        self._message_signer = journal_signer(how.journal_keys)
         self._is_copy, self._lost = is_copy, lost
         self._record = record
-        self._run_number = 1
         #: Whether nodes may host what the run before told them to.
         self._is_warm = self._has_begun = False
 
@@ -234,7 +234,13 @@ class FarmExperiment(Experiment):
         max_trials: int | None = None,
     ) -> SearchRun:
         return SearchRun(
-            self.prepared, plan, executor, opened, max_trials=max_trials, nodes_may_come=True
+            self.prepared,
+            plan,
+            executor,
+            opened,
+            self._claim,
+            max_trials=max_trials,
+            nodes_may_come=True,
         )
 
     def _note(self, *, is_over: bool) -> None:
@@ -242,20 +248,19 @@ class FarmExperiment(Experiment):
 
         Raises:
             JournalError, StoreError: it cannot be kept.
+            RunSuperseded: another run has the store.
         """
         farm = self._farm
-        record = RunRecord(
-            holder=farm.me,
-            term=farm.term,
-            run=self._run_number,
-            is_warm=self._is_warm,
-            is_over=is_over,
-            events_key=self._outlined.events_key,
+        self._write_record(
+            RunRecord(
+                holder=farm.me,
+                term=farm.term,
+                run=self._run_number,
+                is_warm=self._is_warm,
+                is_over=is_over,
+                events_key=self._outlined.events_key,
+            )
         )
-        write_record(self.folder, record)  # first: a store that is ahead of us tells of another
-        if self._store_address:
-            with open_objects(self._store_address) as objects:
-                store_record(objects, record, journal_signer(self._how.journal_keys))
 
     def _ends_the_search(self, executor: RelayedExecutor) -> bool:
         """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
@@ -296,6 +301,7 @@ class FarmExperiment(Experiment):
                     executor.close()
                 else:
                     executor.leave()
+        self._claim.check_known()
 
     @contextmanager
     def _copied(self, opened: OpenExperiment, executor: RelayedExecutor) -> Iterator[None]:
@@ -304,8 +310,13 @@ class FarmExperiment(Experiment):
             yield
             return
         with open_objects(self._store_address) as objects:
-            message_signer = journal_signer(self._how.journal_keys)
-            copy = JournalCopy(opened.journal, objects, message_signer, copied=executor.wake)
+            copy = JournalCopy(
+                opened.journal,
+                objects,
+                self._message_signer,
+                copied=executor.wake,
+                check=self._claim.check,
+            )
             executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
             try:
                 yield

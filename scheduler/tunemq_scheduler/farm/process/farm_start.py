@@ -14,12 +14,6 @@ import msgspec
 from tunemq_scheduler.api.tuner import TunerParts
 from tunemq_scheduler.experiment.restore import RestoredExperiment, bring_experiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
-from tunemq_scheduler.farm.common.run_record import (
-    RunRecord,
-    check_newest,
-    read_record,
-    stored_record,
-)
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, RunOptions
 from tunemq_scheduler.journal import FILE_NAME, read_header
@@ -27,6 +21,12 @@ from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
+from tunemq_scheduler.storage.run_record import (
+    RunRecord,
+    check_newest,
+    read_record,
+    stored_record,
+)
 from tunemq_shared.base.errors import (
     ConfigError,
     JournalCorrupt,

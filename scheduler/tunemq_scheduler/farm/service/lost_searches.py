@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tunemq_scheduler.farm.common.run_record import stored_record
 from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
+from tunemq_scheduler.storage.run_record import stored_record
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
@@ -83,7 +83,7 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
     name = name_in(address)
     with open_objects(address) as objects:
         record = stored_record(objects, journal_signer(keys.journal_keys(name)))
-    if record is None:
+    if record is None or not record.events_key:
         raise ConfigError(f"--take-over {without_settings(address)}: no farm ran a search there.")
     return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
 

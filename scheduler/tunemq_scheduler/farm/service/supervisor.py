@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.common.holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.farm_settings import FarmSettings

@@ -37,6 +37,7 @@ class SyncQueue:
         syncer: a copy of it does the work.
         timeout_s: how long one transfer may take, all retries included.
         exclude: what to leave out; asked in the transfer's thread.
+        check: called in the transfer's thread before it; raises where it must not begin.
         on_end: called in the transfer's thread when it is over.
     """
 
@@ -49,6 +50,7 @@ class SyncQueue:
         syncer: Syncer,
         timeout_s: float,
         exclude: Callable[[str], Sequence[str]],
+        check: Callable[[CancelToken], None] = lambda _cancel: None,
         on_end: Callable[[], None],
     ) -> None:
         self.title = title
@@ -65,6 +67,7 @@ class SyncQueue:
         self._template = syncer
         self._timeout_s = timeout_s
         self._exclude = exclude
+        self.check = check
         self._on_end = on_end
         self._syncer: Syncer | None = None
         self._work: _Work | None = None
@@ -184,6 +187,7 @@ class _Work:
         """Remove the copies of what is condemned, and copy what changed."""
         sync_queue, syncer = self._sync_queue, self.syncer
         try:
+            sync_queue.check(cancel)
             while self.condemned:
                 address = join(sync_queue.remote, self.condemned[0])
                 self._do(partial(syncer.delete, address), cancel)

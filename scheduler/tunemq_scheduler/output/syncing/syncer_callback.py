@@ -34,6 +34,7 @@ from tunemq_scheduler.storage.folders import (
     RESULT_JSON,
 )
 from tunemq_shared.base.errors import ConfigError, TuneError
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.objects.store_address import without_settings
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ _IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}
 #: What `SyncerCallback` begins anew in another process.
 _IN_FLIGHT: Final = {
     *("_bell", "_condemned", "_given_up", "_sync_queues"),
-    *("_experiment", "_waiting", "_running", "_failures"),
+    *("_experiment", "_waiting", "_running", "_failures", "check"),
 }
 
 _log = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ class SyncerCallback(LoggerCallback):
     folder, ends nothing, and counts as mended by the next that succeeds. `wait_for_all` raises what
     is left of them.
 
-    *Threads.* The loop's thread calls the hooks; any thread and any signal handler may call
-    `delete_checkpoint` and `give_up`.
+    *Threads.* The loop's thread calls the hooks, each transfer's thread calls `check`; any thread
+    and any signal handler may call `delete_checkpoint` and `give_up`.
 
     Args:
         syncer: whose copies do the work, one for each folder.
@@ -124,6 +125,8 @@ class SyncerCallback(LoggerCallback):
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._condemned: deque[str] = deque()
         self._given_up = False
+        #: Called before each transfer; raises where the destination is not ours any more.
+        self.check: Callable[[CancelToken], None] = lambda _cancel: None
         #: The trials' folders by their names.
         self._sync_queues: dict[str, SyncQueue] = {}
         self._experiment: SyncQueue | None = None
@@ -351,6 +354,7 @@ class SyncerCallback(LoggerCallback):
             syncer=self._syncer,
             timeout_s=self._sync_timeout,
             exclude=exclude,
+            check=self.check,
             on_end=partial(self._bell.put, None),
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.experiment.final_cleanup import SHORT_TIMEOUT_S, TIMEOUT_S, settle_store
-from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.errors import RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken
 
 
@@ -37,7 +37,7 @@ class End:
         self.told: list[str] = []
         self.done: list[Any] = []
         self.error: StoreError | None = None
-        self.is_enough = self.has_much_to_do = False
+        self.is_enough = self.has_much_to_do = self.is_superseded = False
 
     def finish(self, within: float, is_enough: Any, *, without_success: float) -> list[str]:
         self.within = min(within, without_success), within
@@ -55,12 +55,16 @@ class End:
         if self.error is not None:
             raise self.error
 
+    def check(self, _cancel: CancelToken) -> None:
+        if self.is_superseded:
+            raise RunSuperseded("another run has the store.")
+
     def close(self) -> None:
         self.done.append("close")
 
     def settle(self) -> list[Any]:
         loop, both = self.loop, self
-        settle_store(loop, both, both, self.told.append, lambda: self.is_enough)  # type: ignore[arg-type]
+        settle_store(loop, both, both, self.told.append, lambda: self.is_enough, self.check)  # type: ignore[arg-type]
         return self.done
 
 
@@ -79,6 +83,13 @@ def test_where_something_went_wrong_what_it_left_is_collected_behind_the_removal
     assert end.settle() == ["removals", COLLECTED, "close"]
     assert end.told == []
     assert not cache.exists()
+
+
+def test_end_of_a_superseded_run_collects_nothing_and_says_so(cache):
+    end = End(cache)
+    end.is_superseded = True
+    assert end.settle() == ["removals", "close"]
+    assert end.told == ["another run has the store."]
 
 
 def test_where_nothing_went_wrong_nothing_is_looked_for(cache):

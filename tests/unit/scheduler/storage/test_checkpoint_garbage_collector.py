@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import DeleteCheckpoint, DeleteObjects
 from tunemq_scheduler.storage import checkpoint_garbage_collector as module
 from tunemq_scheduler.storage.checkpoint_garbage_collector import CheckpointGarbageCollector
-from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.errors import RunSuperseded, StoreError
 
 
 class WaitingStore:
@@ -168,3 +168,14 @@ def test_a_search_that_keeps_everything_has_no_thread(store):
     assert collector.finish(1) == []
     assert collector._thread is None
     assert set(threading.enumerate()) <= before
+
+
+def test_superseded_run_removes_nothing_and_leaves_nothing_to_do(store):
+    def check() -> None:
+        raise RunSuperseded
+
+    collector = CheckpointGarbageCollector(store, check)
+    for n in range(3):
+        collector.discard(condemned(n))
+    assert collector.finish(60.0) == []
+    assert store.removed == []

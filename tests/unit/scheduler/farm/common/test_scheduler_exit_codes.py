@@ -26,6 +26,7 @@ from tunemq_shared.base.errors import (
     JournalLocked,
     JournalVersionMismatch,
     RedisUnavailable,
+    RunSuperseded,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
@@ -70,6 +71,7 @@ def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem)
         (ValueError("the user's"), EXIT_FAILED),
         (JournalLocked("held"), EXIT_SUPERSEDED),
         (SchedulerSuperseded("replaced"), EXIT_SUPERSEDED),
+        (RunSuperseded("continued elsewhere"), EXIT_FAILED),
         (RedisUnavailable("away"), EXIT_UNAVAILABLE),
     ],
 )

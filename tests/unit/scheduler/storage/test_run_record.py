@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tunemq_scheduler.farm.common.holder import LeaseHolder
-from tunemq_scheduler.farm.common.run_record import (
+from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.storage.run_record import (
     RunRecord,
     check_newest,
     read_record,
@@ -18,7 +18,7 @@ ME = LeaseHolder.this_process()
 
 
 def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:
-    return RunRecord(holder=ME, term=term, run=run, **{"is_warm": False, **more})
+    return RunRecord(holder=ME, term=term, run=run, events_key="e", **{"is_warm": False, **more})
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -57,6 +57,13 @@ def test_a_folder_that_is_behind_the_store_is_refused():
     for local in (record(6), None):
         with pytest.raises(SchedulerSuperseded, match=r"here is not the newest.*--take-over"):
             check_newest(local, record(7), "here")
+
+
+def test_check_newest_after_a_script_continued_the_search_elsewhere_refuses_the_folder():
+    of_script = msgspec.structs.replace(record(term=0), events_key="")
+    check_newest(of_script, of_script, "here")
+    with pytest.raises(SchedulerSuperseded, match="went on elsewhere"):
+        check_newest(record(7), of_script, "here")
 
 
 def test_a_process_is_told_from_others_with_its_number():

@@ -1,7 +1,7 @@
-"""`RunRecord`: which scheduler ran an experiment last, its term, and whether it said goodbye.
+"""`RunRecord`: which process ran an experiment last, its term, and whether it said goodbye.
 
 It lies beside the journal, and where the experiment has a store also beside the journal's copy
-there: the one knows of all schedulers of this folder, the other of all of this experiment, on
+there: the one knows of all runs from this folder, the other of all of this experiment, on
 whatever machine.
 """
 
@@ -13,12 +13,16 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.farm.common.holder import LeaseHolder
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
-from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigner
+from tunemq_shared.signing.message_signing import (
+    InvalidSignature,
+    MessageSigner,
+    unchecked_body,
+)
 
 #: Its name beside the journal's segments.
 RECORD: Final = "scheduler"
@@ -29,16 +33,16 @@ _CONTEXT: Final = RECORD.encode()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The last run of an experiment in a farm.
+    """The last run of an experiment.
 
     Attributes:
-        holder: the scheduler.
-        term: its term.
+        holder: the process that ran it; each run has another token.
+        term: the term of its scheduler; 0 for a script's own farm.
         run: the number of the run, which is in the journal once it has begun.
         is_warm: whether it began with the nodes of the run before, and what they hosted.
         is_over: whether it told the nodes to forget the experiment: then a further run needs a
             stream of its own, since nodes number what they say from 1 again.
-        events_key: the stream of its events.
+        events_key: the stream of its events; empty for a script's own farm.
     """
 
     holder: LeaseHolder
@@ -58,7 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(folder: str) -> RunRecord | None:
-    """That of an experiment's folder; None where no farm's scheduler ran it, or none can tell.
+    """That of an experiment's folder; None where there is none.
 
     Raises:
         JournalError: there is one that cannot be read.
@@ -110,6 +114,8 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
     except NoSuchObject:
         return None
     try:
+        if not message_signer.is_signed:  # a script without keys may restore a farm's search
+            return _decoded(unchecked_body(content), _KEY)
         return _decoded(message_signer.open(content, _CONTEXT), _KEY)
     except InvalidSignature as error:
         raise JournalError(
@@ -137,7 +143,8 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
     Raises:
         SchedulerSuperseded: it did; says where.
     """
-    if stored is not None and (local is None or stored.term > local.term):
+    is_scripts = stored is not None and not stored.events_key and stored != local
+    if stored is not None and (local is None or is_scripts or stored.term > local.term):
         raise SchedulerSuperseded(
             f"{folder} is not the newest state of this experiment: it went on elsewhere"
             f" ({stored.holder}). Go on there; or, if that machine is lost, move this folder away"

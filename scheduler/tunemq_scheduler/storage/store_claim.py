@@ -1,0 +1,120 @@
+"""`StoreClaim`: whether a run may still change its experiment's store.
+
+Each run writes a record of itself into the store (`tunemq_scheduler.storage.run_record`). A run
+that was stopped, cut off or believed dead finds the record of a later run there, and from then on
+leaves the store alone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Final
+
+from tunemq_scheduler.storage.run_record import RunRecord, store_record, stored_record
+from tunemq_shared.base.errors import JournalError, RunSuperseded, StoreError
+from tunemq_shared.base.retrying import CancelToken, retried
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.signing.message_signing import MessageSigner
+
+#: For so many seconds a read record counts: removing many checkpoints costs few requests.
+FRESH_S: Final = 5.0
+#: Seconds for which a request is tried again.
+_TIMEOUT_S: Final = 30.0
+
+
+class StoreClaim:
+    """The claim of one run to its experiment's store.
+
+    **Threads.** Any may call anything.
+
+    Args:
+        address: the address of the experiment's store; empty where there is none.
+        message_signer: signs the record, as it does the journals of this search.
+    """
+
+    def __init__(self, address: str, message_signer: MessageSigner) -> None:
+        self._address, self._message_signer = address, message_signer
+        self._record: RunRecord | None = None
+        #: The record of the run that took the store over.
+        self._later: RunRecord | None = None
+        self._read_at = -math.inf
+        self._reading = threading.Lock()
+
+    def write(self, record: RunRecord) -> None:
+        """Claim the store for this run, or change the record of this run.
+
+        Raises:
+            RunSuperseded: another run has claimed it since this one did.
+            StoreError: the store cannot be reached.
+        """
+        self._read_at = -math.inf
+        self.check()
+        if self._address:
+            with open_objects(self._address) as objects:
+                retried(
+                    lambda: store_record(objects, record, self._message_signer),
+                    CancelToken(_TIMEOUT_S),
+                )
+        self._record, self._read_at = record, _now()
+
+    def stored(self, cancel: CancelToken | None = None) -> RunRecord | None:
+        """The record of the last run that claimed the store.
+
+        Raises:
+            JournalError: it cannot be read, or the scheduler did not write it.
+            StoreError: the store cannot be reached.
+        """
+        with open_objects(self._address) as objects:
+            return retried(
+                lambda: stored_record(objects, self._message_signer),
+                cancel or CancelToken(_TIMEOUT_S),
+            )
+
+    def check(self, cancel: CancelToken | None = None) -> None:
+        """Return if this run had the store a few seconds ago; reads the record if need be.
+
+        Args:
+            cancel: ends the tries to read it early.
+
+        Raises:
+            RunSuperseded: another run has it.
+            StoreError: the record cannot be read.
+        """
+        self.check_known()
+        if self._address and self._record is not None:
+            self._read(cancel)
+            self.check_known()
+
+    def check_known(self) -> None:
+        """Return unless `check` has found another run; asks nobody.
+
+        Raises:
+            RunSuperseded: it has.
+        """
+        if self._later is not None:
+            raise RunSuperseded(
+                f"Another run of this search claimed {without_settings(self._address)}:"
+                f" {self._later.holder}. This run ends and leaves the store to that one; what this"
+                " run recorded is in its own results folder."
+            )
+
+    def _read(self, cancel: CancelToken | None) -> None:
+        with self._reading:
+            began = _now()
+            if self._record is None or began - self._read_at <= FRESH_S:
+                return
+            try:
+                stored = self.stored(cancel)
+            except JournalError as error:
+                raise StoreError(str(error)) from error
+            if stored is not None and stored.holder.token != self._record.holder.token:
+                self._later = stored
+            self._read_at = began
+
+
+def _now() -> float:
+    """Seconds, those included in which the machine slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,116 @@
+"""A run that wakes when another run has the search leaves the store alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.searches.chain_searches import ChainSearch, chain_searches
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import descendants, eventually
+from tunemq_scheduler.journal import FILE_NAME
+from tunemq_shared.protocol import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.fixture
+def start(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Callable[..., ChainSearch]]:
+    yield from chain_searches(tmp_path, minio, bucket)
+
+
+@contextlib.contextmanager
+def stopped(roots: Iterable[int]) -> Iterator[None]:
+    """Stop these processes and all below them, as a machine that sleeps does."""
+    pids = [pid for root in roots for pid in (root, *descendants(root))]
+
+    def send(sent: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, sent)
+
+    send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT)
+
+
+def journal_in(server: ObjectServer, bucket: str, prefix: str) -> dict[str, bytes]:
+    """The journal in the store and who ran it last, without the copy that the first run made."""
+    with server.objects(bucket, prefix) as objects:
+        keys = [one.key for one in objects.list(f"{FILE_NAME}/")]
+        counts = [key for key in keys if not key.startswith(f"{FILE_NAME}/000001/")]
+        return {key: objects.get_bytes(key, limit=2**24) for key in counts}
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
+    start, minio, bucket, sleeps
+):
+    options = {"trials": 2, "steps": 30, "save_every": 2, "kept": 1}
+    first = start(gate=10, **options)
+    for number in range(2):
+        first.wait_for(m.ResultReported, trial=first.trial(number), step=10)
+    prefix = "prefix/0/search"
+    eventually(lambda: f"{FILE_NAME}/000001.turns" in journal_in(minio, bucket, prefix))
+    first.kill(first.trial_pids()[0])  # so that its end looks for what that left in the store
+    with stopped([first.process.pid]) if sleeps else contextlib.nullcontext():
+        second = start(same_place=first, restores=True, **options)
+        second.wait_for(m.ExperimentResumed)
+        first.open_gate(30)  # the trials of both are behind it
+        assert second.ends() == 0, str(second)
+        kept = journal_in(minio, bucket, prefix)
+    assert first.ends() != 0, str(first)
+    assert b"Another run of this search" in first.said, str(first)
+    second.is_restorable()
+    assert journal_in(minio, bucket, prefix) == kept
+
+
+@pytest.mark.slow
+def test_f11_farm_whose_search_another_farm_took_over_leaves_the_store_alone(
+    tmp_path, minio, bucket
+):
+    storage = f"s3://{bucket}/searches"
+    search = Search(
+        name="search",
+        steps=40,
+        save_every=2,
+        has_gate=True,
+        run="checkpoint_config=tune.CheckpointConfig(num_to_keep=1),",
+    )
+    with contextlib.ExitStack() as farms:
+        first, second = (new_farm(farms, tmp_path / name, minio) for name in ("a", "b"))
+        first.start_scheduler("--store", storage)
+        worker = first.add_worker("one")
+        first.submit(search)
+        first.open_gate("search", 10)
+        first.wait_for_steps("search", 2, 10)
+        os.kill(first.events("search", m.TrialStarted)[0].pid, signal.SIGKILL)
+        eventually(lambda: len(first.events("search", m.TrialStarted)) == 3)
+        with stopped([first.scheduler.pid, worker.pid]):
+            second.start_scheduler("--store", storage, "--take-over", f"{storage}/search")
+            second.add_worker("two")
+            second.submit(search)
+            for farm in (first, second):  # a trial that the copy lacks is suggested anew by second
+                farm.open_gate("search", 40)
+            second.wait_for("search", "FINISHED")
+            verify = ("checkpoints", "verify", str(second.results / "search"))
+            second.tunemq(*verify)
+            kept = journal_in(minio, bucket, "searches/search")
+        assert "Another run of this search" in first.wait_for("search", "FAILED").reason
+        second.tunemq(*verify)
+        assert journal_in(minio, bucket, "searches/search") == kept
+
+
+def new_farm(farms: contextlib.ExitStack, folder: Path, store: ObjectServer) -> FarmService:
+    folder.mkdir()
+    farm = farms.enter_context(farm_service(folder, starts=False))
+    farm.of_home = dict.fromkeys(("head", "laptop", "one", "two"), store.environ)
+    return farm

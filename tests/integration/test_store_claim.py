@@ -1,0 +1,83 @@
+"""A run looks into its store before it changes what another run may have there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.storage import store_claim
+from tunemq_scheduler.storage.run_record import RunRecord, store_record
+from tunemq_scheduler.storage.store_claim import StoreClaim
+from tunemq_shared.base.errors import RunSuperseded, StoreError
+from tunemq_shared.signing.key_files import journal_signer
+
+pytestmark = pytest.mark.integration
+
+SIGNER = journal_signer()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Passes time."""
+    now = [0.0]
+    monkeypatch.setattr(store_claim, "_now", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    return passes
+
+
+@pytest.fixture
+def address(minio: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in minio.environ.items():
+        monkeypatch.setenv(name, value)
+    return minio.address(bucket, "search")
+
+
+def a_record(run: int = 1) -> RunRecord:
+    return RunRecord(holder=LeaseHolder.this_process(), term=0, run=run, is_warm=False)
+
+
+def test_claim_that_another_run_took_is_found_after_a_pause_and_stays_so(address, clock):
+    first, second = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
+    first.write(a_record())
+    second.write(a_record(2))
+    first.check()  # it looked a moment ago
+    clock(store_claim.FRESH_S + 1)
+    second.check()
+    with pytest.raises(RunSuperseded, match=r"Another run of this search claimed s3://.*process"):
+        first.check()
+    with pytest.raises(RunSuperseded):
+        first.check_known()
+
+
+def test_superseded_run_does_not_write_over_the_record_of_the_later_one(address):
+    first, second, later = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER), a_record(2)
+    first.write(a_record())
+    second.write(later)
+    with pytest.raises(RunSuperseded):
+        first.write(a_record())
+    assert second.stored() == later
+
+
+def test_record_that_cannot_be_read_is_no_leave_to_remove_anything(address, clock, minio, bucket):
+    claim = StoreClaim(address, SIGNER)
+    claim.write(a_record())
+    clock(store_claim.FRESH_S + 1)
+    with minio.objects(bucket, "search") as objects:
+        objects.put_bytes("journal/last_run", b"nonsense")
+        with pytest.raises(StoreError, match="last_run"):
+            claim.check()
+        store_record(objects, a_record(2), SIGNER)
+    with pytest.raises(RunSuperseded):
+        claim.check()
+
+
+def test_run_without_a_store_has_nothing_to_look_at():
+    claim = StoreClaim("", SIGNER)
+    claim.write(a_record())
+    claim.check()
