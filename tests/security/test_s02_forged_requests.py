@@ -141,7 +141,7 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
     other = key_folder(tmp_path / "other", "ada")
     with (
         client_of(server, other, "ada") as client,
-        pytest.raises(RequestRejected, match=r"does not have the keys of ada in .*is not signed"),
+        pytest.raises(RequestRejected, match=r"lacks the keys of ada in .*is not signed"),
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
     assert api.queue.all() == []
@@ -238,7 +238,7 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
         thread.join(60)
     (error,) = found
     assert isinstance(error, RequestRejected)
-    assert "does not have the keys of ada" in str(error)
+    assert "lacks the keys of ada" in str(error)
     assert "curl" not in str(error)
 
 
@@ -335,7 +335,7 @@ def test_who_was_removed_asks_no_more(api, server, keys, monkeypatch):
         ben.ask(SUBMIT, a.ExperimentSubmitted)
         keys.remove(["ben"])
         eventually(lambda: api.keys.version)
-        with pytest.raises(RequestRejected, match="does not have the keys of ben"):
+        with pytest.raises(RequestRejected, match="lacks the keys of ben"):
             ben.ask(r.StopExperiment(name="exp"), a.RequestDone)
     assert api.queue.get("exp").state is a.ExperimentState.QUEUED
     assert reasons(api) == {"unknown_submitter"}
