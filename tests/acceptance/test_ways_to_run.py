@@ -37,7 +37,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
         found = set()
         for process in farm_processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # a host ends just now
-                found |= {process.pid} if process.name() == "tunemq-keeper" else set()
+                found |= {process.pid} if process.name() == "tunemq-watchdog" else set()
         return found
 
     warm_farms.stop_all()

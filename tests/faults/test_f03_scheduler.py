@@ -162,10 +162,11 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
     assert re.search(SUPERSEDED, farm.said()), farm
 
 
-def test_f03_a_search_that_ended_in_front_of_its_goodbye_says_it_later(farm):
+def test_f03_a_search_that_ended_in_front_of_its_deregistration_says_it_later(farm):
     submit(farm, 20, trials=1, steps=30, step_s=0.01)
     farm.wait_for_steps("search", 1, 1)
-    # It says no goodbye that the next one would not know of, and leaves as if it was killed then.
+    # It says no deregistration that the next one would not know of, and leaves as if it was killed
+    # then.
     in_the_way = farm.results / "search" / "journal" / "scheduler.new"
     in_the_way.mkdir()
     farm.open_gate("search", 30)

@@ -96,7 +96,7 @@ def test_f07_a_node_that_comes_while_redis_is_full_joins_when_there_is_room(farm
     run.wait_for_step(3, trials=1)
     fill(own)
     newcomer = own.add_node()
-    eventually(lambda: "ear.started" in newcomer.log())
+    eventually(lambda: "consumer.started" in newcomer.log())
     time.sleep(3.0)  # it tries to introduce itself meanwhile
     make_room(own)
     run.wait_for_step(1)

@@ -47,7 +47,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     assert there == kept, "nothing of what came late is left in the store"
     late = [one for one in run.all_of(m.ResultReported) if one.attempt == 1]
     assert max(one.step for one in late) > 100, "it has said all that it did meanwhile"
-    assert any("of a former incarnation" in line for line in run.told), run.told
+    assert any("of a former attempt" in line for line in run.told), run.told
     assert farm.nodes[node].process.poll() is None, "it goes on as a node"
     assert len(run.all_of(m.NodeJoined)) == 2, "and is no new one"
     assert not run.all_of(m.TrialProcessDied)

@@ -48,12 +48,12 @@ def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
 
 
 @pytest.mark.soak
-def test_f10_an_ear_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
+def test_f10_a_consumer_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=80)
     run.wait_for_step(3)
     for _ in range(2):
-        assert own.to_nodes.silence(b"BRPOP") == 2, "each node has an ear"
+        assert own.to_nodes.silence(b"BRPOP") == 2, "each node has a consumer"
         run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
     assert "was announced and did not come" in own.logs()

@@ -1,4 +1,4 @@
-"""F12: orders that come twice, in another order or never; ears that die with what they heard."""
+"""F12: orders that come twice, out of order or never; consumers that die with an order."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
 
 
 def consumers_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
-    """Run a search whose ears die whenever they have heard so many orders, with the last one."""
-    own = farm(variables={VARIABLE: f"ear.before_handover=kill@{every}"})
+    """Run a search whose consumers die with each ``every``-th order."""
+    own = farm(variables={VARIABLE: f"consumer.before_handover=kill@{every}"})
     run = ChainRun(own, tmp_path, steps=steps)
     waits = run.watch(step_within=60)
     run.ends(within=500)
-    deaths = own.logs().count("ear.died")
-    print(f"{deaths} ears died; the longest waits {sorted(waits)[-deaths:]}")
+    deaths = own.logs().count("consumer.died")
+    print(f"{deaths} consumers died; the longest waits {sorted(waits)[-deaths:]}")
     made_good_in_time(waits, deaths)
     each_was_started_once(run)
     run.leaves_no_key()
@@ -83,14 +83,14 @@ def consumers_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[flo
 
 
 @pytest.mark.slow
-def test_f12_ears_that_die_between_receipt_and_handover_lose_no_order_for_good(farm, tmp_path):
+def test_f12_consumers_that_die_between_receipt_and_handover_lose_no_order_for_good(farm, tmp_path):
     deaths, _ = consumers_die(farm, tmp_path, steps=30, every=6)
     assert deaths >= 8
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_f12_a_hundred_ears_die_between_receipt_and_handover(farm, tmp_path):
+def test_f12_a_hundred_consumers_die_between_receipt_and_handover(farm, tmp_path):
     deaths, waits = consumers_die(farm, tmp_path, steps=220, every=4)
     assert deaths >= 100
     assert max(waits) < MADE_GOOD_WITHIN_S, sorted(waits)[-5:]

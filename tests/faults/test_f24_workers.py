@@ -45,7 +45,7 @@ def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not
     farm.wait_for("search", "FINISHED")
     farm.check_results("search")
     (lost,) = farm.events("search", m.NodeLost)
-    assert lost.is_dead  # it said goodbye: nobody waited for its lease to run out
+    assert lost.is_dead  # it deregistered: nobody waited for its lease to run out
     assert len(farm.events("search", m.TrialPaused)) == 2
     assert not farm.events("search", m.TrialProcessDied)
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
@@ -98,7 +98,7 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
         redis_keys.REQUESTS,
     }
     assert for_ever <= {*own, redis_keys.events("farm")}, for_ever
-    # The next scheduler takes note of the goodbye, and removes what it is about.
+    # The next scheduler takes note of the deregistration, and removes what it is about.
     farm.add_worker("two")
     farm.start_scheduler()
     eventually(lambda: client.xlen(redis_keys.NODES) == 1)

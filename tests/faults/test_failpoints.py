@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 #: Which time a process dies there: late enough that its successors get on as well.
 OF_A_SEARCH = {
-    "ear.before_handover": 2,
-    "ear.after_handover": 2,
+    "consumer.before_handover": 2,
+    "consumer.after_handover": 2,
     "orders.before_obey": 2,
     "orders.after_obey": 2,
     "events.before_send": 20,
@@ -57,7 +57,12 @@ OF_A_SCRIPT = {
 #: What the script says when its node has died.
 DIED = b"The embedded node ended"
 #: Reached once in the life of a node, or only if nobody journals what it says.
-OF_A_NODE = ("hello.before_send", "hello.after_send", "goodbye.before_send", "goodbye.after_send")
+OF_A_NODE = (
+    "hello.before_send",
+    "hello.after_send",
+    "deregistration.before_send",
+    "deregistration.after_send",
+)
 OF_AN_OUTBOX = ("events.before_spill", "events.after_spill")
 
 
@@ -108,7 +113,7 @@ def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_schedule
     search.is_undisturbed()
     search.journal_gives_the_state()
     search.leaves_nothing()
-    if not name.startswith("ear."):  # of which the embedded node starts another by itself
+    if not name.startswith("consumer."):  # of which the embedded node starts another by itself
         assert DIED in search.said, str(search)
 
 
@@ -169,12 +174,12 @@ def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
     server, scheduler, tmp_path, name
 ):
     process = started(server, tmp_path / "node", f"{name}=kill")
-    if name.startswith("goodbye"):
+    if name.startswith("deregistration"):
         eventually(scheduler.registrations)
         process.terminate()
     assert process.wait(90) == -signal.SIGKILL
-    # Its goodbye counts if it was sent, and nobody waits for one that was not.
-    assert len(scheduler.deregistrations()) == (name == "goodbye.after_send")
+    # Its deregistration counts if it was sent, and nobody waits for one that was not.
+    assert len(scheduler.deregistrations()) == (name == "deregistration.after_send")
     the_next_one_works(server, scheduler, tmp_path / "node")
 
 

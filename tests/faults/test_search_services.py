@@ -1,4 +1,4 @@
-"""kill -9 of the node, of its ear and of the private Redis in the middle of a search."""
+"""kill -9 of the node, of its consumer and of the private Redis in the middle of a search."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Start = Callable[..., RunningSearch]
 
 #: Of each kind of service so many are killed.
 CONSUMERS, REDISES = 10, 3
-#: The median time until a command has its effect when the ear was killed just before; it is below a
-#: second where nobody else needs the processors.
+#: The median time until a command has its effect when the consumer was killed just before; it is
+#: below a second where nobody else needs the processors.
 HEARS_AGAIN_WITHIN_S = 5.0
 
 
@@ -55,7 +55,9 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
     its_own = {child.pid for child in node.children(recursive=True)} | search.families()
-    assert len(its_own) >= 2 + 2 * (4 if kind == "process_tree" else 1), "ear, forkserver, hosts"
+    assert len(its_own) >= 2 + 2 * (4 if kind == "process_tree" else 1), (
+        "consumer, forkserver, hosts"
+    )
     node.kill()
     killed_at = time.monotonic()
     eventually(lambda: not any(map(is_alive, its_own)), within=GONE_WITHIN_S)
@@ -75,7 +77,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     search.leaves_nothing()
 
 
-def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soon(start):
+def test_no_trial_notices_that_the_consumer_is_killed_ten_times_and_commands_come_soon(start):
     search = start(trials=2, steps=60, step_s=0.02, lock_step=True, gate=2)
     trial = search.trial(0)
     heard_after = []
@@ -121,14 +123,14 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
 
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
+def test_without_its_watchdog_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
     search = start(kind=kind, trials=2, steps=600, cpus=2)
-    for number in (0, 1):  # what has not come when Redis goes with the keeper is lost
+    for number in (0, 1):  # what has not come when Redis goes with the watchdog is lost
         search.wait_for(m.ResultReported, trial=search.trial(number), step=2)
     search.one(WATCHDOG).kill()
     assert search.ends() == 1, str(search)
 
-    assert "its keeper process ended (-9)" in search.said.decode()
+    assert "its watchdog process ended (-9)" in search.said.decode()
     assert search.recorded(0)[:2] == [(1, 1), (2, 2)]
     search.journal_gives_the_state()
     search.leaves_nothing(search.families())

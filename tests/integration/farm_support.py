@@ -150,7 +150,7 @@ class Scheduler:
         ]
 
     def deregistrations(self) -> list[str]:
-        """The incarnations that ended in peace."""
+        """The attempts that ended in peace."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
@@ -301,7 +301,7 @@ class Node:
         return (self.folder / "node.log").read_text()
 
     def consumers(self) -> int:
-        """The pid of what its ears are forked from; one that has just died is followed by another.
+        """The pid of the forkserver of its consumers; a dead one is replaced.
 
         The kernel's list of children may leave one out while another ends.
         """
@@ -316,11 +316,11 @@ class Node:
             ]
             return len(found) == 1
 
-        eventually(is_one, message=lambda: f"what forks ears: {found}")
+        eventually(is_one, message=lambda: f"what forks consumers: {found}")
         return found[0]
 
     def consumer(self) -> int | None:
-        """Its ear's pid."""
+        """Its consumer's pid."""
         return next(iter(children_of(self.consumers())), None)
 
     def forkserver_of(self, process: int) -> int:

@@ -451,7 +451,7 @@ def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
 def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
     farm.stop()
 
-    with pytest.raises(RedisUnavailable, match="keeper process ended"):
+    with pytest.raises(RedisUnavailable, match="watchdog process ended"):
         turn_until(executor, lambda: False)
 
 

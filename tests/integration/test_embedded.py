@@ -57,7 +57,7 @@ def pid_of(farm: EmbeddedFarm, service: str) -> int:
 
 
 def told_pid_of(farm: EmbeddedFarm, service: str) -> int:
-    """The same, once the keeper has told it: Redis may answer before."""
+    """The same, once the watchdog has told it: Redis may answer before."""
     eventually(lambda: pid_of(farm, service))
     return farm.pids[service]
 
@@ -180,7 +180,7 @@ def test_a_command_that_does_not_exist_is_given_up_and_named():
     farm.stop()
 
 
-def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
+def test_when_its_watchdog_is_killed_everything_goes_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
     services = [
         psutil.Process(told_pid_of(farm, name))
@@ -189,13 +189,13 @@ def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
     os.kill(farm.watchdog_pid, signal.SIGKILL)
 
     eventually(lambda: not any(process.is_running() for process in services))
-    assert "keeper process ended (-9)" in farm.trouble()
-    with pytest.raises(RedisUnavailable, match="keeper process ended"):
+    assert "watchdog process ended (-9)" in farm.trouble()
+    with pytest.raises(RedisUnavailable, match="watchdog process ended"):
         farm.wait_until_ready()
     farm.stop()
 
 
-def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
+def test_a_folder_that_a_killed_watchdog_left_is_removed_by_the_next_one():
     farm = start_farm("exec sleep 600")
     eventually(lambda: os.path.exists(os.path.join(farm.folder, "lock")))
     os.kill(farm.watchdog_pid, signal.SIGKILL)
@@ -250,7 +250,7 @@ def test_a_second_search_finds_the_farm_warm(stand_in):
     assert terms[1] > terms[0]
 
 
-def test_a_farm_whose_keeper_died_is_replaced(stand_in):
+def test_a_farm_whose_watchdog_died_is_replaced(stand_in):
     with embedded_farm(1) as first:
         os.kill(first.watchdog_pid, signal.SIGKILL)
         eventually(first.trouble)
@@ -341,7 +341,7 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
     farm.stop()
 
 
-def test_the_keeper_ends_everything_when_it_is_terminated(farm):
+def test_the_watchdog_ends_everything_when_it_is_terminated(farm):
     running = descendants(farm)
     os.kill(farm.watchdog_pid, signal.SIGTERM)
 

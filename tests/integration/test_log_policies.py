@@ -35,7 +35,7 @@ POLICIES = [
 
 
 def is_first(config: dict[str, Any]) -> bool:
-    """Whether this is the trial's first incarnation."""
+    """Whether this is the trial's first attempt."""
     folder = tune.get_context().get_trial_dir()
     try:
         Path(folder, "was_here").touch(exist_ok=False)
@@ -63,7 +63,7 @@ def events_of(results: tune.ResultGrid) -> list[m.Event]:
 
 
 def nodes_of(events: list[m.Event], trial: str) -> list[str]:
-    """The names of the nodes on which the trial's incarnations began, in their order."""
+    """The names of the nodes on which the trial's attempts began, in their order."""
     names: dict[str, str] = {}
     found, instance_id = [], ""
     for event in events:

@@ -29,14 +29,14 @@ def test_the_id_of_a_lost_search_is_that_of_its_trials():
     assert LOST.id == "ab12c"
 
 
-def test_nodes_keep_a_search_until_another_farm_was_there_or_it_said_goodbye(redis):
+def test_nodes_keep_a_search_until_another_farm_was_there_or_it_deregistered(redis):
     client = redis.client
     assert is_running(redis.url, LOST), "Redis was wiped, and nodes were not"
     client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm"), LOST.events_key]))
     client.xadd(LOST.events_key, {"h": "x"})
     assert is_running(redis.url, LOST)
     client.expire(LOST.events_key, 60)
-    assert not is_running(redis.url, LOST), "its scheduler said goodbye"
+    assert not is_running(redis.url, LOST), "its scheduler deregistered"
     client.persist(LOST.events_key)
     client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm")]))
     assert not is_running(redis.url, LOST), "another scheduler had the farm"

@@ -1,4 +1,4 @@
-"""A node as a process, with a real Redis, a real ear and real trial hosts."""
+"""A node as a process, with a real Redis, a real consumer and real trial hosts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def without_end(config):
 def is_sent_until_taken(node, scheduler, version, *orders):
     """Send an assignment again and again, as the executor does.
 
-    What was sent while Redis still knew an ear that is dead or deaf went there.
+    What was sent while Redis still knew a consumer that is dead or deaf went there.
     """
     sent_at = 0.0
 
@@ -74,7 +74,7 @@ def is_sent_until_taken(node, scheduler, version, *orders):
     eventually(is_taken, message=node.log)
 
 
-def test_a_node_says_what_it_offers_once_its_ear_hears(node, scheduler):
+def test_a_node_says_what_it_offers_once_its_consumer_hears(node, scheduler):
     assert node.registration.node == "node"
     assert node.registration.pid == node.process.pid
     assert node.registration.resources["cpu"] == 2
@@ -211,7 +211,7 @@ def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
     assert not is_alive(one.pid)
 
 
-def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
+def test_no_trial_notices_that_the_consumer_was_killed(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     consumer = node.consumer()
@@ -223,7 +223,7 @@ def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
     assert not scheduler.said(TrialProcessDied)
 
 
-def test_no_trial_notices_that_what_ears_are_forked_from_was_killed(node, scheduler):
+def test_no_trial_notices_that_what_consumers_are_forked_from_was_killed(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     consumer, consumers = node.consumer(), node.consumers()
@@ -245,7 +245,7 @@ def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, schedu
     assert [event.trial for event in scheduler.said(TrialFinished)] == ["fine"]
 
 
-def test_an_ear_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
+def test_a_consumer_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
     consumer = node.consumer()
     os.kill(consumer, signal.SIGSTOP)
     scheduler.announce(node.instance_id, 7)
@@ -338,7 +338,9 @@ def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, schedu
     process_tree = process_tree_of(node.process.pid)
     node.process.terminate()
     assert node.process.wait(60) == 0
-    assert not scheduler.said(SlotFreed)  # nor that a trial ended: its goodbye says it of all
+    assert not scheduler.said(
+        SlotFreed
+    )  # nor that a trial ended: its deregistration says it of all
     assert scheduler.deregistrations() == [node.instance_id]
     assert scheduler.lease(node.instance_id) == []
     eventually(lambda: not any(map(is_alive, process_tree)))

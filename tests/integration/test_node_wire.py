@@ -143,7 +143,7 @@ def both(transport: NodeTransport, node: Node, schedulers: list[Scheduler]) -> l
     return both
 
 
-def test_when_one_says_goodbye_the_other_does_not_notice(both, transport, node, server):
+def test_when_one_deregisters_the_other_does_not_notice(both, transport, node, server):
     one, two = both
     (pid,) = one.pids
     one.client.close()
@@ -244,7 +244,7 @@ def test_a_node_that_is_to_retire_takes_its_leave(both, transport, node):
     assert transport.trial_count(node.instance_id) == 0
 
 
-def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(server):
+def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_deregistration(server):
     with closing(FakeNode(server.url, "inc1")) as node:
         with closing(NodeTransport(server.url, term=1)) as transport:
             client = transport.add("one")
@@ -300,7 +300,9 @@ def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(tran
         assert until >= set(range(len(batches) + 1, 101))
 
 
-def test_a_goodbye_while_redis_is_away_is_said_when_it_is_back(both, transport, node, server):
+def test_a_deregistration_while_redis_is_away_is_said_when_it_is_back(
+    both, transport, node, server
+):
     one, two = both
     (pid,) = one.pids
     server.kill()

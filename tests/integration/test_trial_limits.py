@@ -160,7 +160,7 @@ def ends_the_search(config):
     from tunemq_shared.trial.session import report
 
     def leave(*_):
-        print("goodbye")
+        print("deregistration")
         sys.exit()
 
     signal.signal(signal.SIGTERM, leave)
@@ -176,7 +176,7 @@ def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_
     )
 
     assert failed.kind == "time_limit"
-    assert printed(scheduler, "stdout") == "goodbye\n"
+    assert printed(scheduler, "stdout") == "deregistration\n"
     assert not scheduler.said(TrialFinished)
 
 
@@ -254,7 +254,7 @@ def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node
     assert failed.kind == "time_limit"
 
 
-def test_time_spent_in_earlier_incarnations_counts(node, scheduler):
+def test_time_spent_in_earlier_instances_counts(node, scheduler):
     limits = TrialLimitSpec(trial_s=1000.5)
     failed = run(node, scheduler, sleeps, limits=limits, time_spent_s=1000.0)
     assert failed.kind == "trial_limit"

@@ -142,7 +142,7 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
     (root / "code" / "file").touch()
     (root / "code").chmod(0)  # a trial has done it
     (root / "node.log").touch(0o644)
-    (root / "ear.log").symlink_to("/etc/passwd")
+    (root / "consumer.log").symlink_to("/etc/passwd")
     (root / "notes").touch(0o644)
     (root / "lock").write_text("123\n")
 

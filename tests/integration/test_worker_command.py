@@ -157,7 +157,7 @@ def test_two_workers_do_not_share_a_working_folder(worker, server, scheduler, tm
     assert "--name" in second.said
 
 
-def test_ctrl_c_ends_an_idle_worker_at_once_and_says_goodbye(worker, scheduler):
+def test_ctrl_c_ends_an_idle_worker_at_once_and_deregisters(worker, scheduler):
     instance_id = worker.instance_id(scheduler)
     process_tree = process_tree_of(worker.process.pid)
     worker.send(signal.SIGINT)

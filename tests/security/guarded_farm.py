@@ -51,7 +51,7 @@ class GuardedFarm:
         self.worker: subprocess.Popen[bytes] | None = None
 
     def start(self, before: Sequence[str], *options: str, owner: int = 0) -> str:
-        """Start the worker; its incarnation."""
+        """Start the worker; its instance."""
         self._give(self.folder, owner)
         line = [*before, sys.executable, "-P", "-m", "tunemq", "worker", "--name", "node"]
         line += ["--workdir", str(self.folder / "node"), "--cpus", "2", *options]

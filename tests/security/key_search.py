@@ -26,7 +26,7 @@ _GETFD = 438
 #: Holds the key that it is given in all places where a process may hold one.
 _WATCHDOG = """
 import os, sys, time
-file = os.memfd_create("keeper")
+file = os.memfd_create("watchdog")
 os.write(file, os.environ["KEY"].encode())
 print("ready", flush=True)
 time.sleep(600)

@@ -39,7 +39,7 @@ def test_command_of_a_user_without_its_roles_rights_is_refused_with_the_fix(
 
 @pytest.mark.parametrize(
     ("command", "told"),
-    [("hmget", "the rights of its role in deploy/redis/users.acl"), ("brpop", "ear.died")],
+    [("hmget", "the rights of its role in deploy/redis/users.acl"), ("brpop", "consumer.died")],
 )
 def test_worker_whose_user_lacks_a_right_says_so_and_not_all_the_time(
     redis: SecuredRedis, tmp_path: Path, command: str, told: str

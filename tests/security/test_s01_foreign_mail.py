@@ -88,7 +88,7 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
     worker.rejected(command__unreadable=len(foreign))
     assert not gadget.path.exists()
     assert not scheduler.client.exists("stolen")
-    assert "ear.died" not in (tmp_path / "work" / "node.log").read_text()
+    assert "consumer.died" not in (tmp_path / "work" / "node.log").read_text()
     worker.says("is no task of ours")  # behind what Redis is told
     assert worker.said.count("is no task of ours") == 1
 

@@ -103,7 +103,7 @@ def test_s01_nothing_that_is_read_is_run_but_in_one_place() -> None:
 KEY_HOLDERS = {
     "the supervisor": "scheduler/tunemq_scheduler/farm/scheduler_service.py",
     "the node": "workers/tunemq_workers/node/node_process.py",
-    "the ear": "workers/tunemq_workers/broker/celery_consumer.py",
+    "the consumer": "workers/tunemq_workers/broker/celery_consumer.py",
     "transfers and log scanners": "workers/tunemq_workers/processes/child_start.py",
 }
 

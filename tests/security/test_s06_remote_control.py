@@ -52,7 +52,7 @@ def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
     consumers = _consumers(farm)
     assert len(consumers) == 1
     assert attacker.control.ping(timeout=1.0) == []  # nobody listens
-    queue = f"ear@{_instance_id(farm)}"
+    queue = f"consumer@{_instance_id(farm)}"
     for command, arguments in _COMMANDS.items():
         attacker.control.broadcast(command, arguments=arguments)
         attacker.control.broadcast(command, arguments=arguments, destination=[queue])
@@ -85,7 +85,7 @@ def test_s06_a_worker_that_does_listen_is_ended_by_the_same_broadcast(
 def _consumers(farm: FarmService) -> list[int]:
     """The processes of Celery's workers."""
     pids = process_tree_of(farm.workers["one"].pid)
-    return [pid for pid in pids if _name(pid) == "tunemq-ear"]
+    return [pid for pid in pids if _name(pid) == "tunemq-consumer"]
 
 
 def _name(pid: int) -> str:

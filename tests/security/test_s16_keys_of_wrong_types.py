@@ -115,7 +115,7 @@ def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, t
 
 
 def registration(client: redis_py.Redis) -> str:
-    """The incarnation of a node; while its queue is empty there is no key of it."""
+    """The instance of a node; while its queue is empty there is no key of it."""
     return client.keys(redis_keys.reply("*"))[0].decode().removeprefix(redis_keys.reply(""))
 
 

@@ -43,7 +43,7 @@ class Shapes(SimulationSettings, frozen=True, kw_only=True):
     shapes: tuple[dict[str, float], ...]
 
     def joined(self, instance_id: str, node: str, withheld: Any = None) -> m.NodeJoined:
-        """What an incarnation of a node says of itself."""
+        """What an instance of a node says of itself."""
         place = self.names().index(node)
         resources = self.shapes[place]
         gpus = tuple(

@@ -274,7 +274,7 @@ class HardSearch:
     # --- what happens -----------------------------------------------------------------------------
 
     def _leave(self, name: str) -> None:
-        """A node says goodbye."""
+        """A node deregisters."""
         farm = self.farm
         instance_id = farm.current[name]
         farm.remove(name)

@@ -60,7 +60,7 @@ def check_search(farm: SoakFarm) -> str:
     told.append(_no_file_is_left(farm))
     events = Counter(type(entry.event).__name__ for entry in journal_records)
     told.append(f"{len(journal_records)} events, {events['ExperimentResumed']} schedulers more")
-    told.append(f"{runner.repeated} results repeated, {runner.stale} of former incarnations")
+    told.append(f"{runner.repeated} results repeated, {runner.stale} of former attempts")
     return ", ".join(told)
 
 

@@ -26,7 +26,7 @@ _POLL_INTERVAL_S: Final = 1.0
 
 
 class _WatchedNode(msgspec.Struct):
-    """A node incarnation that introduced itself.
+    """A node instance that introduced itself.
 
     Attributes:
         silent_s: for how long its lease has not been renewed.
@@ -236,7 +236,7 @@ class FaultyTrialExecutor(DesiredStateExecutor):
             self._read_events.append(m.DevicesWithheld(instance_id, dict(withheld)))
 
     def _registered(self, instance_id: str) -> _WatchedNode | None:
-        """A node is new here, unless it is dead; its incarnation before is dead now."""
+        """A node is new here, unless it is dead; its instance before is dead now."""
         node = self._farm.nodes[instance_id]
         if instance_id in self._dead or self._farm.current[node.node] != instance_id:
             return None

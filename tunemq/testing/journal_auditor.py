@@ -6,8 +6,8 @@ own, which are simple enough to be seen to be right. What it checks:
 * **I1** no trial that was suggested is missing, and the counts are those of the trials;
 * **I2** a step of a trial is recorded once in its lineage; a node's event is journalled once;
 * **I3** recorded steps follow one another without a gap, and none follows a trial's last;
-* **I4** nothing that an older incarnation says is recorded;
-* **I5** a trial has one current incarnation; nobody holds more of a node than that has, and
+* **I4** nothing that an older attempt says is recorded;
+* **I5** a trial has one current attempt; nobody holds more of a node than that has, and
   nothing begins on a device that is withheld, nor on a node that a trial is kept away from;
 * **I7** what is kept stands in the store, and what is to be removed is kept by nobody;
 * **I8** the journal gives the state, and the orders, of the runner that wrote it.
@@ -30,7 +30,7 @@ from tunemq_scheduler.core.trials.trial import FINISHED, PAUSED, PENDING, RUNNIN
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol import messages as m
 
-#: (incarnation, number) -> the event that this node stated under this number, if that is known.
+#: (instance, number) -> the event that this node stated under this number, if that is known.
 StatedEvent = Callable[[str, int], m.Event | None]
 
 _SLACK = 1e-6

@@ -37,7 +37,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
         gpus: the GPUs of each, one node's after the other's.
         latency_s: from a host to the scheduler, and from the scheduler to a host.
         deaths: the share of nodes that die once, at a random time in ``death_window_s``; each comes
-            back as a new incarnation after ``downtime_s``.
+            back as a new attempt after ``downtime_s``.
         lease_s: how long it takes until a death is noticed.
         uploads: how checkpoints come to the store.
         horizon_error: run on so many steps past each horizon; only to show that tests would notice.
@@ -62,7 +62,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     def joined(
         self, instance_id: str, node: str, withheld: Mapping[str, str] | None = None
     ) -> m.NodeJoined:
-        """What an incarnation of a node says of itself."""
+        """What an instance of a node says of itself."""
         gpus = dict(zip(self.names(), self.gpus, strict=True)) if self.gpus else {}
         return m.NodeJoined(
             instance_id,

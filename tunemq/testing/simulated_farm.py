@@ -35,8 +35,8 @@ class SimulatedFarm:
             something is left on that node.
 
     Attributes:
-        nodes: every incarnation that ever was.
-        current: the newest incarnation of each node.
+        nodes: every instance that ever was.
+        current: the newest instance of each node.
         generation: of the wire; it grows when that is wiped.
         is_open: whether the wire takes what nodes send: one that was wiped has no stream until a
             scheduler makes a new one.

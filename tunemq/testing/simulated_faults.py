@@ -18,7 +18,7 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
             lost is sent again, as by a real node and a real scheduler; a node's batches are never
             in another order than that in which it sent them, its orders are.
         node_deaths, host_deaths, cut_offs, outages, wipes, bad_devices: how many of each happen at
-            random times before ``until_s``. A node that dies comes back as a new incarnation. One
+            random times before ``until_s``. A node that dies comes back as a new instance. One
             that is cut off comes back as it is, its hosts having gone on. In an outage all nodes
             are cut off. A wipe takes away all that is under way. On a bad device its node begins
             nothing; what has it goes on.

@@ -24,7 +24,7 @@ _ANSWER_S: Final = 0.5
 
 
 class SimulatedNode:
-    """One incarnation of a node.
+    """One instance of a node.
 
     Args:
         append: takes a batch that has come through, and the generation of the wire that the node

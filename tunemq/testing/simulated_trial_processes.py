@@ -120,7 +120,7 @@ class SimulatedTrialProcesses:
         self._uploads_waiting = plan.uploads_waiting
 
     def get(self, trial: str, attempt: int) -> SimulatedTrialProcess | None:
-        """The host of an incarnation, unless it has ended."""
+        """The host of an attempt, unless it has ended."""
         return self._processes.get((trial, attempt))
 
     def all(self) -> list[SimulatedTrialProcess]:
@@ -135,7 +135,7 @@ class SimulatedTrialProcesses:
     # --- orders, when they have arrived -----------------------------------------------------------
 
     def start(self, order: StartTrial) -> None:
-        """Begin to host an incarnation."""
+        """Begin to host an attempt."""
         ref, damaged = self._uploads.usable(order)
         at = self._time.now + self._skew(order.instance_id)
         started = m.TrialStarted(order.trial, order.attempt, 1, order.instance_id, "127.0.0.1", at)

@@ -1,1 +1,1 @@
-"""Runs: the node process, its ear, its forkservers and the trial hosts."""
+"""Runs: the node process, its consumer, its forkservers and the trial hosts."""

@@ -1,7 +1,7 @@
 """A node's working folder: what a dead node left in it goes, and logs stay below a size.
 
     lock                    who works here (a node of a farm)
-    node.log, ear.log, transfers.log, log_scanner.log, forkserver-N.log
+    node.log, consumer.log, transfers.log, log_scanner.log, forkserver-N.log
     cache/                  copies of checkpoints; `cache_folders` looks after it
     blobs/, code/           code, parameters and bundles; `dependencies` looks after them
     trials/                 the folders of trials that have none that the scheduler can read
@@ -40,7 +40,7 @@ PERIOD_S: Final = 20.0
 
 _SUFFIX: Final = ".log"
 _OWN: Final = re.compile(
-    rf"{LOCK}|(node|ear|transfers|log_scanner|forkserver-\d+){re.escape(_SUFFIX)}"
+    rf"{LOCK}|(node|consumer|transfers|log_scanner|forkserver-\d+){re.escape(_SUFFIX)}"
 )
 
 _log = logging.getLogger(__name__)

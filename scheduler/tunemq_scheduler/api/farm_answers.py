@@ -206,7 +206,7 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
             trial has it.
         trials: how many it hosts.
         version: of TuneMQ there.
-        since: when this incarnation introduced itself.
+        since: when this attempt introduced itself.
         refused: how many messages it refused, because they were not what its scheduler said.
     """
 

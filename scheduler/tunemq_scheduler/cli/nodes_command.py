@@ -31,7 +31,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " resume: it is used again. retire: it is drained, and its worker ends.",
     )
     parser.add_argument("change", nargs="?", choices=tuple(_REQUESTS), help="default: list them")
-    parser.add_argument("node", nargs="?", metavar="NODE", help="its name, or its incarnation")
+    parser.add_argument("node", nargs="?", metavar="NODE", help="its name, or its instance")
 
 
 def nodes(client: FarmClient, options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ class ResourceAmounts(msgspec.Struct, frozen=True, array_like=True):
 class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
     """So many slots for the same request would be used at once; best on the ``preferred`` node.
 
-    ``preferred`` is an incarnation, empty where any node is as good. ``excluded`` are those of
+    ``preferred`` is an instance, empty where any node is as good. ``excluded`` are those of
     which it would make no use. ``is_alone``: a trial that may kill its node; it runs only where no
     other trial does, of any experiment.
     """

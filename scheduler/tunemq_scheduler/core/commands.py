@@ -1,7 +1,7 @@
 """Orders that the runner gives; the loop has them carried out after the turn is journalled.
 
-Orders to the executor say what a node is to host. Orders to the record keepers (loggers, callbacks,
-the table) say what has become a fact.
+Orders to the executor say what a node is to host. Orders to callbacks (loggers,
+callbacks, the table) say what has become a fact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class StartTrial(Command, frozen=True):
-    """Host a trial on a node: a new incarnation (epoch) of it.
+    """Host a trial on a node: a new attempt (epoch) of it.
 
     It goes on from the first of ``restore`` that is usable, from nothing where that is empty.
     ``time_spent_s``: its ``time_total_s`` so far, which counts towards its limit. ``devices``: its
@@ -89,7 +89,7 @@ class ReattachTrial(Command, frozen=True):
     """A node has a slot taken for this, and may have missed orders: all of them once more.
 
     A host that is there goes on as if nothing had been; where there is none, and never was one, it
-    is started. ``is_wanted`` is False where another incarnation took over, or the trial is over:
+    is started. ``is_wanted`` is False where another attempt took over, or the trial is over:
     its host is killed. In any case its `SlotFreed` follows when nothing of it is left.
     """
 
@@ -101,7 +101,7 @@ class ReattachTrial(Command, frozen=True):
 
 
 class DropNode(Command, frozen=True):
-    """A node incarnation is lost and does not come back: nothing more is sent to it."""
+    """A node instance is lost and does not come back: nothing more is sent to it."""
 
     instance_id: str
 
@@ -110,7 +110,8 @@ ExecutorCommand = (
     StartTrial | ContinueTrial | StopTrial | PauseTrial | ReleaseTrial | ReattachTrial | DropNode
 )
 
-# --- to the record keepers ------------------------------------------------------------------------
+# --- to callbacks ---------------------------------------------------------------------------------
+# ------------------------------------------------------------------------
 
 
 class NotifyTrialAdded(Command, frozen=True):
@@ -151,7 +152,7 @@ class NotifyCheckpoint(Command, frozen=True):
 
 
 class NotifyFailure(Command, frozen=True):
-    """An incarnation failed; ``retried`` says whether the trial goes on.
+    """An attempt failed; ``retried`` says whether the trial goes on.
 
     ``kind`` is the class of the failure (`tunemq_scheduler.core.failure_policy.CLASSES`), ``told``
     which one it is of how many. A lost node is one only where it ends the trial.

@@ -165,7 +165,7 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Retr
 
 
 def match_of(trial: Trial, settings: RunnerSettings, action: str) -> LogMatch | None:
-    """The first thing that the trial's newest incarnation printed for which this action follows."""
+    """The first thing that the trial's newest attempt printed for which this action follows."""
     for pattern, line in trial.matched.items():
         if settings.action_of(pattern) == action:
             return LogMatch(pattern, line)

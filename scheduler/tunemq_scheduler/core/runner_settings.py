@@ -17,7 +17,7 @@ ALONE: Final = "alone"
 
 
 class LogRule(msgspec.Struct, frozen=True, array_like=True):
-    """What a line of a trial's output means: ``action`` follows when that incarnation fails."""
+    """What a line of a trial's output means: ``action`` follows when that attempt fails."""
 
     pattern: str
     action: str

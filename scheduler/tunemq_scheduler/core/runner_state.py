@@ -43,13 +43,13 @@ class RunnerState:
         finished: the other ones' summaries, packed.
         elapsed: seconds for which a scheduler ran the experiment, all runs together.
         suggested: how many configurations there are so far; ``exhausted``: no more come.
-        nodes: the incarnations that can be heard; ``away``: those that cannot, and may come back.
+        nodes: the instances that can be heard; ``away``: those that cannot, and may come back.
         offers: what may be had of them, where others use them, too; the newest of each.
         alone: the nodes that take no further trial, because one that may kill its node runs there
             (its id), or is to run there next (no id).
         giving_way: the trials that make room for others, and until when they have time for that.
         stale: facts that came too late to count; ``repeated``: results of steps that are recorded.
-        accepted: how far each node incarnation's events are journalled.
+        accepted: how far each node instance's events are journalled.
         cursor: the stream entry up to which all is read.
     """
 
@@ -79,7 +79,7 @@ class RunnerState:
         self.run = 1
         #: The first of those that shared their nodes' events with the newest; 0 for the very first.
         self.cold_run = 0
-        #: Incarnations of trials have higher epochs than this.
+        #: Attempts of trials have higher epochs than this.
         self.attempts_from = 0
         self.suggested = 0
         self.exhausted = False
@@ -118,16 +118,16 @@ class RunnerState:
         return ResultReview.DUE if is_due else ResultReview.BEFORE_HORIZON
 
     def is_current(self, trial: str, attempt: int) -> bool:
-        """Whether facts of this incarnation still count."""
+        """Whether facts of this attempt still count."""
         live = self.live.get(trial)
         return live is not None and self.is_attempt(live, attempt) and live.status not in FINISHED
 
     def is_attempt(self, trial: Trial, attempt: int) -> bool:
-        """Whether this is the trial's newest incarnation."""
+        """Whether this is the trial's newest attempt."""
         return trial.attempt == attempt
 
     def is_superseded(self, trial: str, attempt: int) -> bool:
-        """Whether a newer incarnation of the trial took the place of this one."""
+        """Whether a newer attempt of the trial took the place of this one."""
         is_known = trial in self.live or trial in self.finished
         return is_known and attempt < self.summary(trial).attempt
 
@@ -177,7 +177,7 @@ class RunnerState:
         return self.place_of(trial) is not None
 
     def avoided(self, trial: Trial) -> Container[str]:
-        """The nodes, by incarnation, that a trial is not placed on, whatever room they have."""
+        """The nodes, by attempt, that a trial is not placed on, whatever room they have."""
         names = self.kept_from(trial)
         return _ExcludedNodes(self, names) if names else ()
 
@@ -222,7 +222,7 @@ class RunnerState:
         return trial.started.hostname if trial.started is not None else ""
 
     def shunned_by(self, trial: Trial) -> list[str]:
-        """The nodes, by incarnation, that a trial is not placed on any more."""
+        """The nodes, by attempt, that a trial is not placed on any more."""
         names = self.kept_from(trial)
         return [one for one, joined in self.nodes.items() if joined.node in names] if names else []
 
@@ -296,7 +296,7 @@ class RunnerState:
         )
 
     def still_away(self, nodes: Iterable[str]) -> list[str]:
-        """Those of these nodes, by incarnation, that were lost and did not come back."""
+        """Those of these nodes, by instance, that were lost and did not come back."""
         return [one for one in nodes if one not in self.nodes]
 
     def review_nodes(self) -> None:

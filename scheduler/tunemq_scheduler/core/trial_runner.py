@@ -389,7 +389,7 @@ class TrialRunner(RunnerState):
         return commands
 
     def _devices_used(self, event: m.DevicesUsed) -> list[Command]:
-        """Of whichever incarnation: what one used that was given up was used all the same."""
+        """Of whichever attempt: what one used that was given up was used all the same."""
         if (trial := self.live.get(event.trial)) is not None:
             trial.devices_used = add_up(trial.devices_used, event.devices)
         return []

@@ -1,6 +1,6 @@
-"""What the keeper does to processes: starts them bound to its own life, and leaves none behind.
+"""What the watchdog does to processes: starts them bound to its own life, and leaves none behind.
 
-Imports only what costs no time: the keeper is in every script's path to its first result.
+Imports only what costs no time: the watchdog is in every script's path to its first result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
         return pid
     try:
         _turn_into(argv, environ, log, parent)
-    except BaseException as error:  # noqa: BLE001  nothing may return into the keeper's code; written to the process's log
+    except BaseException as error:  # noqa: BLE001  nothing may return into the watchdog's code; written to the process's log
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     os._exit(127)
 

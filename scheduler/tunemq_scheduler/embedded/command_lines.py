@@ -1,4 +1,4 @@
-"""The command lines of the keeper and of the node, and the environment that both get."""
+"""The command lines of the watchdog and of the node, and the environment that both get."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENTER: Final = (
 def watchdog_command(
     folder: str, control: int, script: int, services: dict[str, Sequence[str]]
 ) -> list[str]:
-    """How the keeper is started: isolated and without `site`, which halves its start."""
+    """How the watchdog is started: isolated and without `site`, which halves its start."""
     command = [sys.executable, "-I", "-S", "-c", _ENTER]
     command += [_folder_of("tunemq_scheduler"), _folder_of("tunemq_shared")]
     command += [folder, str(control), str(script)]

@@ -30,13 +30,13 @@ from tunemq_scheduler.embedded.watchdog import WATCHDOG_PID
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
 
-#: Makes the node's command line from the URL of Redis, a folder, the keeper's pid, the number of
+#: Makes the node's command line from the URL of Redis, a folder, the watchdog's pid, the number of
 #: CPUs and the file that says what to get ready for.
 NodeCommand = Callable[[str, str, str, int, str | None], list[str]]
 
 #: Redis answers within milliseconds; so long only where the machine is overloaded.
 _READY_WITHIN_S: Final = 20.0
-#: The keeper needs a few milliseconds to end everything, and gives up by itself after two seconds
+#: The watchdog needs a few milliseconds to end everything, and gives up by itself after two seconds
 #: that it could work. One that hangs is killed, and can then not end the orphans.
 _STOP_WITHIN_S: Final = 10.0
 _LOG_TAIL_BYTES: Final = 2000
@@ -53,13 +53,13 @@ _terms = itertools.count(1)
 
 
 class EmbeddedFarm:
-    """A Redis and a node of this script's own, watched by a keeper process.
+    """A Redis and a node of this script's own, watched by a watchdog process.
 
-    The constructor returns as soon as the keeper is started, so that a script can import what it
+    The constructor returns as soon as the watchdog is started, so that a script can import what it
     needs meanwhile; `wait_until_ready` waits for Redis. The node appears on the wire when it is
     ready.
 
-    **Threads.** May be made and stopped by any thread; PDEATHSIG is the keeper's business.
+    **Threads.** May be made and stopped by any thread; PDEATHSIG is the watchdog's business.
 
     **Fork.** A forked child of the script must call `forget` and leave the farm alone
     (`tunemq_scheduler.embedded.warm_farms` sees to it).
@@ -94,7 +94,7 @@ class EmbeddedFarm:
         self._notices: list[str] = []
         self._gave_up: str | None = None
         self._is_ending = False
-        #: The pids of the services, as far as the keeper has told.
+        #: The pids of the services, as far as the watchdog has told.
         self.pids: dict[str, int] = {}
         self.folder = make_runtime_folder()
         with contextlib.ExitStack() as undo:  # what fails, or is interrupted, leaves nothing
@@ -150,7 +150,7 @@ class EmbeddedFarm:
 
     @property
     def watchdog_pid(self) -> int:
-        """The pid of the keeper."""
+        """The pid of the watchdog."""
         return self._watchdog.pid
 
     def new_term(self) -> int:
@@ -171,7 +171,8 @@ class EmbeddedFarm:
                 trouble = f"its Redis did not answer within {within:g} s{log}"
             if trouble is not None:
                 raise RedisUnavailable(f"The embedded farm cannot be used: {trouble}.")
-            # Redis makes its socket when it is ready; a fact from the keeper ends the pause early.
+            # Redis makes its socket when it is ready; a fact from the watchdog ends the pause
+            # early.
             select.select([self._control], [], [], 0.002)
 
     def _redis_answers(self) -> bool:
@@ -190,7 +191,9 @@ class EmbeddedFarm:
         if self._gave_up is not None:
             return self._gave_up
         if self._watchdog.poll() is not None:
-            return f"its keeper process ended ({self._watchdog.returncode}){self._tail('watchdog')}"
+            return (
+                f"its watchdog process ended ({self._watchdog.returncode}){self._tail('watchdog')}"
+            )
         return None
 
     @property
@@ -199,14 +202,14 @@ class EmbeddedFarm:
         return not self._is_ending and self.trouble() is None
 
     def excuse_node(self) -> None:
-        """The node's newest death is not its own fault: the keeper is not to give it up for that.
+        """The node's newest death is not its own fault: the watchdog is not to give it up for that.
 
         Else a handful of trials that take their node with them would take the farm, too, before
         each is found out.
         """
         try:
             self._control.send(runtime_layout.excuse(runtime_layout.NODE).encode())
-        except OSError:  # the keeper is gone, which `trouble` tells
+        except OSError:  # the watchdog is gone, which `trouble` tells
             return
 
     def notices(self) -> list[str]:
@@ -219,7 +222,7 @@ class EmbeddedFarm:
         try:
             while heard := self._control.recv(4096):
                 self._status_lines += heard
-        except OSError:  # nothing (more) to read, or the keeper is gone
+        except OSError:  # nothing (more) to read, or the watchdog is gone
             pass
         *lines, self._status_lines = self._status_lines.split(b"\n")
         for line in lines:
@@ -250,7 +253,7 @@ class EmbeddedFarm:
         self._is_ending = True
         try:
             self._control.send(b"stop\n")
-        except OSError:  # the keeper is gone, and the rest with it
+        except OSError:  # the watchdog is gone, and the rest with it
             return
 
     def stop(self) -> None:

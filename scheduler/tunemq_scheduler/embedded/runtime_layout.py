@@ -1,6 +1,6 @@
 """What lies where in the runtime folder, and which folders belong to nobody any more.
 
-Imports only what costs no time: the keeper uses it.
+Imports only what costs no time: the watchdog uses it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PREFIX = "tunemq-farm-"
 SOCKET = "redis.sock"
 #: The services' names; the node's is also that of its scratch folder.
 REDIS, NODE = "redis", "node"
-WATCHDOG_LOG = "keeper.log"
+WATCHDOG_LOG = "watchdog.log"
 #: What the node gets ready for: it reads the file once and removes it.
 PREWARM = "prewarm.json"
 
 _LOCK = "lock"
-#: A folder without a lock is left alone for so long: its script may be about to start its keeper.
+#: A folder without a lock is left alone for so long: its script may be about to start its watchdog.
 _YOUNG_S = 60.0
 
 
@@ -30,7 +30,7 @@ def log_of(service: str) -> str:
 
 
 def excuse(service: str) -> str:
-    """What the script tells the keeper where a service's newest death was not its own fault."""
+    """What the script tells the watchdog where a service's newest death was not its own fault."""
     return f"excuse {service}\n"
 
 
@@ -48,7 +48,7 @@ def take_lock(folder: str) -> int:
 
 
 def remove_abandoned(beside: str) -> None:
-    """Delete the runtime folders next to ``beside`` whose keepers were killed."""
+    """Delete the runtime folders next to ``beside`` whose watchdogs were killed."""
     place = os.path.dirname(beside)
     for name in os.listdir(place):
         folder = os.path.join(place, name)

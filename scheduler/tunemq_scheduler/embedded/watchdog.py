@@ -1,4 +1,4 @@
-"""The keeper: a small process between the script and its farm, which outlives the one by a second.
+"""The watchdog: a process between a script and its farm, which ends a second after the script.
 
 The script starts it; it starts Redis and the node, starts them again when they die, and ends
 everything when the script ends, in whatever way. It exists because the kernel's PDEATHSIG follows
@@ -9,9 +9,9 @@ may be held by its children), and because somebody must be left to remove the fo
 It imports little of TuneMQ and nothing from outside the standard library, and starts with ``python
 -I -S``, so that no module of the user's can get in its way.
 
-Both ends speak lines. To the keeper: ``stop``, and ``excuse <service>`` where its newest death was
-not its own fault. To the script: ``started <service> <pid>``, ``died <service> <how>``, ``gave_up
-<service> <why>``.
+Both ends speak lines. To the watchdog: ``stop``, and ``excuse <service>`` where its newest death
+was not its own fault. To the script: ``started <service> <pid>``, ``died <service> <how>``,
+``gave_up <service> <why>``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import time
 from tunemq_scheduler.embedded import bound_processes, runtime_layout
 from tunemq_shared.system.process_control import become_subreaper, set_name
 
-#: Pauses before a service that died young is started again; after the last one the keeper gives up.
+#: Pauses before a service that died young is started again; after the last one the watchdog gives
+#: up.
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 1.0)
 #: A service that lived so long did not die young.
 _YOUNG_S = 10.0
@@ -35,8 +36,8 @@ _MOST_EXCUSED = 40
 #: What ends without us being able to wait for it (it sleeps in the kernel) is given up after so
 #: long.
 _TIMEOUT_S = 0.8
-#: In a command line, this stands for the keeper's pid.
-WATCHDOG_PID = "{keeper}"
+#: In a command line, this stands for the watchdog's pid.
+WATCHDOG_PID = "{watchdog}"
 
 
 class WatchedService:
@@ -76,7 +77,7 @@ class Watchdog:
 
     Args:
         folder: the runtime folder; removed at the end.
-        control: the keeper's end of a socket pair with the script.
+        control: the watchdog's end of a socket pair with the script.
         script: a pidfd of the script.
         services: in the order in which they are started; they are ended in the opposite one.
     """
@@ -194,7 +195,7 @@ def main() -> None:
     signal.pthread_sigmask(
         signal.SIG_SETMASK, []
     )  # the thread that started us may have blocked some
-    set_name("tunemq-keeper")
+    set_name("tunemq-watchdog")
     become_subreaper()
     services: list[WatchedService] = []
     while rest:

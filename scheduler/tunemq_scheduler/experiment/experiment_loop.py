@@ -104,7 +104,7 @@ class ExperimentLoop:
         self._requests: deque[m.Event] = deque()
         #: What nodes warned of in this turn, and what became of checkpoints.
         self._warnings: list[str] = []
-        #: Results in this turn of incarnations whose trials went on elsewhere.
+        #: Results in this turn of attempts whose trials went on elsewhere.
         self._superseded = 0
         #: Trials that began or ceased to wait for the store in this turn.
         self._store_waits: dict[str, None] = {}

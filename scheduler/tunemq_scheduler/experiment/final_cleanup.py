@@ -38,7 +38,7 @@ def settle_store(
     Nothing of it ends a search in error: what is left costs room, and nothing else.
 
     Args:
-        store: the search's, which nobody else uses any more but the keeper; closed here.
+        store: the search's, which nobody else uses any more but the watchdog; closed here.
         tell: shows a line to the person at the terminal.
         is_enough: whether that person has lost patience; asked now and then.
         check: raises `RunSuperseded` where another run has the store.

@@ -80,7 +80,7 @@ def result_to_json(result: dict[str, Any], config: msgspec.Raw, config_nulls: in
     except _REJECTED:
         return _exactly(result)
     nulls = encoded.count(b"null") - config_nulls
-    if nulls and nulls != [*result.values()].count(None):
+    if nulls and nulls != sum(one is None for key, one in result.items() if key != "config"):
         return _exactly(result)
     return encoded
 

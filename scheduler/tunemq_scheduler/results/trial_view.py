@@ -27,7 +27,7 @@ class TrialView:
         newest: the newest recorded result, as it was reported.
         checkpoint: the newest kept checkpoint, if any.
         error_file: where its failures are written; None while it has none.
-        hostname, node: where its newest incarnation runs or ran; the node is empty where that is
+        hostname, node: where its newest instance runs or ran; the node is empty where that is
             not known any more.
     """
 
@@ -80,7 +80,7 @@ class TrialView:
 
     @property
     def attempt(self) -> int:
-        """Its newest incarnation; 0 before the first."""
+        """Its newest attempt; 0 before the first."""
         return self.state.attempt
 
     @property

@@ -70,7 +70,7 @@ class CheckpointGarbageCollector:
             self._orders.append(removal)
             self._changed.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="store keeper", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="store watchdog", daemon=True)
             self._thread.start()
 
     def notices(self) -> list[str]:

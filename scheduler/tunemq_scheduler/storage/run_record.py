@@ -1,4 +1,4 @@
-"""`RunRecord`: which process ran an experiment last, its term, and whether it said goodbye.
+"""`RunRecord`: which process ran an experiment last, its term, and whether it deregistered.
 
 It lies beside the journal, and where the experiment has a store also beside the journal's copy
 there: the one knows of all runs from this folder, the other of all of this experiment, on

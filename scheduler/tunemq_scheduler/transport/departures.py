@@ -1,4 +1,4 @@
-"""Node incarnations that are dead as soon as their last events are read. Pure."""
+"""Node attempts that are dead as soon as their last events are read. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Deregistrations:
         self._said[instance_id] = entry_id, why
 
     def due(self, unfinished: Iterable[bytes]) -> dict[str, str]:
-        """Those of whom all is read that they appended before; why, by incarnation.
+        """Those of whom all is read that they appended before; why, by attempt.
 
         Args:
             unfinished: of each stream that may have more, the newest entry that was read.

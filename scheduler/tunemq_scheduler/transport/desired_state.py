@@ -1,4 +1,4 @@
-"""`DesiredState`: what one node incarnation is to host, and what of that it has confirmed. Pure."""
+"""`DesiredState`: what one node instance is to host, and what of that it has confirmed. Pure."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ class DesiredTrials:
     def put(self, order: TrialOrder) -> None:
         """Have the node do this about a trial; with ``start``, whatever it was told before.
 
-        Without it the order changes one that is known; about another incarnation it is ignored.
-        What is to be killed stands beside the trial's next incarnation.
+        Without it the order changes one that is known; about another attempt it is ignored.
+        What is to be killed stands beside the trial's next attempt.
         """
         if order.start is not None:
             if order.kill:

@@ -23,7 +23,7 @@ _GREATEST: Final = 2**64 - 1
 
 
 class NodeCursor(msgspec.Struct):
-    """What an experiment has to do with a node incarnation that it was told of.
+    """What an experiment has to do with a node instance that it was told of.
 
     Attributes:
         orders: its own for that node.
@@ -56,7 +56,7 @@ class ExperimentChannel:
         #: What it was not given yet; and how many it was given.
         self.read_events: list[ReadEvent] = []
         self.given = 0
-        #: By the incarnations of the nodes that it was told of, and that are not dead.
+        #: By the instances of the nodes that it was told of, and that are not dead.
         self.cursors: dict[str, NodeCursor] = {}
         #: Whether it takes no facts for now: nobody waits for it.
         self.is_full = False
@@ -66,7 +66,7 @@ class ExperimentChannel:
         self.beheaded: set[str] = set()
         #: Nodes that wait for its orders: until it has handled so many facts.
         self._unsettled: dict[str, int] = {}
-        #: Entries that were read and are not journalled yet: id, incarnation, number of the last
+        #: Entries that were read and are not journalled yet: id, attempt, number of the last
         #: event.
         self._unacknowledged: deque[tuple[bytes, str, int]] = deque()
 

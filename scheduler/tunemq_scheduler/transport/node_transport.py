@@ -41,9 +41,9 @@ from tunemq_shared.signing.live_keys import LiveKeys
 #: Leases and the generation are looked at this often.
 _POLL_INTERVAL_S: Final = redis_keys.LEASE_PERIOD_S / 2
 #: An order that was not confirmed by the first renewal after it was sent is sent again: it may have
-#: died with the ear that had read it. One that was only on its way does no harm twice.
+#: died with the consumer that had read it. One that was only on its way does no harm twice.
 _RENEWALS_UNTIL_RESENT: Final = 1
-#: What a dead incarnation would have fetched, or a finished experiment's node appended, goes after
+#: What a dead instance would have fetched, or a finished experiment's node appended, goes after
 #: so long.
 _EXPIRES_S: Final = 60
 #: How long `close` waits for nodes to fetch the news that nothing is wanted any more.
@@ -94,7 +94,7 @@ class NodeTransport:
         #: Clients whose streams are not there yet.
         self._new: list[ExperimentChannel] = []
         self._decoder = StreamDecoder(self._registry, self._signing)
-        #: Nodes that were sent a goodbye.
+        #: Nodes that were sent a deregistration.
         self._told: list[str] = []
         self._poll_due = 0.0
         self._redis_memory = RedisMemory()
@@ -131,7 +131,7 @@ class NodeTransport:
         """Close the connections.
 
         Args:
-            now: do not wait until nodes have read what the goodbyes of clients are to them.
+            now: do not wait until nodes have read what the deregistrations of clients are to them.
         """
         if self._wake_writer < 0:
             return
@@ -185,7 +185,7 @@ class NodeTransport:
         self._reader.hold(channel.events_key, is_held=channel.is_full)
 
     def _end(self, channel: ExperimentChannel) -> None:
-        """Say goodbye for a client; what cannot be said now is said when Redis is back."""
+        """Say deregistration for a client; what cannot be said now is said when Redis is back."""
         self._told = [redis_keys.queue(instance_id) for instance_id in self._registry.over(channel)]
         self._drop(channel)
         self._note_streams()
@@ -325,7 +325,7 @@ class NodeTransport:
         try:
             if self.is_away:
                 self._link()
-                self._post_commands()  # a goodbye may be among them; see `_end`
+                self._post_commands()  # a deregistration may be among them; see `_end`
                 self._send_changed()
                 self._connection.ask([])  # what was posted was done, too
                 self._redis.is_back()

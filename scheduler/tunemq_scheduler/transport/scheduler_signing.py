@@ -45,7 +45,7 @@ _ADVICE: Final = MappingProxyType(
 
 
 class RegistrationEntry(NamedTuple):
-    """An entry of the nodes' stream: a hello, or the incarnation that takes its leave."""
+    """An entry of the nodes' stream: a hello, or the instance that takes its leave."""
 
     body: bytes
     is_deregistration: bool
@@ -143,7 +143,7 @@ class SchedulerSigning:
         return None if opened is None else {redis_keys.HEADER: opened, redis_keys.EVENTS: events}
 
     def leases(self, values: Mapping[str, bytes | None]) -> list[bytes | None]:
-        """What the leases of these incarnations say; None where it is gone or refused.
+        """What the leases of these attempts say; None where it is gone or refused.
 
         A lease that was renewed says so by a greater number, and repeats the challenge of this
         scheduler, so that an old one does not pass for a sign of life.

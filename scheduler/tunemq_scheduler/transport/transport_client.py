@@ -80,7 +80,7 @@ class TransportClient:
         Args:
             nodes: those that it takes for alive.
             away: those that it takes for lost.
-            accepted: how far their events are journalled, by incarnation.
+            accepted: how far their events are journalled, by attempt.
         """
         for node in nodes:
             self._registry.expect(self._channel, node, acknowledged.get(node.instance_id, 0))
@@ -97,7 +97,7 @@ class TransportClient:
         self._channel.settle(self._channel.given if events_handled is None else events_handled)
 
     def acknowledge(self, acknowledged: Mapping[str, int]) -> None:
-        """Tell nodes how far their events, by incarnation, are journalled, and trim the stream."""
+        """Tell nodes how far their events, by instance, are journalled, and trim the stream."""
         self._registry.acknowledged_up_to(self._channel, acknowledged)
         trimming = self._channel.trim()
         if trimming is not None:

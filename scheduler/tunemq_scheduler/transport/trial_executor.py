@@ -56,7 +56,7 @@ class TrialExecutor(ABC):
         Args:
             nodes: those that the runner takes for alive.
             away: those that it takes for lost, and that may come back.
-            accepted: how far their events are journalled, by incarnation.
+            accepted: how far their events are journalled, by attempt.
         """
 
     def perform(self, commands: Sequence[ExecutorCommand]) -> None:
@@ -113,7 +113,7 @@ class TrialExecutor(ABC):
         """
 
     def drop_node(self, order: DropNode) -> None:  # noqa: B027  likewise
-        """Forget a node incarnation that is lost and will not return."""
+        """Forget a node instance that is lost and will not return."""
 
     def on_step_end(self) -> None:  # noqa: B027  a backend may send each order at once
         """The turn's orders have all been given: send what was put together."""
@@ -127,7 +127,7 @@ class TrialExecutor(ABC):
         time.sleep(seconds)
 
     def acknowledge(self, acknowledged: dict[str, int]) -> None:  # noqa: B027  a backend may keep nothing
-        """All events up to these numbers (by node incarnation) are journalled."""
+        """All events up to these numbers (by node instance) are journalled."""
 
     def wake(self) -> None:  # noqa: B027  a backend that never waits needs no waking
         """Make a waiting `poll` return soon; may be called from any thread or signal handler."""

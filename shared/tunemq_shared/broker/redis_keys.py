@@ -1,13 +1,14 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
 What scheduler and nodes say to each other is sealed (`tunemq_shared.signing.message_signing`):
-mail, each field of a reply, the challenge, leases, vitals, hellos and goodbyes, the headers of
-batches (with their events) and pieces of output. All else is of no use to who may forge it, but to
-hold the farm up.
+mail, each field of a reply, the challenge, leases, vitals, hellos and deregistrations, the headers
+of batches (with their events) and pieces of output. All else is of no use to who may forge it, but
+to hold the farm up.
 
 tunemq:generation     random, with the run of Redis that it was made in; gone or changed: the wire
                       was reset (scheduler sets it)
-tunemq:nodes          stream: NodeHello of every incarnation, and its goodbye when it ends in peace
+tunemq:nodes          stream: NodeHello of every instance, and its deregistration when it ends in
+peace
                       (nodes append, scheduler reads)
 tunemq:challenge      a random number that the scheduler replaces every few seconds, where it has
                       keys; a lease that does not repeat it is an old one (scheduler sets it)
@@ -20,8 +21,8 @@ tunemq:reply:<inc>    hash for that node: v newest assignment's term and version
                       events are journalled (scheduler sets them; node removes the last kind
                       when it forgets the experiment); expires REPLY_TTL_S after the node's death
 tunemq:events:<exp>   stream of event batches (scheduler creates, nodes append with NOMKSTREAM);
-                      each incarnation numbers its events in each stream from 1
-tunemq.node.<inc>     Celery queue of that incarnation
+                      each attempt numbers its events in each stream from 1
+tunemq.node.<inc>     Celery queue of that instance
 tunemq:farm           that a scheduler takes requests, and of which version, as JSON (it sets it)
 tunemq:requests       stream of what users ask of the farm (they append, the scheduler removes what
                       it begins to do)
@@ -86,22 +87,22 @@ HEADER, EVENTS, REGISTRATION, BYE = b"h", b"e", b"hello", b"bye"
 #: The field of an entry of a stream of output.
 PIECE: Final = b"o"
 
-#: Why an incarnation is fenced whose node introduced itself with another one.
+#: Why an instance is fenced whose node introduced itself with another one.
 STARTED_AGAIN: Final = "its node was started again"
 
 
 def lease(instance_id: str) -> str:
-    """The key of an incarnation's lease."""
+    """The key of an attempt's lease."""
     return f"tunemq:lease:{instance_id}"
 
 
 def node_metrics(instance_id: str) -> str:
-    """The key of what an incarnation says of its machine."""
+    """The key of what an attempt says of its machine."""
     return f"tunemq:vitals:{instance_id}"
 
 
 def reply(instance_id: str) -> str:
-    """The key of the scheduler's reply to an incarnation."""
+    """The key of the scheduler's reply to an attempt."""
     return f"tunemq:reply:{instance_id}"
 
 
@@ -136,5 +137,5 @@ def answer(request: str) -> str:
 
 
 def queue(instance_id: str) -> str:
-    """The name of an incarnation's Celery queue."""
+    """The name of an attempt's Celery queue."""
     return f"tunemq.node.{instance_id}"

@@ -13,7 +13,7 @@ class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         uuid: which one.
         model: its name, as its driver says.
-        seconds: how long the trial had it, all its incarnations together.
+        seconds: how long the trial had it, all its attempts together.
         share: of it that the trial had, such as 0.5; where that changed, the mean over the time.
         utilisation: the part of the time, from 0 to 1, in which the device did something, for
             whichever trial; None where nobody knows.

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-#: An assignment, and the base64 of one, which fits in a frame from the ear to its node.
+#: An assignment, and the base64 of one, which fits in a frame from the consumer to its node.
 COMMAND_BYTES: Final = 24 * 2**20 - 64
 COMMAND_TEXT_BYTES: Final = COMMAND_BYTES * 4 // 3 + 4
 #: An assignment as Celery's message: its base64 is JSON, and that is base64 again.
@@ -23,7 +23,7 @@ LINE_CHARACTERS: Final = 4096
 MOST_OF_NODE: Final = 1024
 MOST_LIBRARIES: Final = 4096
 
-#: A node's introduction, its goodbye, its lease, what it says of its machine.
+#: A node's introduction, its deregistration, its lease, what it says of its machine.
 REGISTRATION_BYTES: Final = 2**20
 DEREGISTRATION_BYTES: Final = 2**10
 LEASE_BYTES: Final = 2**10

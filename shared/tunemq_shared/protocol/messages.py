@@ -6,7 +6,7 @@ journal holds both, in the order in which they were handled. What an algorithm a
 event is a fact too, an `AlgorithmAnswer`, journalled beside the event (DESIGN: the core).
 
 Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and
-are shown, never compared. Names: ``trial`` is a trial's id, ``attempt`` one incarnation of it on
+are shown, never compared. Names: ``trial`` is a trial's id, ``attempt`` one attempt of it on
 one host.
 """
 
@@ -119,7 +119,7 @@ class CheckpointLost(Message, frozen=True, tag="unkept"):
 class CheckpointDamaged(Message, frozen=True, tag="damaged"):
     """A trial could not be restored from ``key``; ``instead`` is taken, nothing where it is empty.
 
-    ``attempt`` is the incarnation that tried.
+    ``attempt`` is the attempt that tried.
     """
 
     trial: str
@@ -210,7 +210,7 @@ class SlotFreed(Message, frozen=True, tag="freed"):
 
 
 class DevicesUsed(Message, frozen=True, tag="used"):
-    """What an incarnation used of each GPU that it had; told before its HostFreed."""
+    """What an attempt used of each GPU that it had; told before its HostFreed."""
 
     trial: str
     attempt: int
@@ -220,7 +220,7 @@ class DevicesUsed(Message, frozen=True, tag="used"):
 class LogMatched(Message, frozen=True, tag="logged"):
     """A line that the trial, or what it started, printed matches a log policy's ``pattern``.
 
-    Told once of each pattern and incarnation, and before the TrialFailed or HostDied of that: what
+    Told once of each pattern and attempt, and before the TrialFailed or HostDied of that: what
     follows from it follows from the failure. ``line`` is its beginning, without control characters.
     """
 
@@ -277,7 +277,7 @@ class Gpu(Message, frozen=True):
 
 
 class NodeJoined(Message, frozen=True, tag="joined"):
-    """A node incarnation offers its resources (name to amount).
+    """A node instance offers its resources (name to amount).
 
     ``gpus``: its devices, where they are known one by one. ``is_shared``: other experiments use the
     node, too; of it this one has nothing until it is offered something (`NodeOffered`).
@@ -310,7 +310,7 @@ class NodeOffered(Message, frozen=True, tag="offered"):
 
 
 class NodeLost(Message, frozen=True, tag="lost"):
-    """A node incarnation is silent for too long: its trials may be started elsewhere.
+    """A node attempt is silent for too long: its trials may be started elsewhere.
 
     ``is_dead``: it will not come back (its node was started again, or its machine is ours and it
     ended), so that nothing of it has to be kept in mind. ``is_shared``: trials of other experiments
@@ -324,7 +324,7 @@ class NodeLost(Message, frozen=True, tag="lost"):
 
 
 class NodeReturned(Message, frozen=True, tag="returned"):
-    """A lost incarnation is heard again: what nobody took over from it is its own as before."""
+    """A lost attempt is heard again: what nobody took over from it is its own as before."""
 
     instance_id: str
 
@@ -363,7 +363,7 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
-    """Events ``first`` to ``last`` of an incarnation follow; ``cursor`` is their stream entry."""
+    """Events ``first`` to ``last`` of an attempt follow; ``cursor`` is their stream entry."""
 
     instance_id: str
     first: int

@@ -64,7 +64,7 @@ class TrialSpec(Order, frozen=True):
     checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
     each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
     that is being uploaded. ``limits`` are what the host is killed for; ``time_spent_s`` is the
-    ``time_total_s`` of the trial's last recorded result, in incarnations before this one.
+    ``time_total_s`` of the trial's last recorded result, in attempts before this one.
     ``devices`` are the GPUs that it may see, by UUID, and its share of each; empty where it has
     none, or where its node's GPUs are known by their number only. ``bundle`` is the folder of code
     that comes first where it imports from, ``blobs`` is what ``code`` needs beside itself. A

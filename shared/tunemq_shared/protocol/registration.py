@@ -19,12 +19,12 @@ from tunemq_shared.protocol.messages import Gpu, Message
 
 
 class NodeRegistration(Message, frozen=True):
-    """A node incarnation introduces itself on the nodes' stream.
+    """A node instance introduces itself on the nodes' stream.
 
     ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
     UUIDs of all on which nothing may begin now, and why, for people. A node says hello again
     whenever that changes; ``number`` grows with each change. ``began`` is the Unix time of its
-    start there: an incarnation takes the place of none of its node that began later. So nobody can
+    start there: an instance takes the place of none of its node that began later. So nobody can
     use a hello of yesterday.
     """
 
@@ -48,7 +48,7 @@ class NodeRegistration(Message, frozen=True):
 class BatchHeader(Message, frozen=True):
     """Stands before a batch: from whom, the number of its first event, the assignment taken.
 
-    An incarnation numbers its events in each stream from 1.
+    An attempt numbers its events in each stream from 1.
     """
 
     protocol: int

@@ -20,14 +20,13 @@ OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repea
 class RejectionCount(NamedTuple):
     """How many messages of a kind were refused for one reason.
 
-    ``kind``: request, hello, goodbye, events, lease, vitals, output, mail, reply or challenge; or
-    key, with the reason ``wrong_type``: a key in Redis that had another type than the farm's has.
-    ``reason``: as
-    `tunemq_shared.signing.message_signing.InvalidSignature` has it, else ``oversized``,
-    ``unreadable``, ``version`` (of another version of TuneMQ), ``incarnation`` (for another node),
-    ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated``; of these four see `OFTEN_HONEST`.
-    Or ``early``: of a time that has not come yet. Or ``unanswered``: a lease that does not repeat
-    the scheduler's challenge.
+    ``kind``: request, hello, deregistration, events, lease, vitals, output, mail, reply or
+    challenge; or key, with the reason ``wrong_type``: a key in Redis that had another type than the
+    farm's has. ``reason``: as `tunemq_shared.signing.message_signing.InvalidSignature` has it, else
+    ``oversized``, ``unreadable``, ``version`` (of another version of TuneMQ), ``instance`` (for
+    another node), ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated``; of these four see
+    `OFTEN_HONEST`. Or ``early``: of a time that has not come yet. Or ``unanswered``: a lease that
+    does not repeat the scheduler's challenge.
     """
 
     kind: str

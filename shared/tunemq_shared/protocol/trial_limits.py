@@ -13,7 +13,7 @@ class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         step_s: seconds from one report to the next, or from the start to the first.
-        trial_s: seconds in all, those of earlier incarnations included.
+        trial_s: seconds in all, those of earlier attempts included.
         stall_s: seconds without a report, after which the trial's Python stack is written to its
             log before it is killed.
         memory: bytes that the host's whole family holds in memory.

@@ -1,6 +1,7 @@
 """What the kernel tells of processes: whose children they are, whether and how they ended.
 
-Imports little: the keeper of an embedded farm, in every script's path to its first result, uses it.
+Imports little: the watchdog of an embedded farm, in every script's path to its first result, uses
+it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tunemq_shared.system.plain_files import opened_below
 
 #: What a trial's files may take together in the store; those that are too much stay out.
 LIMIT_BYTES: Final = 2**30
-#: The files that each incarnation of a trial has of its own.
+#: The files that each attempt of a trial has of its own.
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
 #: What a worker may not write in the store, at any depth: see ``deploy/minio/worker-policy.json``.
 _SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
@@ -41,7 +41,7 @@ def send_folder(
 ) -> None:
     """Put each file below ``folder`` into the store, under its name below ``key``.
 
-    What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
+    What each attempt printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
     scheduler has put together while they ran. Empty output is left out, and so are a file that
     somebody writes to (it is sent when he has ended), checkpoints of a save that did not end,
     files with a name that is the scheduler's alone, and files with a name that the store takes for

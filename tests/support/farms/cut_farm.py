@@ -100,7 +100,7 @@ class CutRun(ChainRun):
         return self.all_of(kind)[count - 1]
 
     def node_of(self, trial: int, attempt: int = 1) -> int:
-        """The number of the node that hosts an incarnation of a trial."""
+        """The number of the node that hosts an attempt of a trial."""
         start = self.wait_for_start(trial, attempt)
         found: list[int] = []
 
@@ -113,7 +113,7 @@ class CutRun(ChainRun):
         return found[0]
 
     def wait_for_start(self, trial: int, attempt: int, within: float = 60.0) -> m.TrialStarted:
-        """Wait until an incarnation of a trial has started; returns what was said of it."""
+        """Wait until an attempt of a trial has started; returns what was said of it."""
         found: list[m.TrialStarted] = []
 
         def has_started() -> bool:
@@ -128,7 +128,7 @@ class CutRun(ChainRun):
         return found[0]
 
     def wait_for_recorded(self, step: int, attempt: int, within: float = 60.0) -> None:
-        """Wait until an incarnation has reported a step as far as this."""
+        """Wait until an attempt has reported a step as far as this."""
         eventually(
             lambda: any(
                 one.attempt == attempt and one.step >= step for one in self.all_of(m.ResultReported)

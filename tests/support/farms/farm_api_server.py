@@ -161,17 +161,17 @@ class FakeNodeControl:
     def asked(self) -> tuple[str, ...]:
         return ("beta", "delta")
 
-    def drain(self, incarnation: str, reason: str) -> str:
-        self.told.append(("drain", incarnation, reason))
-        return f"{incarnation} is drained"
+    def drain(self, attempt: str, reason: str) -> str:
+        self.told.append(("drain", attempt, reason))
+        return f"{attempt} is drained"
 
-    def resume(self, incarnation: str) -> str:
-        self.told.append(("resume", incarnation))
-        return f"{incarnation} is used again"
+    def resume(self, attempt: str) -> str:
+        self.told.append(("resume", attempt))
+        return f"{attempt} is used again"
 
-    def retire(self, incarnation: str, reason: str) -> str:
-        self.told.append(("retire", incarnation, reason))
-        return f"{incarnation} is retired"
+    def retire(self, attempt: str, reason: str) -> str:
+        self.told.append(("retire", attempt, reason))
+        return f"{attempt} is retired"
 
 
 class ServedApi:

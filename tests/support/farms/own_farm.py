@@ -59,7 +59,7 @@ class AsksAtEveryResult(tune.Stopper):
 
 
 class NodeProcess:
-    """A node's process; started again it is another incarnation."""
+    """A node's process; started again it is another instance."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ SCRIPT = Path(__file__).parents[2] / "faults" / "scripts" / "search.py"
 MARK = "SEARCH_TEST_MARK"
 #: What stands in the names or command lines of the farm's processes, and in no other's.
 WATCHDOG, REDIS = "embedded.watchdog", "redis-server"
-NODE, CONSUMER = "tunemq_workers.node.node_process", "tunemq-ear"
+NODE, CONSUMER = "tunemq_workers.node.node_process", "tunemq-consumer"
 #: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
 GONE_WITHIN_S = 60.0
 #: A shell that becomes the script.
@@ -214,7 +214,7 @@ class RunningSearch:
             # Redis writes its title over its environment, and its socket's path into the title.
             if str(self.runtime) not in line and process.environ().get(MARK) != self.mark:
                 return False
-            # The command lines of all services are arguments of the keeper.
+            # The command lines of all services are arguments of the watchdog.
             return part in f"{process.name()} {line}" and (
                 WATCHDOG not in line or part in {"", WATCHDOG}
             )

@@ -15,7 +15,7 @@ NODE, STRANGER = 1000, 7
 
 
 class Gpus:
-    """A keeper, with GPUs of 80 GiB that are what ``held`` says.
+    """A watchdog, with GPUs of 80 GiB that are what ``held`` says.
 
     Attributes:
         held: of each GPU by process what it holds, whether it lives or not.

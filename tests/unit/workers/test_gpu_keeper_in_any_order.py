@@ -19,7 +19,7 @@ sizes = st.sampled_from((2 * GIB, 4 * GIB, 30 * GIB))
 
 
 class Machine(RuleBasedStateMachine):
-    """What the driver would say is kept beside: it is what the keeper's word is compared with."""
+    """What the driver would say is kept beside: it is what the watchdog's word is compared with."""
 
     def __init__(self):
         super().__init__()

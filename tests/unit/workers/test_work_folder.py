@@ -47,7 +47,7 @@ def test_long_logs_are_cut_to_their_newest_half_and_other_files_left_alone(tmp_p
     lines = [f"line {n}\n" for n in range(1000)]
     for name in ("node.log", "forkserver-1.log", "weights.bin"):
         (tmp_path / name).write_text("".join(lines))
-    (tmp_path / "ear.log").write_text("short\n")
+    (tmp_path / "consumer.log").write_text("short\n")
     cap_logs(str(tmp_path), 4_000)
     for name in ("node.log", "forkserver-1.log"):
         first, *rest = (tmp_path / name).read_text().splitlines(keepends=True)
@@ -55,7 +55,7 @@ def test_long_logs_are_cut_to_their_newest_half_and_other_files_left_alone(tmp_p
         assert rest == lines[-len(rest) :]
         assert (tmp_path / name).stat().st_size <= 2_100
     assert (tmp_path / "weights.bin").read_text() == "".join(lines)
-    assert (tmp_path / "ear.log").read_text() == "short\n"
+    assert (tmp_path / "consumer.log").read_text() == "short\n"
 
 
 def test_logs_are_looked_at_again_and_again_even_if_the_disk_refuses(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ear: a Celery worker that hears a node's mail and hands it on, unread.
+"""The consumer: a Celery worker that hears a node's mail and hands it on, unread.
 
 It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
 nothing, so every trouble has one cure: it ends, and its node has another. It ends when its
@@ -9,9 +9,9 @@ waits for a Redis that is away.
 On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
 argument, or REFUSED with the reason for what was no such task.
 
-A command that died with an ear waits for the next one, and to import Celery takes half a second of
-a processor. So what the node starts is a forkserver: it imports Celery, and forks one ear at a
-time, which is ready after a twentieth of that.
+A command that died with a consumer waits for the next one, and to import Celery takes half a second
+of a processor. So what the node starts is a forkserver: it imports Celery, and forks one consumer
+at a time, which is ready after a twentieth of that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_", "KOMBU_"))]:
     del os.environ[_name]
 # A node waits for this import, and a collection that finds nothing is 5 % of it; frozen, what was
-# imported is shared with the ears.
+# imported is shared with the consumers.
 gc.disable()
 
 from celery import Celery, signals  # noqa: E402
@@ -86,12 +86,12 @@ _POLL_INTERVAL_S: Final = 0.5
 _KNOCK_S: Final = (0.05, 0.2)
 #: How Celery's worker takes a message from Redis.
 _POP: Final = "BRPOP"
-#: What an ear that was found deaf ends with.
+#: What a consumer that was found deaf ends with.
 _EXIT_HUNG: Final = 70
 
 
 def main() -> None:
-    """Fork ears for the node incarnation named on the command line, one whenever it wants one."""
+    """Fork consumers for the node instance named on the command line, one whenever it wants one."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.broker.celery_consumer")
     parser.add_argument("--instance-id", required=True)
     parser.add_argument("--fd", type=int, required=True)
@@ -118,14 +118,14 @@ def main() -> None:
 
 
 def _listen(redis_url: str, instance_id: str, node: socket.socket) -> None:
-    """Be an ear until something breaks, and end the process."""
-    set_name("tunemq-ear")
+    """Be a consumer until something breaks, and end the process."""
+    set_name("tunemq-consumer")
     # Celery warns root of pickles in messages; only JSON is accepted here.
     warnings.simplefilter("ignore", SecurityWarning)
     app = make_app(redis_url, redis_keys.queue(instance_id), node.sendall)
     worker = _Worker(
         app=app,
-        hostname=f"ear@{instance_id}",
+        hostname=f"consumer@{instance_id}",
         pool="solo",
         concurrency=1,
         loglevel="WARNING",
@@ -169,11 +169,11 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
             "polling_interval": 5,
             "priority_steps": [0],
             # Nothing is ever unacknowledged, so nothing is kept to be given again, nor looked for:
-            # an ear may do no more in Redis than take what is in its queue.
+            # a consumer may do no more in Redis than take what is in its queue.
             "ack_emulation": False,
             "unacked_restore_interval": 86_400,
         },
-        # A new ear is there sooner than Celery's second attempt.
+        # A new consumer is there sooner than Celery's second attempt.
         broker_connection_retry=False,
         broker_connection_retry_on_startup=False,
         accept_content=["json"],
@@ -201,9 +201,9 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
 
     @app.task(name=redis_keys.TASK)  # type: ignore[untyped-decorator]
     def run_steps(payload: str) -> None:
-        failpoint("ear.before_handover")
+        failpoint("consumer.before_handover")
         send(frame(COMMAND, payload.encode()))
-        failpoint("ear.after_handover")
+        failpoint("consumer.after_handover")
 
     return app
 
@@ -240,7 +240,7 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
 
         def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
             params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
-            # What the library is called an ear has no right to say; of version 3 it says more.
+            # What the library is called a consumer has no right to say; of version 3 it says more.
             return {**params, "driver_info": None, "protocol": 2}
 
     class OurTransport(Transport):
@@ -259,7 +259,7 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
 def _wait_for_redis(url: str) -> None:
     """Return when Redis answers: Celery's worker would give up.
 
-    The node ends an ear that waits for too long with Redis there.
+    The node ends a consumer that waits for too long with Redis there.
     """
     address = parse_address(url)
     pause_s, longest_s = _KNOCK_S

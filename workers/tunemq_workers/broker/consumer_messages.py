@@ -1,10 +1,11 @@
-"""Which messages of a node's queue an ear gives to Celery: those that a scheduler of ours makes.
+"""Which messages of a node's queue a consumer gives to Celery: only those of our schedulers.
 
 Anybody who may write to Redis can put anything into a queue, and what Celery does with a message
 depends on what that says: it unpacks it, keeps it for a time that it names, sends others on, makes
-objects of tables that name a type. So an ear looks at each as it came, before anything else does,
-takes one whose every part is as `tunemq_scheduler.transport.redis.celery_publisher` makes it, and
-gives on these parts alone. Whether the assignment in it is the scheduler's is for the node to see.
+objects of tables that name a type. So a consumer looks at each as it came, before anything else
+does, takes one whose every part is as `tunemq_scheduler.transport.redis.celery_publisher` makes it,
+and gives on these parts alone. Whether the assignment in it is the scheduler's is for the node to
+see.
 """
 
 from __future__ import annotations

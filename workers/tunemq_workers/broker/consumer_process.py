@@ -1,4 +1,4 @@
-"""The node's hold on its ear: has it forked, hears it, has another when it dies or goes deaf."""
+"""Supervises the Celery consumer process and restarts it when it exits or hangs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import UNREADABLE
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
-#: An ear that needs longer to consume its queue is started anew.
+#: A consumer that needs longer to consume its queue is started anew.
 _STARTING_S: Final = 15.0
-#: Ears that die sooner than this after they were ready are started less and less often.
+#: Consumers that die sooner than this after they were ready are started less and less often.
 _STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
-#: How long ear and forkserver may take to end when the node does.
+#: How long consumer and forkserver may take to end when the node does.
 _CLOSE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class ConsumerProcess:
-    """Keeps one ear alive, and the forkserver that it comes from.
+    """Keeps one consumer alive, and the forkserver that it comes from.
 
     Args:
         reactor: calls back.
-        start: starts a forkserver of ears.
+        start: starts a forkserver of consumers.
         first: one that runs already.
         children: the pids of the node's own children; the forkserver's is kept there.
-        on_ready: an ear consumes the queue.
+        on_ready: a consumer consumes the queue.
         on_mail: a task's argument came.
         on_refused: something else came, and was refused for this reason.
-        on_death: the ear ended by itself; `start_if_none` starts another.
+        on_death: the consumer ended by itself; `start_if_none` starts another.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ConsumerProcess:
         self._start_now()
 
     def start_if_none(self) -> None:
-        """Start an ear unless there is one; after several that died young, not at once."""
+        """Start a consumer unless there is one; after several that died young, not at once."""
         if self._consumer is not None or self._pending is not None:
             return
         if self._deaths_in_a_row <= 1:
@@ -82,11 +82,11 @@ class ConsumerProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an ear consumes the queue, as far as we know."""
+        """Whether a consumer consumes the queue, as far as we know."""
         return self._is_ready
 
     def redis_is_away(self) -> None:
-        """Put another ear in the place of one that is ready: its connection may be dead.
+        """Put another consumer in the place of one that is ready: its connection may be dead.
 
         Not when Redis is back: then others start at the same time, and commands wait for it. The
         new one waits for Redis, with nothing left to do but to connect.
@@ -96,7 +96,7 @@ class ConsumerProcess:
             self.restart("Redis is away")
 
     def redis_is_back(self) -> None:
-        """Have an ear at once, and give one that waited for Redis its time to connect."""
+        """Have a consumer at once, and give one that waited for Redis its time to connect."""
         self._is_redis_away = False
         if self._pending is not None:
             self._pending.cancel()
@@ -107,22 +107,22 @@ class ConsumerProcess:
             self._expect_ready(self._consumer)
 
     def restart(self, reason: str) -> None:
-        """Put another ear in the place of this one."""
-        _log.info("ear.restart reason=%r", reason)
+        """Put another consumer in the place of this one."""
+        _log.info("consumer.restart reason=%r", reason)
         self._drop()
         if self._pending is not None:
             self._pending.cancel()
         self._start_now()
 
     def close(self) -> None:
-        """End the ear, and wait for its end: the process may go on, as another node."""
+        """End the consumer, and wait for its end: the process may go on, as another node."""
         if self._pending is not None:
             self._pending.cancel()
         self._drop()
         if (forkserver := self._forkserver) is not None:
             self._forkserver = None
             self._reactor.unwatch(forkserver.sock)
-            forkserver.sock.close()  # it ends its ear and itself
+            forkserver.sock.close()  # it ends its consumer and itself
             pidfd = os.pidfd_open(forkserver.pid)
             if not is_readable(pidfd, _CLOSE_S):
                 os.kill(forkserver.pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ class ConsumerProcess:
             assert self._forkserver is not None
             consumer = fork_consumer(self._forkserver)
         except OSError as problem:  # no process is to be had now; one that dies frees one
-            _log.error("ear.not_started problem=%r", str(problem))
+            _log.error("consumer.not_started problem=%r", str(problem))
             self._pending = self._reactor.after(_BACK_OFF_S[1], self._start_now)
         else:
             self._hear(consumer)
@@ -150,10 +150,10 @@ class ConsumerProcess:
         self._children.add(forkserver.pid)
         # It never writes: this is its end.
         self._reactor.watch(forkserver.sock, lambda _: self._forkserver_died())
-        _log.info("ear.forkserver pid=%d", forkserver.pid)
+        _log.info("consumer.forkserver pid=%d", forkserver.pid)
 
     def _forkserver_died(self) -> None:
-        _log.warning("ear.forkserver_died")
+        _log.warning("consumer.forkserver_died")
         self._deaths_in_a_row += 1
         if self._pending is not None:
             self._pending.cancel()
@@ -163,7 +163,7 @@ class ConsumerProcess:
         self._on_death()
 
     def _drop_forkserver(self) -> None:
-        """Kill it; what is left of it and of its ear is nobody's."""
+        """Kill it; what is left of it and of its consumer is nobody's."""
         if (forkserver := self._forkserver) is None:
             return
         self._forkserver = None
@@ -179,7 +179,7 @@ class ConsumerProcess:
             self._reactor, consumer, on_other=self._said, on_end=self._died
         )
         self._expect_ready(self._consumer)
-        _log.info("ear.started")
+        _log.info("consumer.started")
 
     def _expect_ready(self, consumer: FrameConnection) -> None:
         if self._overdue is not None:
@@ -202,10 +202,10 @@ class ConsumerProcess:
             self._ready_at = time.monotonic()
             self._on_ready()
         elif kind == UNREADABLE:
-            _log.warning("ear.unreadable problem=%r", payload.decode())
+            _log.warning("consumer.unreadable problem=%r", payload.decode())
 
     def _died(self) -> None:
-        _log.warning("ear.died log=ear.log")
+        _log.warning("consumer.died log=consumer.log")
         if self._is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
             self._deaths_in_a_row = 0
         self._deaths_in_a_row += 1
@@ -213,7 +213,7 @@ class ConsumerProcess:
         self._on_death()
 
     def _drop(self) -> None:
-        """Forget the ear: it ends without its socket, or is killed before another is forked."""
+        """Forget the consumer; closing its socket ends it."""
         if self._overdue is not None:
             self._overdue.cancel()
         if self._consumer is None:

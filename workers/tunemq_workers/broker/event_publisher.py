@@ -81,7 +81,7 @@ _FAILPOINTS: Final = MappingProxyType(
     {
         AppendBatches: ("events.before_send", "events.after_send"),
         Register: ("hello.before_send", "hello.after_send"),
-        Deregister: ("goodbye.before_send", "goodbye.after_send"),
+        Deregister: ("deregistration.before_send", "deregistration.after_send"),
     }
 )
 
@@ -93,7 +93,7 @@ class EventPublisher:
 
     Args:
         address: of Redis.
-        incarnation: whose lease is renewed.
+        attempt: whose lease is renewed.
         post: takes facts; called in the pump's thread, must not block.
         vitals: what to say of the machine, once a second; likewise.
         seals: seal what is told, and open what is heard.
@@ -307,7 +307,7 @@ class EventPublisher:
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", redis_keys.GENERATION],
             ["HMGET", self._reply, *_ANSWERS, *map(redis_keys.acknowledged_up_to, keys)],
-            # Mail that waits for the ear does not outlive the node for ever.
+            # Mail that waits for the consumer does not outlive the node for ever.
             ["PEXPIRE", self._queue, _UNREAD_COMMAND_S * 1_000],
             ["EXPIRE", self._reply, redis_keys.REPLY_TTL_S],
             ["EXISTS", redis_keys.SCHEDULER],

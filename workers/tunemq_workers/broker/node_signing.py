@@ -44,7 +44,7 @@ class _Field(NamedTuple):
 
 
 class NodeSigning:
-    """Seals and opens the messages of one node incarnation; for all threads but `replies`.
+    """Seals and opens the messages of one node instance; for all threads but `replies`.
 
     Args:
         keys: of the farm; none where nothing is signed.
@@ -149,7 +149,7 @@ class NodeSigning:
         return self.keys.events.close(registration, b"registration")
 
     def deregistration(self) -> bytes:
-        """That this incarnation ends in peace."""
+        """That this attempt ends in peace."""
         return self.keys.events.close(self._instance_id, b"bye")
 
     def lease(self, value: str) -> bytes:

@@ -63,7 +63,7 @@ class _Cursor:
 
 
 class Outbox:
-    """The events of one node incarnation for one stream. Not thread-safe: the loop owns it.
+    """The events of one node instance for one stream. Not thread-safe: the loop owns it.
 
     Args:
         room: shared with the other outboxes; this one enters it.

@@ -55,7 +55,7 @@ class _Stream:
 
 
 class Outboxes:
-    """The events of one node incarnation, by the key of the stream they are for.
+    """The events of one node instance, by the key of the stream they are for.
 
     Args:
         room: what all share.

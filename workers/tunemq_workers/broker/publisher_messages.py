@@ -88,7 +88,7 @@ class LeaseReply:
 
     ``announced`` is the newest assignment's (term, version). ``acknowledged_up_to`` says for each
     stream that was asked for how far its events are; those ``missing`` do not exist. ``fenced``
-    says why this incarnation must end, ``retired`` why somebody wants it to, in peace; empty where
+    says why this attempt must end, ``retired`` why somebody wants it to, in peace; empty where
     it may live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded
     one belongs to needs none. ``signs``: the id of the key that it signs with, in hex, as anybody
     may have written it.

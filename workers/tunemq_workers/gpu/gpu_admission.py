@@ -37,7 +37,7 @@ class GpuAdmission:
     """Holds starts back. Owned by the node's loop.
 
     Args:
-        keeper: knows the devices; without one nothing is held back.
+        watchdog: knows the devices; without one nothing is held back.
         timers: for what takes too long.
         news: tells why a trial waits, and that it is given back.
         given_back: takes a trial that is not to be started here any more.

@@ -100,4 +100,4 @@ class GpuWatch:
 
 
 def _nobody_looks(_poll: GpuSnapshot) -> None:
-    """Until the keeper does."""
+    """Until the watchdog does."""

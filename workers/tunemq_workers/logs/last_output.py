@@ -36,7 +36,7 @@ def read_last(
 ) -> dict[str, bytes]:
     """The end of ``stdout`` and ``stderr`` in a trial's folder; what cannot be read is empty.
 
-    ``offsets``: what lies before them was printed by an earlier incarnation.
+    ``offsets``: what lies before them was printed by an earlier attempt.
     """
     names = (STDOUT, STDERR)
     return {

@@ -1,6 +1,6 @@
 """What a node orders of the process that reads what trials print, and what that answers.
 
-Payloads of frames. ``id`` is a number that the node gives to each incarnation of a trial.
+Payloads of frames. ``id`` is a number that the node gives to each attempt of a trial.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANSWER: Final = ord("A")
 
 
 class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What an incarnation prints: the two files in ``folder``, from ``printed`` on.
+    """What an attempt prints: the two files in ``folder``, from ``printed`` on.
 
     ``patterns`` are those that its lines are compared with.
     """
@@ -34,7 +34,7 @@ class FollowOutput(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
 
 
 class FinishOutput(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """The incarnation has failed: read the rest, answer `OutputFinished`, and forget it.
+    """The attempt has failed: read the rest, answer `OutputFinished`, and forget it.
 
     ``asks_memory``: whether the last that was printed says that a GPU's memory ran out.
     """

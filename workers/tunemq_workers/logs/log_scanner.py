@@ -45,7 +45,7 @@ _END_BYTES: Final = 16 * 2**10
 
 
 class _FollowedOutput:
-    """What one incarnation prints, and the patterns that were not found in it yet."""
+    """What one attempt prints, and the patterns that were not found in it yet."""
 
     def __init__(self, output: AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)

@@ -59,7 +59,7 @@ TIMEOUT_S: Final = 20.0
 _IDLE_S: Final = 60.0
 
 _Ended: TypeAlias = TrialFailed | TrialProcessDied | TrialFinished | TrialPaused | SlotFreed
-#: The tags of what says that an incarnation begins, has failed, or is over.
+#: The tags of what says that an attempt begins, has failed, or is over.
 BEGINS: Final = b"started"
 FAILS: Final = frozenset({b"failed", b"died"})
 _IS_OVER: Final = frozenset({b"finished", b"paused", b"freed"})
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WatchedAttempt:
-    """An incarnation whose output may matter."""
+    """An attempt whose output may matter."""
 
     id: int
     events_key: str
@@ -153,7 +153,7 @@ class LogWatch:
         else:
             self._emit(events_key, event)
 
-    # --- incarnations -----------------------------------------------------------------------------
+    # --- attempts -----------------------------------------------------------------------------
 
     def _begin(self, events_key: str, event: bytes) -> None:
         started: TrialStarted = decode_node_event(event)

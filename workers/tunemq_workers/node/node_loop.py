@@ -1,9 +1,9 @@
 """A node: one loop that owns the hosts, the outbox and what is known of the wire.
 
-Three things bring work: the ear (mail), the hosts' sockets (events), the pump (facts about Redis).
-After each round the outboxes' news go to the pump, each stream's if none of it is under way: while
-a batch is under way the next one grows, so a lone event waits for nothing and a flood travels in
-large pieces.
+Three things bring work: the consumer (mail), the hosts' sockets (events), the pump (facts about
+Redis). After each round the outboxes' news go to the pump, each stream's if none of it is under
+way: while a batch is under way the next one grows, so a lone event waits for nothing and a flood
+travels in large pieces.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ from tunemq_workers.trials.trial_supervisor import TrialSupervisor
 
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
-#: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
+#: An assignment that the scheduler announces and that does not come for so long: the consumer is
+#: deaf.
 _OVERDUE_S: Final = (2.0, 60.0)
-#: At the end: for the families to go and the last events to be sent, then for the goodbye, which
-#: takes a Redis that answers milliseconds.
+#: At the end: for the families to go and the last events to be sent, then for the deregistration,
+#: which takes a Redis that answers milliseconds.
 _ENDING_S: Final = 3.0
 _DEREGISTER_S: Final = 5.0
 
@@ -100,7 +101,7 @@ class NodeLoop:
     """Runs a node until it is told to stop; `run` returns the exit code.
 
     Args:
-        incarnation: this node's.
+        instance: this node's.
         hello: as which it is introduced.
         redis: where Redis is.
         reactor: not running yet.
@@ -111,13 +112,13 @@ class NodeLoop:
         make_files: makes what cares for their folders; takes what takes its events, and its pieces
             of output, and what says whether these may be sent.
         make_logs: makes what looks at what they print; takes what takes its events, and warnings.
-        children: the pids of the node's own children; the ears' forkserver's is kept there.
-        start_ears: starts a forkserver of ears.
-        ears: one that was started already.
+        children: the pids of the node's own children; the consumers' forkserver's is kept there.
+        start_consumers: starts a forkserver of consumers.
+        consumers: one that was started already.
         lost_after_s: hosts save and end when no scheduler was heard for so long.
         grace_s: how long they get to do so when somebody has the node retire.
         watch: says how the machine is, where somebody may want to know.
-        keeper: knows the GPUs, where this node knows them one by one.
+        watchdog: knows the GPUs, where this node knows them one by one.
         meter: adds up what is used of them.
         seals: for what goes to the scheduler, and what comes from it.
         health: says how the node is to whoever looks after it.
@@ -235,7 +236,7 @@ class NodeLoop:
         return self._exit_code
 
     def stop(self, reason: str, exit_code: int = 0, *, grace_s: float = 0.0) -> None:
-        """End the hosts, send what they said, say goodbye, end; again is allowed.
+        """End the hosts, send what they said, deregister, end; again is allowed.
 
         What is not uploaded by then is given up: the scheduler forgets it with this node.
 
@@ -246,7 +247,7 @@ class NodeLoop:
         """
         if self._ending is None:
             trial_processes = len(self._supervisor)
-            if exit_code != EXIT_FENCED:  # then the service goes on, as another incarnation
+            if exit_code != EXIT_FENCED:  # then the service goes on, as another attempt
                 self._health.stopping()
             _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, trial_processes, grace_s)
             self._exit_code = exit_code
@@ -266,12 +267,12 @@ class NodeLoop:
         self._supervisor.kill_all()
         self._checkpoints.close()
         self._files.close()
-        # A failure whose trial's output is still being read goes out before the goodbye.
+        # A failure whose trial's output is still being read goes out before the deregistration.
         self._reactor.after(_ENDING_S / 2, self._logs.hold_no_more)
         self._ending = self._reactor.after(_ENDING_S, self._deregister)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
-        """End at once, without a goodbye; the forkservers notice, and kill what is left."""
+        """End at once, without a deregistration; the forkservers notice, and kill what is left."""
         _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._supervisor))
         self._exit_code = exit_code
         self._reactor.stop()
@@ -327,7 +328,7 @@ class NodeLoop:
         self._expect_command()
 
     def _expect_command(self) -> None:
-        """Have the ear replaced if what the scheduler announced does not come."""
+        """Have the consumer replaced if what the scheduler announced does not come."""
         if self._announced <= self._commands.confirmed:
             if self._overdue is not None:
                 self._overdue.cancel()

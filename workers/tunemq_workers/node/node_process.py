@@ -2,11 +2,12 @@
 
     python -P -m tunemq_workers.node.node_process --redis URL --name NAME --workdir DIR
 
-It reads the command line, starts the process that ears are forked from before it imports anything
-else (Celery takes longest to load), and leaves the rest to `tunemq_workers.node.node_setup`. All
-logs are in the working folder: ``node.log``, ``consumer.log`` and one for each forkserver. To its
-own output the node writes only why it cannot start; as a node of a farm (``--farm``, see
-`tunemq_workers.node.worker_command`) also what a person at its terminal wants to see.
+It reads the command line, starts the process that consumers are forked from before it imports
+anything else (Celery takes longest to load), and leaves the rest to
+`tunemq_workers.node.node_setup`. All logs are in the working folder: ``node.log``, ``consumer.log``
+and one for each forkserver. To its own output the node writes only why it cannot start; as a node
+of a farm (``--farm``, see `tunemq_workers.node.worker_command`) also what a person at its terminal
+wants to see.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0  # the process that this node belongs to has ended already
     never_unpickle()
     instance_id = os.urandom(8).hex()
-    log = os.path.join(options.workdir, "ear.log")
+    log = os.path.join(options.workdir, "consumer.log")
     start_consumers = partial(start_forkserver, options.redis, instance_id, log)
     consumers = start_consumers()
     # Imported while that loads Celery.

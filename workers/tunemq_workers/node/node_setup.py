@@ -83,9 +83,9 @@ def run_node(
 
     Args:
         options: the command line.
-        incarnation: what this run of the node is called.
-        start_ears: starts a forkserver of ears.
-        ears: the first one.
+        instance: what this run of the node is called.
+        start_consumers: starts a forkserver of consumers.
+        consumers: the first one.
         watched: a pidfd; when its process ends the node ends at once.
         account: whom trials run as; by default this process's own user.
         keys: of the farm; none where nothing is signed.

@@ -10,7 +10,7 @@ EXIT_USAGE: Final = 64
 EXIT_UNAVAILABLE: Final = 69
 #: A part of the node broke (EX_SOFTWARE).
 EXIT_BROKEN: Final = 70
-#: The node was fenced (EX_TEMPFAIL): a new incarnation may start.
+#: The node was fenced (EX_TEMPFAIL): a new instance may start.
 EXIT_FENCED: Final = 75
 #: Another node of its name took its place: started anew, the two would drive each other out.
 EXIT_REPLACED: Final = 76

@@ -28,7 +28,7 @@ STORE_KEYS: Final = frozenset({
     "MINIO_ROOT_PASSWORD",
 })  # fmt: skip
 _OURS: Final = "TUNEMQ_"
-#: What ears need.
+#: What consumers need.
 REDIS_KEYS: Final = frozenset({"TUNEMQ_REDIS"})
 
 _LENGTH_BYTES: Final = 4

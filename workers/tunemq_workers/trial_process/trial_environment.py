@@ -89,7 +89,7 @@ class TrialEnvironment:
         except FileNotFoundError:
             os.makedirs(start.folder, exist_ok=True)
             os.chdir(start.folder)
-        remove_leftovers(start.folder)  # of an incarnation that was killed while it saved
+        remove_leftovers(start.folder)  # of an attempt that was killed while it saved
         output_files.redirect(start.folder)
         faulthandler.enable(file=2)
         # In C, by whichever thread gets the signal: it needs no GIL. Other handlers of the user's

@@ -56,7 +56,7 @@ class CommandQueue:
     """Lets through each assignment that is newer than the one taken before.
 
     Args:
-        incarnation: whose it is.
+        attempt: whose it is.
         seals: tell which mail is the scheduler's, and are told of what else is refused.
         on_unreadable: takes the trial of an order that cannot be read, the key of its experiment's
             events, and why; the other orders of its assignment count.

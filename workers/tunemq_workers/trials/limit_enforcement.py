@@ -58,7 +58,7 @@ class _Clock:
     """The time of a host's trial.
 
     Attributes:
-        spent_s: in all, that of earlier incarnations included.
+        spent_s: in all, that of earlier attempts included.
         step_s: since its last report, or other word.
         read_at: up to when time is counted.
         has_spoken: since then.

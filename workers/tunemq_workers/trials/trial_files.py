@@ -1,6 +1,6 @@
 """The files of trials that have their folders on this node: into the store when a host has ended.
 
-A trial's next incarnation may begin in the same folder meanwhile. So a folder is removed when what
+A trial's next attempt may begin in the same folder meanwhile. So a folder is removed when what
 is in it was sent, and nobody is in it.
 """
 

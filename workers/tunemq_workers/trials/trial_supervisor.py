@@ -86,7 +86,7 @@ class TrialSupervisor:
         emit: takes (events stream, encoded event).
         emit_result: takes the same of a trial's results, which need no more work here.
         now: the monotonic clock.
-        keeper: knows the GPUs, where this node knows them one by one.
+        watchdog: knows the GPUs, where this node knows them one by one.
         meter: adds up what is used of them.
     """
 
@@ -462,7 +462,7 @@ class TrialSupervisor:
         if (used := self._meter.left(process)) is not None:
             self._emit(process.start.events_key, encode(used))
         if not self._is_closed or process.has_ended or process.order.stop:
-            # Else it went with its node, which the scheduler learns from the node's goodbye.
+            # Else it went with its node, which the scheduler learns from the node's deregistration.
             self._trial_events.freed(process.key, process.start.events_key)
         self.on_left(process.key, process.start)
         _log.debug("trial.left trial=%s attempt=%d", *process.key)

@@ -133,7 +133,7 @@ class CheckpointBook:
             is_wanted: False for one that nobody may go on from, because its result was dropped.
         """
         writer = self._writers.get((event.trial, event.attempt))
-        if writer is None:  # of an incarnation that counts no longer
+        if writer is None:  # of an attempt that counts no longer
             return
         result = _contained(trial, event)
         kept, order = trial.checkpoints, self._next_order()

@@ -91,5 +91,5 @@ class CheckpointEventHandler:
     def _contains_recorded(
         self, trial: Trial, event: CheckpointWritten | CheckpointCommitted
     ) -> bool:
-        """False for one of an older incarnation, or of a result dropped behind the trial's end."""
+        """False for one of an older attempt, or of a result dropped behind the trial's end."""
         return self._state.is_attempt(trial, event.attempt) and event.step <= trial.last_step

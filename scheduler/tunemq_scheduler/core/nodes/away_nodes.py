@@ -19,7 +19,7 @@ AWAY_UPLOADS_S: Final = 120.0
 
 
 class AwaySlot(msgspec.Struct, frozen=True, array_like=True):
-    """An incarnation that had a slot of the node, and how much of which GPUs."""
+    """An instance that had a slot of the node, and how much of which GPUs."""
 
     trial: str
     attempt: int
@@ -57,7 +57,7 @@ class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AwayNode(msgspec.Struct, frozen=True, array_like=True):
-    """A lost node incarnation that may come back.
+    """A lost node instance that may come back.
 
     Attributes:
         since: elapsed seconds of the experiment when it was lost.

@@ -66,7 +66,7 @@ class NodeFailures(msgspec.Struct, array_like=True):
 class FailingNodes:
     """The nodes that failed since a trial got on there; by name, for a node may be started again.
 
-    Methods that need them are given all nodes, by incarnation.
+    Methods that need them are given all nodes, by instance.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class FailingNodes:
         return self._troubled.pop(node, None) is not None
 
     def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
-        """The incarnations that are set aside, and until when."""
+        """The attempts that are set aside, and until when."""
         troubles = {node: trouble for node, trouble in self._troubled.items() if trouble.times}
         if not troubles:
             return {}

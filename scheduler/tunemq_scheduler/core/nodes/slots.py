@@ -1,4 +1,4 @@
-"""Which incarnation of which trial holds what of which node."""
+"""Which attempt of which trial holds what of which node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlotTableState(msgspec.Struct, array_like=True):
 
 
 class Slot(NamedTuple):
-    """What an incarnation holds of which node."""
+    """What an instance holds of which node."""
 
     node: str
     resources: Mapping[str, float]
@@ -112,12 +112,12 @@ class SlotTable:
         return self._held[trial.trial_id, trial.attempt].node
 
     def node_at(self, trial: str, attempt: int) -> str | None:
-        """The node that hosts this incarnation, None if none does."""
+        """The node that hosts this instance, None if none does."""
         held = self._held.get((trial, attempt))
         return None if held is None else held.node
 
     def held_by(self, trial: str, attempt: int) -> Slot:
-        """What this incarnation holds of its node."""
+        """What this instance holds of its node."""
         return self._held[trial, attempt]
 
     def has_any(self, trial: Trial) -> bool:

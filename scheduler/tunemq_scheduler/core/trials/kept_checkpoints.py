@@ -44,7 +44,7 @@ class TrialCheckpoint(msgspec.Struct, array_like=True):
     Attributes:
         order: grows in the experiment with each that is written; not that of steps.
         score: by `RetentionPolicy`; the higher the better.
-        written: the hash of its manifest on the disk of ``node``, an incarnation; both are empty
+        written: the hash of its manifest on the disk of ``node``, an instance; both are empty
             where its host wrote it into the store itself.
         committed: None while it is not in the store.
         is_wanted: whether anybody can go on from it; one that is not wanted is only waited for.
@@ -165,7 +165,7 @@ class CheckpointManager:
 
     @property
     def node(self) -> str:
-        """The incarnation that has the newest one on its disk; empty where none is known to."""
+        """The attempt that has the newest one on its disk; empty where none is known to."""
         newest = next((kept for kept in reversed(self._kept.values()) if kept.is_wanted), None)
         return "" if newest is None else newest.node
 

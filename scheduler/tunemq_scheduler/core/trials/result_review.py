@@ -8,7 +8,7 @@ import enum
 class ResultReview(enum.Enum):
     """Whether a result counts, and whom it concerns."""
 
-    STALE = "of an older incarnation, or behind the trial's end: dropped"
+    STALE = "of an older attempt, or behind the trial's end: dropped"
     REPEATED = "a step that is recorded already, or behind the trial's last: dropped"
     BEFORE_HORIZON = "before the horizon: recorded, nobody is asked"
     DUE = "at the horizon: the algorithms decide"

@@ -104,7 +104,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         trial_id: unique in the experiment.
         number: the place of its configuration in the search, from 0.
         config: packed (`tunemq_shared.code.config_packing`); the core never looks inside.
-        epoch: its newest incarnation; 0 before the first.
+        epoch: its newest attempt; 0 before the first.
         lineage: how often it was begun anew from nothing; its results count from 1 in each.
         run_until: how far it may go before somebody has to decide.
         last_result: the newest recorded result; its step is the highest recorded one.
@@ -123,12 +123,12 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         restoring: the key of the checkpoint that its host begins from, until it has.
         waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
             while it does not.
-        matched: the log policies' patterns that its newest incarnation printed a match of, and
+        matched: the log policies' patterns that its newest attempt printed a match of, and
             what it printed.
         excluded: the names of the nodes that it is not placed on any more; ``excused``: how many
             failures were not counted as its own for that.
         failed_at: the names of the nodes of its newest failures, the newest last.
-        devices_used: what its incarnations that are over used of each GPU, all together.
+        devices_used: what its attempts that are over used of each GPU, all together.
         is_alone: it has whole GPUs to itself now, for a part of one had too little memory.
     """
 

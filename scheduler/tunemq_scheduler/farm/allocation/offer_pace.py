@@ -24,7 +24,7 @@ class OfferPace:
     def __init__(self) -> None:
         self._is_quick = False
         self._offered: dict[str, dict[str, float]] = {}
-        #: By incarnation, since when there is room for a trial and none in it.
+        #: By attempt, since when there is room for a trial and none in it.
         self._idle_since: dict[str, float] = {}
 
     def offered(self, instance_id: str, resources: dict[str, float], now: float) -> None:

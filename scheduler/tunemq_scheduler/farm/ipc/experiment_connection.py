@@ -77,7 +77,7 @@ class ExperimentExit(NamedTuple):
     Attributes:
         returncode: its exit code, negative for a signal.
         text: for people.
-        detail: an `ExperimentDetail` in msgpack, where it said goodbye.
+        detail: an `ExperimentDetail` in msgpack, where it deregistered.
     """
 
     outcome: ExperimentOutcome

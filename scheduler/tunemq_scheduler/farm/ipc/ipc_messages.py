@@ -202,7 +202,7 @@ class TurnOrders(IpcMessage, frozen=True, tag="orders"):
 class EventsAcknowledged(IpcMessage, frozen=True, tag="journalled"):
     """The first ``events_handled`` facts of all are handled, their orders are in.
 
-    ``acknowledged``: how far nodes' events, by incarnation, may be forgotten; None says nothing
+    ``acknowledged``: how far nodes' events, by instance, may be forgotten; None says nothing
     new.
     """
 
@@ -279,7 +279,7 @@ class TrialExplanation(IpcMessage, frozen=True):
     request: dict[str, float] = {}
 
 
-class SearchEnded(IpcMessage, frozen=True, tag="goodbye"):
+class SearchEnded(IpcMessage, frozen=True, tag="deregistration"):
     """Nobody wants what nodes still have of this experiment.
 
     ``outcome``: how the search ended, to be read behind its name; ``is_interrupted``: it is to be

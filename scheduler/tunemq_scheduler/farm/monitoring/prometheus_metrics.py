@@ -202,7 +202,7 @@ def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
 
 
 def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:
-    """How many messages were refused; of two incarnations of a node those of both."""
+    """How many messages were refused; of two instances of a node those of both."""
     rejected: dict[tuple[str, str, str], int] = {}
     for row in farm.rejected:
         key = row.node, row.kind, row.reason

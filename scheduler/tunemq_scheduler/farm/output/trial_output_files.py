@@ -63,7 +63,7 @@ class TrialOutputFiles:
         #: Of the stream that it reads.
         self.key = redis_keys.output(events_key)
         self._cursor = self._kept_cursor()
-        #: How far each incarnation's file is known here: its round there, and the bytes of that.
+        #: How far each attempt's file is known here: its round there, and the bytes of that.
         self._known: dict[_File, tuple[int, int]] = self._kept_known()
         self._changed: set[_File] = set()
         self._lines = len(self._known)

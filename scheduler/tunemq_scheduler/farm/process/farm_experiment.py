@@ -1,8 +1,8 @@
 """`FarmExperiment`: an experiment on a farm's nodes, which may outlive its scheduler.
 
-If the scheduler before ended without a goodbye its nodes go on with what they host, and keep what
-they have to say. The next one, on this machine or another, takes them over: the same stream of
-events, the same incarnations of trials, nothing started again that runs.
+If the scheduler before ended without a deregistration its nodes go on with what they host, and keep
+what they have to say. The next one, on this machine or another, takes them over: the same stream of
+events, the same attempts of trials, nothing started again that runs.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class FarmExperiment(Experiment):
         return True
 
     def _end_search_late(self, opened: OpenExperiment) -> None:
-        """The run before ended in front of its goodbye: say that there is nothing left to do.
+        """Tell nodes that the search has ended, which the run before did not.
 
         Raises:
             SchedulerSuperseded: another scheduler took its place.

@@ -48,7 +48,7 @@ _END_GRACE_S: Final = 30.0
 _STOP_WITHIN_S: Final = 180.0
 #: People are told of a process that has said nothing for so long.
 _SILENT_S: Final = 30.0
-#: So often it is ended for that. After its goodbye it gets this long: it may copy much.
+#: So often it is ended for that. After its deregistration it gets this long: it may copy much.
 _HANGS_AT_MOST: Final = 3
 _LAST_STEPS_S: Final = 3600.0
 #: Nodes end what is not wanted within so long: only then is its place somebody else's.
@@ -284,7 +284,7 @@ class RunningExperiments:
                 one.pace.offered(offered.instance_id, offered.resources, time.monotonic())
 
     def forget_nodes(self, dead: Iterable[str]) -> None:
-        """These incarnations will not come back."""
+        """These attempts will not come back."""
         for instance_id in dead:
             for one in self._running.values():
                 one.pace.forget(instance_id)
@@ -483,7 +483,7 @@ class RunningExperiments:
         ):
             is_over = True
         if process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:
-            self._streams.drop(one.name)  # it has said goodbye to its nodes
+            self._streams.drop(one.name)  # it has deregistered to its nodes
         is_late = one.end_by is not None and time.monotonic() > one.end_by
         if entry is None:
             self._forget(one)

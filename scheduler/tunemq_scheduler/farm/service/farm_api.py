@@ -106,7 +106,7 @@ class NodeControl(Protocol):
         """Place trials there again; what happens now, in words.
 
         Args:
-            incarnation: or a name that was `asked`, where there is no such node now.
+            instance: or a name that was `asked`, where there is no such node now.
         """
 
     def retire(self, instance_id: str, reason: str) -> str:
@@ -369,7 +369,7 @@ class FarmApi:
         return entry
 
     def _node(self, name: str, others: Collection[str] = ()) -> str:
-        """The incarnation of a node that is meant by its name, or by the incarnation's.
+        """The instance of a node that is meant by its name, or by the instance's.
 
         Of several of one name it is the newest that is heard. Names among ``others`` need no node.
         """

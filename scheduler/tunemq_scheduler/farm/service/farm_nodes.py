@@ -1,6 +1,6 @@
 """`FarmNodes`: the machines of a farm, as its users see and steer them.
 
-What was asked of a node is asked of whatever incarnation of it there is, also after a restart of
+What was asked of a node is asked of whatever instance of it there is, also after a restart of
 the scheduler: it is kept in a file, by the node's name.
 """
 
@@ -71,11 +71,11 @@ class FarmNodes:
         self._nodes: dict[str, _KnownNode] = {}
         #: The nodes that are to get nothing, and why, by name.
         self._asked = _read(path)
-        #: The incarnations that get nothing until their disk takes files again.
+        #: The attempts that get nothing until their disk takes files again.
         self._set_aside: set[str] = set()
 
     def turn(self) -> list[str]:
-        """Take note of who came and went; returns the incarnations that will not come back."""
+        """Take note of who came and went; returns the attempts that will not come back."""
         dead = []
         for read_event in self._client.take():
             match read_event:
@@ -100,7 +100,7 @@ class FarmNodes:
         return dead
 
     def name_of(self, instance_id: str) -> str:
-        """The name of the node; the incarnation where it is not known any more."""
+        """The name of the node; the instance where it is not known any more."""
         known = self._nodes.get(instance_id)
         return known.about.node if known is not None else instance_id
 
@@ -164,7 +164,7 @@ class FarmNodes:
         """Place trials on a node again.
 
         Args:
-            incarnation: or a name that was `asked`, where there is no such node now.
+            instance: or a name that was `asked`, where there is no such node now.
 
         Raises:
             JournalError: that it was asked cannot be kept; nothing was done.

@@ -32,7 +32,7 @@ class Display:
         """The trial reported."""
 
     def trial_failed(self, trial: TrialView, failure: TrialFailure) -> None:
-        """An incarnation of the trial failed; ``failure.is_final`` says whether it is over."""
+        """An attempt of the trial failed; ``failure.is_final`` says whether it is over."""
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
         """The trial is TERMINATED or in ERROR."""

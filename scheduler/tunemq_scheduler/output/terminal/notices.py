@@ -29,7 +29,7 @@ def format_superseded(results: int) -> str:
     """One line about results that came too late, because somebody else had taken over."""
     what = "1 result" if results == 1 else f"{results} results"
     return (
-        f"{what} of a former incarnation, whose trial went on elsewhere meanwhile, came late and "
+        f"{what} of a former attempt, whose trial went on elsewhere meanwhile, came late and "
         "were dropped; nothing that is recorded changed"
     )
 

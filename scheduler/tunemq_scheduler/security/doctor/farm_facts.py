@@ -54,7 +54,7 @@ class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that was read.
 
     Attributes:
-        unreadable: of nodes whose words nobody is to believe, the incarnation and why.
+        unreadable: of nodes whose words nobody is to believe, the instance and why.
         sealed: how many sign what they say, while there are no keys here to check it with.
         clock_ahead_s: of this machine's clock before Redis's.
     """

@@ -100,7 +100,7 @@ def check_messages(farm_report: FarmReport) -> list[Finding]:
     found = [
         problem(
             "nodes",
-            f"what the node with the incarnation {instance_id} says {why}; it is not believed",
+            f"what the node with the instance {instance_id} says {why}; it is not believed",
             "start that worker with the farm's key file, tunemq worker --keys worker.toml, and"
             " with the TuneMQ of the scheduler; if you know of no such worker, somebody else"
             " writes to this Redis: change its passwords",

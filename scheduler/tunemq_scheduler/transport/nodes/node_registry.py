@@ -1,4 +1,4 @@
-"""Which node incarnations there are, from what they say and from what their leases say.
+"""Which node instances there are, from what they say and from what their leases say.
 
 No I/O: it is told what was read, and collects facts for the experiments (its tenants), commands for
 Redis and news for the person at the terminal, which the wire takes from it.
@@ -31,16 +31,16 @@ from tunemq_shared.protocol.message_limits import is_possible
 from tunemq_shared.protocol.registration import decode_header
 from tunemq_shared.protocol.rejections import RejectionCounter
 
-#: A lost incarnation that is not heard for so long will not be heard again.
+#: A lost attempt that is not heard for so long will not be heard again.
 _AWAY_AT_MOST_S: Final = float(redis_keys.REPLY_TTL_S)
-#: So many dead incarnations are remembered, the newest.
+#: So many dead attempts are remembered, the newest.
 _BURIED_AT_MOST: Final = 10_000
 #: Of a batch that yields nothing: whose it is, and the number of its last event.
 NOBODYS: Final = ("", 0)
 
 
 class RegisteredNode(msgspec.Struct):
-    """A node incarnation that introduced itself.
+    """A node instance that introduced itself.
 
     Attributes:
         entry_id: of its introduction in the nodes' stream; empty where that was not read yet.
@@ -76,7 +76,7 @@ class RegisteredNode(msgspec.Struct):
 
 
 class NodeRegistry:
-    """The node incarnations that live or may live, and the memory of dead ones.
+    """The node instances that live or may live, and the memory of dead ones.
 
     One whose lease runs out is *away*, not dead: it may be cut off. It is listened for, and with
     its first sign of life it is back; what it is to host then is each tenant's to say. It is dead
@@ -106,7 +106,7 @@ class NodeRegistry:
         self.notices: list[str] = []
         self._term, self._store = term, store
         self.rejections = RejectionCounter() if rejections is None else rejections
-        #: Dead incarnations, and what they are told should they be heard again.
+        #: Dead attempts, and what they are told should they be heard again.
         self._buried: dict[str, str] = {}
         #: The monotonic clock at the last look.
         self._now = 0.0
@@ -115,7 +115,7 @@ class NodeRegistry:
     # --- nodes and what they say ------------------------------------------------------------------
 
     def read_registration(self, entry_id: bytes, data: bytes) -> list[str]:
-        """Take note of an introduction; returns the incarnations whose place the node takes."""
+        """Take note of an introduction; returns the instances whose place the node takes."""
         try:
             registration = read_registration(data)
         except TransportError as error:
@@ -157,7 +157,7 @@ class NodeRegistry:
         ]
 
     def read_deregistration(self, entry_id: bytes, data: bytes) -> str:
-        """Take note of a goodbye; returns whose it is."""
+        """Take note of a deregistration; returns whose it is."""
         self.commands.append(("XDEL", redis_keys.NODES, entry_id))
         return data.decode(errors="replace")
 
@@ -166,7 +166,7 @@ class NodeRegistry:
     ) -> tuple[str, int]:
         """State the events of a batch; returns whose they are and the last one's number.
 
-        What is unreadable or from a dead incarnation yields nothing: ``("", 0)``.
+        What is unreadable or from a dead attempt yields nothing: ``("", 0)``.
         """
         try:
             header = decode_header(fields.get(redis_keys.HEADER, b""))
@@ -291,7 +291,7 @@ class NodeRegistry:
             self.commands.append(("HSET", redis_keys.reply(instance_id), "r", reason))
 
     def lose(self, instance_id: str, reason: str, *, is_dead: bool = False) -> None:
-        """An incarnation is not heard any more; say so to everybody, once.
+        """An attempt is not heard any more; say so to everybody, once.
 
         Args:
             is_dead: it will not be heard again; see to it that it stays so.
@@ -315,7 +315,7 @@ class NodeRegistry:
         self.commands.append(("DEL", redis_keys.queue(instance_id)))
 
     def bury(self, instance_id: str, reason: str) -> None:
-        """Forget a lost incarnation and what is its own in Redis; fence it should it come back."""
+        """Forget a lost attempt and what is its own in Redis; fence it should it come back."""
         node = self.nodes.pop(instance_id, None)
         if node is None:
             return
@@ -398,7 +398,7 @@ class NodeRegistry:
     def acknowledged_up_to(
         self, channel: ExperimentChannel, acknowledged: Mapping[str, int]
     ) -> None:
-        """Tell nodes how far their events, by incarnation, are journalled."""
+        """Tell nodes how far their events, by instance, are journalled."""
         for instance_id, last in acknowledged.items():
             cursor = channel.cursors.get(instance_id)
             if cursor is not None and last > cursor.ack_sent:

@@ -143,7 +143,7 @@ class CeleryPublisher:
                     "socket_keepalive": True,
                     # Kombu would sleep for seconds between attempts to connect.
                     "max_retries": 0,
-                    # One list for each queue, as the ear has it.
+                    # One list for each queue, as the consumer has it.
                     "priority_steps": [0],
                 },
             )

@@ -102,7 +102,7 @@ def test_i3_no_result_follows_one_that_was_the_last(monkeypatch: pytest.MonkeyPa
         auditor.event(result(2))
 
 
-def test_i4_nothing_of_an_older_incarnation_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i4_nothing_of_an_older_attempt_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     careless(monkeypatch)
     auditor = running()
     auditor.event(m.TrialProcessDied("t", 1, 1, 9, None, 0.0))

@@ -104,7 +104,7 @@ def test_what_was_printed_means_nothing_as_long_as_the_trial_does_not_fail() -> 
     assert (summary.status, summary.num_failures, summary.excluded) == ("TERMINATED", 0, ())
 
 
-def test_what_an_incarnation_printed_means_nothing_for_the_next() -> None:
+def test_what_an_attempt_printed_means_nothing_for_the_next() -> None:
     farm = Farm()
     farm.place()
     farm.print_(ASSERT)
@@ -114,7 +114,7 @@ def test_what_an_incarnation_printed_means_nothing_for_the_next() -> None:
     assert farm.fail().retried
 
 
-def test_what_comes_late_or_of_an_older_incarnation_or_is_of_no_rule_is_dropped() -> None:
+def test_what_comes_late_or_of_an_older_attempt_or_is_of_no_rule_is_dropped() -> None:
     farm = Farm()
     farm.place()
     farm.fail()

@@ -45,7 +45,7 @@ def test_pausing_saves_then_frees_the_slot() -> None:
     assert not story.runner.is_finished
 
 
-def test_a_paused_trial_goes_on_as_a_new_incarnation_up_to_its_next_horizon() -> None:
+def test_a_paused_trial_goes_on_as_a_new_attempt_up_to_its_next_horizon() -> None:
     story = pausing()
     story.write("a", 1)
     story.paused("a")
@@ -200,7 +200,7 @@ def test_a_trial_that_pauses_on_its_own_waits_for_a_slot() -> None:
     assert status(story) == "PENDING"
 
 
-def test_what_an_older_incarnation_says_of_pausing_changes_nothing() -> None:
+def test_what_an_older_attempt_says_of_pausing_changes_nothing() -> None:
     story = pausing()
     story.paused("a")
     story.free("a")

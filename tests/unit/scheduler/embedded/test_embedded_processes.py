@@ -1,4 +1,4 @@
-"""What the keeper does to processes: how long it waits for those that it has killed."""
+"""What the watchdog does to processes: how long it waits for those that it has killed."""
 
 from __future__ import annotations
 

@@ -41,12 +41,14 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
     ("last", "acknowledged_up_to", "is_next_warm"),
     [
         (record(run=2), 2, True),  # it was killed
-        (record(run=2, is_over=True), 2, False),  # it said goodbye
+        (record(run=2, is_over=True), 2, False),  # it deregistered
         (record(run=3, is_warm=True), 2, True),  # killed before its first turn, as its successor
         (record(run=3, is_warm=False), 2, False),
     ],
 )
-def test_a_run_is_warm_where_the_one_before_said_no_goodbye(last, acknowledged_up_to, is_next_warm):
+def test_a_run_is_warm_where_the_one_before_said_no_deregistration(
+    last, acknowledged_up_to, is_next_warm
+):
     assert last.is_next_warm(acknowledged_up_to) is is_next_warm
 
 

@@ -67,7 +67,7 @@ def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_schedule
     assert desired_state.next_assignment().version == 42
 
 
-def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
+def test_orders_about_an_older_attempt_of_a_trial_change_nothing():
     desired_state, orders = desired_state_with_one_trial()
     orders.put(TrialOrder("t1", 2, TO_THE_END, start=START))
     desired_state.next_assignment()
@@ -118,7 +118,7 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     orders.put(TrialOrder("t1", 2, next_result(0), pause=True))
-    assert not desired_state.is_changed, "of another incarnation"
+    assert not desired_state.is_changed, "of another attempt"
     orders.put(TrialOrder("t1", 1, next_result(0), pause=True))
 
     assert desired_state.is_changed
@@ -153,7 +153,7 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
     )
 
 
-def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
+def test_a_trial_to_be_killed_is_listed_beside_its_next_attempt_until_it_is_released():
     desired_state, orders = desired_state_with_one_trial()
     orders.put(TrialOrder("t1", 1, TO_THE_END, start=START, kill=True))
     orders.put(TrialOrder("t1", 3, TO_THE_END, start=START))

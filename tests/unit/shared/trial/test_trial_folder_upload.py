@@ -51,7 +51,7 @@ def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folde
     assert send(folder).there == {"train_a/stdout.1": b"hello\n", "train_a/plots/a.png": b"png"}
 
 
-def test_each_incarnation_s_output_is_beside_the_others(folder):
+def test_each_attempt_s_output_is_beside_the_others(folder):
     assert send(folder, attempt=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
 
 

@@ -1,4 +1,4 @@
-"""Which messages of a queue an ear gives to Celery."""
+"""Which messages of a queue a consumer gives to Celery."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch)
     assert folder_of(one, two, last) == str(one)
 
 
-# --- the keeper -----------------------------------------------------------------------------------
+# --- the watchdog
+# -----------------------------------------------------------------------------------
 
 
 def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_while(gpus, other):

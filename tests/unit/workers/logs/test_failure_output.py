@@ -111,7 +111,7 @@ def test_stacks_stand_below_what_was_printed_whole(tmp_path):
     assert shown.endswith(f"What its threads were doing:\n{stacks}")
 
 
-def test_a_failure_says_what_its_incarnation_printed_and_not_what_one_before_it_did(tmp_path):
+def test_a_failure_says_what_its_attempt_printed_and_not_what_one_before_it_did(tmp_path):
     (tmp_path / "stdout").write_text("the first\n")
     with World(tmp_path) as world:
         world.say(started(1), failed(1))

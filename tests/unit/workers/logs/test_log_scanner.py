@@ -65,11 +65,11 @@ def test_lines_come_once_each_when_they_are_whole(path: Path) -> None:
 
 
 def test_what_was_there_before_is_not_read(path: Path) -> None:
-    add(path, "of the incarnation before\n")
+    add(path, "of the attempt before\n")
     file = LogFile(str(path), path.stat().st_size)
     add(path, "mine\n")
     assert file.lines() == ["mine"]
-    assert end_of(str(path), len("of the incarnation before\n"), 1000) == b"mine\n"
+    assert end_of(str(path), len("of the attempt before\n"), 1000) == b"mine\n"
 
 
 def test_of_a_long_line_the_beginning_counts_however_it_comes(path: Path) -> None:
@@ -231,7 +231,7 @@ def test_memory_of_a_gpu_that_ran_out_is_found_at_the_end_where_it_is_asked_for(
 
 
 def test_memory_that_ran_out_long_ago_was_lived_through(told: Told, tmp_path: Path) -> None:
-    before = "CUDA out of memory, in the incarnation before\n"
+    before = "CUDA out of memory, in the attempt before\n"
     add(told.folder / "stderr", before)
     told.scanner.obey(FinishOutput(1, told.output(printed=(0, len(before))), asks_memory=True))
     assert told.take() == [OutputFinished(1, is_cuda_memory=False)]

@@ -64,7 +64,7 @@ DIED = TrialProcessDied("a", 1, 7, None, 1, 0.0)
 FREED = SlotFreed("a", 1)
 
 
-class Keeper:
+class Watchdog:
     """The hold on a process that answers when a test says so."""
 
     def __init__(self, *_: Any, on_up: Any, on_answer: Any, on_end: Any) -> None:
@@ -100,7 +100,7 @@ class World:
     """A watch, what it passes on, and hosts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(log_watch, "ChildSupervisor", Keeper)
+        monkeypatch.setattr(log_watch, "ChildSupervisor", Watchdog)
         self.clock = Clock()
         self.emitted: list[NodeEvent] = []
         self.warned: list[str] = []
@@ -238,7 +238,7 @@ def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then
     assert follows.warned == []
 
 
-def test_a_node_that_ends_has_it_told_before_its_goodbye() -> None:
+def test_a_node_that_ends_has_it_told_before_its_deregistration() -> None:
     clock, node = Clock(), MagicMock()
     node._reactor = clock
     NodeLoop._end_trial_processes(node)
@@ -362,7 +362,7 @@ def real(
 
 def test_f23_the_last_line_before_a_death_is_told_before_it(real: Any, tmp_path: Path) -> None:
     reactor, say, emitted = real
-    (tmp_path / output_files.STDERR).write_text(f"{ECC}, of the incarnation before\n")
+    (tmp_path / output_files.STDERR).write_text(f"{ECC}, of the attempt before\n")
     began = msgspec.structs.replace(started(), printed=output_files.sizes(str(tmp_path)))
     say(began)
     with (tmp_path / output_files.STDERR).open("a") as stderr:

@@ -20,9 +20,9 @@ def test_events_for_people_are_told_in_words():
 
 
 def test_other_events_are_told_if_they_warn():
-    assert format_log_event(record("ear.started pid=%d", 7)) is None
-    warned = record("ear.died pid=%s", 7, level=logging.WARNING)
-    assert format_log_event(warned) == "ear.died pid=7"
+    assert format_log_event(record("consumer.started pid=%d", 7)) is None
+    warned = record("consumer.died pid=%s", 7, level=logging.WARNING)
+    assert format_log_event(warned) == "consumer.died pid=7"
 
 
 def test_an_event_whose_fields_have_changed_is_told_as_it_is():

@@ -38,8 +38,8 @@ def sent(monkeypatch):
     return sent
 
 
-def test_ears_get_the_address_of_redis_and_no_key_of_a_store(sent):
-    start_forkserver("redis://:secret@host/0", "incarnation", os.devnull)
+def test_consumers_get_the_address_of_redis_and_no_key_of_a_store(sent):
+    start_forkserver("redis://:secret@host/0", "attempt", os.devnull)
     assert sent == {"TUNEMQ_REDIS": "redis://:secret@host/0"}
 
 

@@ -121,7 +121,7 @@ def test_a_host_that_reports_in_time_lives_as_long_as_it_likes(world):
     assert len(world.events) == 20
 
 
-def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_incarnations(world):
+def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_attempts(world):
     process = world.process(trial_s=3.0, spent_s=2.0)
     world.run(1.0, each=lambda: report(process))
     assert not world.dumped

@@ -19,7 +19,7 @@ DRAINING: Final = "draining"
 
 
 class LedgerNode:
-    """A node incarnation.
+    """A node instance.
 
     Attributes:
         parts: by experiment; of one that is lost they are kept as they were.
@@ -104,7 +104,7 @@ class NodeLedger:
         self._stale: dict[NodePart, None] = {}
         #: Of nodes that have not joined yet: experiments knew them before this supervisor did.
         self._early: dict[str, dict[str, NodePart]] = {}
-        #: By experiment and incarnation, of parts that are no more: the last offer's number.
+        #: By experiment and attempt, of parts that are no more: the last offer's number.
         self._numbers: dict[str, dict[str, int]] = {}
 
     # --- nodes ------------------------------------------------------------------------------------

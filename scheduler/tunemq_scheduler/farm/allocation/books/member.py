@@ -23,9 +23,9 @@ class ShareMember:
         slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
         claims: by request, the slots that are being cleared for it.
         since: by request, since when it waits.
-        parts: by incarnation.
-        avoided: by incarnation, until when it is offered nothing there: it made no use of it.
-        unused: by incarnation, how often it did not.
+        parts: by attempt.
+        avoided: by attempt, until when it is offered nothing there: it made no use of it.
+        unused: by attempt, how often it did not.
         behind: by request, until when its other requests come first: it made no use of a slot.
         held: all that it was given and may hold; ``leaving`` is what it has to let go of, of that.
             ``claimed`` is what is being cleared for it.

@@ -50,7 +50,7 @@ def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parity(68, 172)
-def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_incarnation() -> None:
+def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_attempt() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=1)
     assert ("start", "t_00000", 2) in paused_once(loop)
     (decided,) = [

@@ -193,7 +193,7 @@ def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
     assert story.runner.repeated == 2
 
 
-def test_what_an_older_incarnation_says_changes_nothing() -> None:
+def test_what_an_older_attempt_says_changes_nothing() -> None:
     story = Story(max_failures=1)
     story.start("a", TO_THE_END)
     story.die("a")

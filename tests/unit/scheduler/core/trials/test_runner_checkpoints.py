@@ -93,7 +93,7 @@ def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
     assert kept(story) == ["a/1-1", "a/1-2"]
 
 
-def test_what_older_incarnations_write_is_removed_once_it_is_in_the_store() -> None:
+def test_what_older_attempts_write_is_removed_once_it_is_in_the_store() -> None:
     story = running()
     story.die("a")
     story.choose("a")  # its first host is not gone
@@ -351,7 +351,7 @@ def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
     story.free("a")
     story.choose("a")
     assert (trial.is_restoring, trial.restoring) == (True, "a/1-2")
-    story.tell(m.TrialWaits("a", 1, "restore", "of an older incarnation"))
+    story.tell(m.TrialWaits("a", 1, "restore", "of an older attempt"))
     assert trial.waits == ("", "")
     story.report("a", 2, attempt=2)
     assert not trial.is_restoring

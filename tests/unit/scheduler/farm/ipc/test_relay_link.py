@@ -156,7 +156,7 @@ def test_one_that_had_nothing_to_do_need_not_say_so(experiment):
     assert experiment.ends(0).outcome is ExperimentOutcome.FINISHED
 
 
-def test_one_that_says_goodbye_is_over(experiment):
+def test_one_that_deregisters_is_over(experiment):
     experiment.attach()
     experiment.say(r.encode(r.SearchEnded("is over")))
     assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "is over", b"")

@@ -176,7 +176,7 @@ def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
     assert not [key for key in samples if "backup" in key or "head_disk" in key]
 
 
-def test_of_two_incarnations_of_a_node_the_newer_one_is_told():
+def test_of_two_attempts_of_a_node_the_newer_one_is_told():
     older = msgspec.structs.replace(ROW, instance_id="inc0", state="silent", trials=9, since=0.0)
     nodes = (*FARM.nodes, NodeSnapshot(older, NodeMetrics(), 60.0))
     samples = said(msgspec.structs.replace(FARM, nodes=nodes))

@@ -66,7 +66,7 @@ def test_what_came_before_is_not_added_again(printed):
     assert printed.read() == b"one\ntwo\n"
 
 
-def test_an_incarnation_begins_at_its_own_beginning(printed):
+def test_an_attempt_begins_at_its_own_beginning(printed):
     printed.come(piece(0, b"one\n"), piece(0, b"again\n", attempt=2))
     assert printed.read() == b"one\nagain\n"
 

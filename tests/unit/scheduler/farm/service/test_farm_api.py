@@ -19,7 +19,7 @@ ANN = RequestCaller("ann", "0" * 32)
 
 
 class SomeNodes(FakeNodeControl):
-    """Nodes of these names, incarnations, states and ages."""
+    """Nodes of these names, attempts, states and ages."""
 
     def __init__(self, *rows):
         super().__init__()

@@ -126,7 +126,7 @@ def test_a_node_that_introduces_itself_again_joins_once():
     assert mine(registry).read_events == []
 
 
-def test_a_new_incarnation_takes_the_place_of_the_old_one():
+def test_a_new_attempt_takes_the_place_of_the_old_one():
     registry = joined_registry()
 
     assert register(registry, "inc2") == ["inc1"]
@@ -271,7 +271,7 @@ def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
 
 
 def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
-    """It would take its ear for deaf, and start another one, again and again."""
+    """It would take its consumer for deaf, and start another one, again and again."""
     registry = joined_registry()
     registry.start_anew()
     assert not any("v" in command for command in registry.commands)
@@ -364,7 +364,7 @@ def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
     assert rejected(registry) == {("events", "unreadable"): 1}
 
 
-def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_back(monkeypatch):
+def test_the_newest_of_very_many_dead_attempts_are_fenced_should_they_come_back(monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.transport.nodes.node_registry._BURIED_AT_MOST", 2)
     registry = registry_of()
     for name in ("inc1", "inc2", "inc3"):
@@ -380,7 +380,7 @@ def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
     registry = registry_of()
     register(registry, "inc2", began=200.0, number=3)
 
-    assert register(registry, "inc9", began=100.0) == []  # a dead incarnation's, said again
+    assert register(registry, "inc9", began=100.0) == []  # a dead instance's, said again
     assert register(registry, "inc2", began=200.0, number=2, withheld={"GPU-a": "old"}) == []
     assert rejected(registry) == {("registration", "repeated"): 1}
     assert registry.nodes["inc2"].number == 3

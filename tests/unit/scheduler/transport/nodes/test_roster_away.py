@@ -116,7 +116,7 @@ def test_a_node_that_is_lost_again_while_it_waits_for_orders_is_lost():
     assert not registry.nodes["inc1"].takes_orders
 
 
-def test_a_new_incarnation_of_a_node_that_is_away_makes_the_old_one_dead():
+def test_a_new_attempt_of_a_node_that_is_away_makes_the_old_one_dead():
     registry, _ = away_registry()
     assert register(registry, "inc2") == ["inc1"]
     registry.lose("inc1", redis_keys.STARTED_AGAIN, is_dead=True)
@@ -158,7 +158,7 @@ def test_a_node_that_never_lived_and_is_silent_joins_when_it_first_shows_life():
     assert mine(registry).read_events == [JOINED]
 
 
-def test_a_goodbye_names_who_leaves_and_is_removed():
+def test_a_deregistration_names_who_leaves_and_is_removed():
     registry = joined_registry()
     registry.commands.clear()
 

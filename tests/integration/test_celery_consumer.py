@@ -1,4 +1,4 @@
-"""The ear as a process, with a real Redis and Celery's own publisher."""
+"""The consumer as a process, with a real Redis and Celery's own publisher."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 
 
 class ForkedConsumer:
-    """An ear, and what it sends."""
+    """A consumer, and what it sends."""
 
     def __init__(self, forkserver: ChildProcess):
         self.forkserver, self.sock = forkserver, None
@@ -73,13 +73,13 @@ class ForkedConsumer:
 
 @pytest.fixture
 def consumer(server: RedisServer, tmp_path: Path) -> Iterator[ForkedConsumer]:
-    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
+    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "consumer.log")))
     assert consumer.next() == (READY, b"")
     yield consumer
     consumer.close()
 
 
-def test_an_ear_hands_on_mail_unread_and_in_order(consumer, scheduler):
+def test_a_consumer_hands_on_mail_unread_and_in_order(consumer, scheduler):
     versions = [scheduler.assign("inc") for _ in range(20)]
     box = CommandQueue("inc", NodeSigning("inc"))
     for version in versions:
@@ -88,16 +88,16 @@ def test_an_ear_hands_on_mail_unread_and_in_order(consumer, scheduler):
         assert box.open(send_assignment).version == version
 
 
-def test_mail_that_came_before_the_ear_is_heard(server, scheduler, tmp_path):
+def test_mail_that_came_before_the_consumer_is_heard(server, scheduler, tmp_path):
     scheduler.assign("early")
-    consumer = ForkedConsumer(start_forkserver(server.url, "early", str(tmp_path / "ear.log")))
+    consumer = ForkedConsumer(start_forkserver(server.url, "early", str(tmp_path / "consumer.log")))
     try:
         assert [consumer.next()[0], consumer.next()[0]] == [READY, COMMAND]
     finally:
         consumer.close()
 
 
-def test_an_ear_leaves_nothing_in_redis(consumer, scheduler):
+def test_a_consumer_leaves_nothing_in_redis(consumer, scheduler):
     before = set(scheduler.client.keys())
     scheduler.assign("inc")
     assert consumer.next()[0] == COMMAND
@@ -114,25 +114,25 @@ def test_what_is_no_task_of_ours_is_refused_and_holds_nothing_up(consumer, sched
     assert consumer.pid == before
 
 
-def test_an_ear_ends_when_redis_does(consumer, server):
+def test_a_consumer_ends_when_redis_does(consumer, server):
     server.kill()
     eventually(consumer.ended)
     server.start()
 
 
-def test_an_ear_ends_when_its_connection_is_cut(consumer, server):
+def test_a_consumer_ends_when_its_connection_is_cut(consumer, server):
     eventually(lambda: server.client.info("clients")["blocked_clients"])
     server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     eventually(consumer.ended)
 
 
-def test_an_ear_ends_when_its_node_closes_the_socket(consumer):
+def test_a_consumer_ends_when_its_node_closes_the_socket(consumer):
     consumer.sock.close()
     eventually(consumer.ended)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_another_ear_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer, scheduler, how):
+def test_another_consumer_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer, scheduler, how):
     before = consumer.pid
     os.kill(before, how)
     consumer.is_forked_again()
@@ -143,11 +143,11 @@ def test_another_ear_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer, sche
     assert consumer.next()[0] == COMMAND
 
 
-def test_an_ear_that_was_forked_has_nothing_left_to_import(server):
+def test_a_consumer_that_was_forked_has_nothing_left_to_import(server):
     code = f"""
 import socket, sys
 from celery import signals
-from tunemq_workers.broker import celery_consumer as ear
+from tunemq_workers.broker import celery_consumer as consumer
 imported = set(sys.modules)
 def tell(**_):
     theirs = {{"celery", "kombu", "redis", "billiard", "vine", "amqp"}}
@@ -156,20 +156,20 @@ def tell(**_):
     sys.exit()
 signals.worker_ready.connect(tell)
 node, ours = socket.socketpair()
-ear._listen({server.url!r}, "inc", ours)
+consumer._listen({server.url!r}, "inc", ours)
 """
     ended = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, stdout=-1)
     assert ended.stdout == b"[]\n"
 
 
-def test_an_ear_dies_with_its_node(server, tmp_path):
+def test_a_consumer_dies_with_its_node(server, tmp_path):
     node = f"""
 import time
 from tunemq_workers.broker.consumer_start import fork_consumer, start_forkserver
 from tunemq_shared.system.processes import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "consumer.log")!r})
-ear = fork_consumer(forkserver)  # without this end of it, it has no node
-ear.recv(100)
+consumer = fork_consumer(forkserver)  # without this end of it, it has no node
+consumer.recv(100)
 print(*children_of(forkserver.pid), flush=True)
 time.sleep(600)
 """
@@ -184,15 +184,15 @@ time.sleep(600)
     eventually(lambda: not is_alive(pid))
 
 
-def test_an_ear_whose_event_loop_has_no_socket_ends():
+def test_a_consumer_whose_event_loop_has_no_socket_ends():
     ours, theirs = socket.socketpair()
     hung = f"""
 import socket
 from types import SimpleNamespace
-from tunemq_workers.broker import celery_consumer as ear
+from tunemq_workers.broker import celery_consumer as consumer
 hub, consumer = SimpleNamespace(readers={{}}), SimpleNamespace(restart_count=1)
 worker = SimpleNamespace(hub=hub, consumer=consumer)
-ear._watch(socket.socket(fileno={theirs.fileno()}), worker)
+consumer._watch(socket.socket(fileno={theirs.fileno()}), worker)
 """
     with ours, theirs:
         command = [sys.executable, "-c", hung]
@@ -200,11 +200,11 @@ ear._watch(socket.socket(fileno={theirs.fileno()}), worker)
     assert ended.returncode == 70
 
 
-def test_a_users_own_celery_settings_do_not_reach_the_ear(server, tmp_path, monkeypatch):
+def test_a_users_own_celery_settings_do_not_reach_the_consumer(server, tmp_path, monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://somewhere.invalid:1/0")
     monkeypatch.setenv("CELERY_CONFIG_MODULE", "no_such_module")
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "no_such_settings")
-    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "ear.log")))
+    consumer = ForkedConsumer(start_forkserver(server.url, "inc", str(tmp_path / "consumer.log")))
     try:
         assert consumer.next() == (READY, b"")
     finally:
