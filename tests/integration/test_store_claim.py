@@ -55,6 +55,16 @@ def test_claim_that_another_run_took_is_found_after_a_pause_and_stays_so(address
         first.check_known()
 
 
+def test_expired_look_is_repeated_at_once(address, clock):
+    first, second = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
+    first.write(a_record())
+    second.write(a_record(2))
+    first.check()  # no time has passed
+    first.expire()
+    with pytest.raises(RunSuperseded):
+        first.check()
+
+
 def test_superseded_run_does_not_write_over_the_record_of_the_later_one(address):
     first, second, later = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER), a_record(2)
     first.write(a_record())

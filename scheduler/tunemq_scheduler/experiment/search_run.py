@@ -147,6 +147,7 @@ class SearchRun:
             self.is_over = True
             try:
                 loop.close()
+                self._claim.expire()  # what the end removes and copies is the most
                 settle_store(
                     loop,
                     self.store,

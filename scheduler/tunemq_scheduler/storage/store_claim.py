@@ -20,7 +20,7 @@ from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.signing.message_signing import MessageSigner
 
 #: For so many seconds a read record counts: removing many checkpoints costs few requests.
-FRESH_S: Final = 5.0
+FRESH_S: Final = 1.0
 #: Seconds for which a request is tried again.
 _TIMEOUT_S: Final = 30.0
 
@@ -50,7 +50,7 @@ class StoreClaim:
             RunSuperseded: another run has claimed it since this one did.
             StoreError: the store cannot be reached.
         """
-        self._read_at = -math.inf
+        self.expire()
         self.check()
         if self._address:
             with open_objects(self._address) as objects:
@@ -74,7 +74,7 @@ class StoreClaim:
             )
 
     def check(self, cancel: CancelToken | None = None) -> None:
-        """Return if this run had the store a few seconds ago; reads the record if need be.
+        """Return if this run had the store a second ago; reads the record if need be.
 
         Args:
             cancel: ends the tries to read it early.
@@ -87,6 +87,10 @@ class StoreClaim:
         if self._address and self._record is not None:
             self._read(cancel)
             self.check_known()
+
+    def expire(self) -> None:
+        """Have the next `check` read the record, however fresh the last look is."""
+        self._read_at = -math.inf
 
     def check_known(self) -> None:
         """Return unless `check` has found another run; asks nobody.
