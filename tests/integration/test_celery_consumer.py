@@ -189,10 +189,10 @@ def test_a_consumer_whose_event_loop_has_no_socket_ends():
     hung = f"""
 import socket
 from types import SimpleNamespace
-from tunemq_workers.broker import celery_consumer as consumer
+from tunemq_workers.broker import celery_consumer
 hub, consumer = SimpleNamespace(readers={{}}), SimpleNamespace(restart_count=1)
 worker = SimpleNamespace(hub=hub, consumer=consumer)
-consumer._watch(socket.socket(fileno={theirs.fileno()}), worker)
+celery_consumer._watch(socket.socket(fileno={theirs.fileno()}), worker)
 """
     with ours, theirs:
         command = [sys.executable, "-c", hung]
