@@ -1,1 +1,1 @@
-"""The node process: `tunemq worker`, its loop, its health, its end."""
+"""The node process: `tunemq worker`, its start, its loop, its health reports and its exit codes."""

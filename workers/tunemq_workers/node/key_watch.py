@@ -1,6 +1,7 @@
-"""`KeyWatch`: whether a node and its farm's scheduler have keys of each other, told to people.
+"""`KeyWatch`: checks that a node and its farm's scheduler accept each other's keys, and warns.
 
-A node that was refused hears nothing of it: its scheduler cannot tell whom it refuses.
+A scheduler cannot tell which node sent a message that it rejects, so the node has to find out by
+itself: it compares its keys with the key id that the scheduler publishes in Redis.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Final
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.system.trial_user import own_files
 
-#: A scheduler that has just begun says a little later which key it signs with.
+#: A scheduler publishes the id of its key a little after it starts.
 _TIMEOUT_S: Final = 5.0
-#: Of what stands in Redis no more is shown.
+#: The most bytes of a published key id that a log line shows.
 _SHOWN: Final = 16
 
 _log = logging.getLogger(__name__)
 
 
 class KeyWatch:
-    """Looks at a node's keys, and at which one the scheduler says that it signs with.
+    """Compares a node's keys with the key that the scheduler says it signs with.
 
     Args:
-        seals: use the keys.
-        now: a monotonic clock.
+        signing: signs and checks this node's messages, with the keys that it has now.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(self, signing: NodeSigning, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,15 +35,16 @@ class KeyWatch:
         self._version = signing.keys.version
         self._signs: bytes | None = None
         self._since, self._is_told = 0.0, False
-        #: Whether this node and the scheduler that runs now, if one does, believe each other.
+        #: False if a scheduler runs and one side rejects the other's messages.
         self.agrees = True
 
     def look(self, *, has_scheduler: bool, signs: bytes) -> bool:
-        """Look; what people should know is logged. Whether other keys are used than before.
+        """Reread the key file, log what the user should know, and return whether the keys changed.
 
         Args:
             has_scheduler: whether a farm's scheduler runs.
-            signs: the id of the key that it signs with, as it may have said it; in hex.
+            signs: the hexadecimal id of the key that the scheduler signs with, as it published it;
+                empty if it published none.
         """
         keys = self._signing.keys
         with own_files():
@@ -58,7 +60,7 @@ class KeyWatch:
         return is_changed
 
     def _compare(self, signs: bytes) -> bool:
-        """Return whether both sides believe each other; log once why they do not."""
+        """Return whether both sides accept each other's messages; log the reason once if not."""
         keys = self._signing.keys
         if signs:
             agrees = keys.is_signed and keys.orders.believes(_key(signs))
@@ -81,7 +83,7 @@ class KeyWatch:
 
 
 def _key(signs: bytes) -> bytes:
-    """The key's id; empty of what is none."""
+    """Return the key id as bytes; empty if ``signs`` is not a key id."""
     try:
         return bytes.fromhex(signs[: _SHOWN + 1].decode("ascii"))
     except ValueError:

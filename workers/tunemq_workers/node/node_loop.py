@@ -1,9 +1,9 @@
-"""A node: one loop that owns the hosts, the outbox and what is known of the wire.
+"""The main loop of a node: it owns the trial processes, the outboxes and the state of Redis.
 
-Three things bring work: the consumer (mail), the hosts' sockets (events), the pump (facts about
-Redis). After each round the outboxes' news go to the pump, each stream's if none of it is under
-way: while a batch is under way the next one grows, so a lone event waits for nothing and a flood
-travels in large pieces.
+The loop handles three kinds of input: commands from the consumer, events from the sockets of trial
+processes, and reports of the event publisher about Redis. After each round it hands new events to
+the publisher, one batch per stream at a time. While a batch is on its way, the next one grows: a
+single event leaves at once, and many events travel in large batches.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.trial_files import TrialFiles
 from tunemq_workers.trials.trial_supervisor import TrialSupervisor
 
-#: Until then the pump looks often for a scheduler that is about to start.
+#: For this long after Redis is empty, the publisher checks often for a scheduler that may start.
 _EXPECTING_S: Final = 5.0
-#: An assignment that the scheduler announces and that does not come for so long: the consumer is
-#: deaf.
+#: Shortest and longest delay after which the node restarts its consumer, when the scheduler
+#: announced an assignment that did not arrive.
 _OVERDUE_S: Final = (2.0, 60.0)
-#: At the end: for the families to go and the last events to be sent, then for the deregistration,
-#: which takes a Redis that answers milliseconds.
+#: At the end: the most time for process trees to exit and the last events to be sent, then for the
+#: deregistration, which takes milliseconds if Redis answers.
 _ENDING_S: Final = 3.0
 _DEREGISTER_S: Final = 5.0
 
@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 
 
 class _RegistrationState(NamedTuple):
-    """In which generation of Redis a node said what of itself."""
+    """A node's registration, and the generation of Redis to which it was sent."""
 
     generation: bytes
     registration: NodeRegistration
@@ -86,42 +86,45 @@ class _RegistrationState(NamedTuple):
 
 @dataclass(slots=True)
 class _RedisState:
-    """What is known of Redis."""
+    """What the node knows about Redis."""
 
     is_up: bool = True
     generation: bytes | None = None
-    #: Since when the generation is what it is, by the monotonic clock.
+    #: When this generation was first seen, by the monotonic clock.
     since: float = field(default_factory=time.monotonic)
-    #: How this node was introduced last, and is being.
+    #: The last registration that succeeded, and the one on its way.
     registered: _RegistrationState | None = None
     introducing: _RegistrationState | None = None
 
 
 class NodeLoop:
-    """Runs a node until it is told to stop; `run` returns the exit code.
+    """Runs a node until it is stopped; `run` returns the exit code.
 
     Args:
-        instance: this node's.
-        hello: as which it is introduced.
-        redis: where Redis is.
-        reactor: not running yet.
-        room: for what is not journalled yet.
-        forkservers: what starts hosts.
-        make_checkpoints: makes what cares for their checkpoints; takes what takes its events.
-        luggage: gets what hosts need to start.
-        make_files: makes what cares for their folders; takes what takes its events, and its pieces
-            of output, and what says whether these may be sent.
-        make_logs: makes what looks at what they print; takes what takes its events, and warnings.
-        children: the pids of the node's own children; the consumers' forkserver's is kept there.
-        start_consumers: starts a forkserver of consumers.
-        consumers: one that was started already.
-        lost_after_s: hosts save and end when no scheduler was heard for so long.
-        grace_s: how long they get to do so when somebody has the node retire.
-        watch: says how the machine is, where somebody may want to know.
-        watchdog: knows the GPUs, where this node knows them one by one.
-        meter: adds up what is used of them.
-        seals: for what goes to the scheduler, and what comes from it.
-        health: says how the node is to whoever looks after it.
+        instance_id: names this start of the node.
+        registration: the node's first message to schedulers.
+        redis: the address of Redis.
+        reactor: the event loop, not running yet.
+        budget: limits the memory of the outboxes; the rest goes to files.
+        forkservers: starts and ends trial processes.
+        make_checkpoints: makes the part that serves checkpoint requests; takes a function that
+            emits events.
+        dependencies: fetches the blobs that trials need.
+        make_files: makes the part that uploads trial folders and streams output; takes functions
+            that emit an event, send output, and say whether output may be sent now.
+        make_logs: makes the part that scans output; takes functions that emit an event and a
+            warning.
+        children: the pids of the node's child processes; this loop adds the consumer forkserver's.
+        start_consumers: starts a forkserver for consumers.
+        consumers: the first such forkserver, already running.
+        signing: signs messages to the scheduler and checks messages from it.
+        lost_after_s: trials save and end when no scheduler answered for this long, in seconds.
+        grace_s: how long trials get to save and end when the node is retired, in seconds.
+        watch: publishes node metrics; None on an embedded farm.
+        availability: decides which GPUs may be used; None if the node does not know its GPUs by
+            UUID.
+        meter: measures how trials use GPUs.
+        health: reports the node's health to a service manager.
     """
 
     def __init__(
@@ -203,9 +206,9 @@ class NodeLoop:
         self._has_heard = False
         self._lost_after_s, self._grace_s = lost_after_s, grace_s
         self._silence: Timer | None = None
-        #: The generation of the wire in which people were told that this node is ready.
+        #: The generation of Redis in which the log said that this node is ready.
         self._ready_in: bytes | None = None
-        #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
+        #: Whether a scheduler ever held a lease, and whether trials were ended for lack of one.
         self._had_scheduler = self._has_given_up = False
         self._consumer = ConsumerProcess(
             reactor,
@@ -219,7 +222,7 @@ class NodeLoop:
         )
 
     def run(self) -> int:
-        """Serve until `stop` or `abandon`."""
+        """Serve until `stop` or `abandon`, and return the exit code."""
         self._publisher.start()
         self._caps.start()
         self._checkpoints.start()
@@ -236,22 +239,24 @@ class NodeLoop:
         return self._exit_code
 
     def stop(self, reason: str, exit_code: int = 0, *, grace_s: float = 0.0) -> None:
-        """End the hosts, send what they said, deregister, end; again is allowed.
+        """End the trial processes, send their events, deregister and end; further calls do nothing.
 
-        What is not uploaded by then is given up: the scheduler forgets it with this node.
+        Uploads that are not complete by then are given up: the scheduler drops them with this node.
 
         Args:
             reason: for the log.
             exit_code: what `run` returns.
-            grace_s: how long hosts get to save and end by themselves, and uploads to be done.
+            grace_s: how long trials get to save and end by themselves, and uploads to complete, in
+                seconds.
         """
         if self._ending is None:
             trial_processes = len(self._supervisor)
-            if exit_code != EXIT_FENCED:  # then the service goes on, as another attempt
+            if exit_code != EXIT_FENCED:  # a fenced node restarts as another instance
                 self._health.stopping()
             _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, trial_processes, grace_s)
             self._exit_code = exit_code
-            # What saves in the first half repeats nothing; the rest ends at its next result.
+            # In the first half trials end at a checkpoint, so that no step is repeated; the rest
+            # end at their next result.
             self._supervisor.leave(at_checkpoint=grace_s > 0)
             self._reactor.after(grace_s / 2, self._supervisor.leave)
             self._ending = self._reactor.after(grace_s, self._end_trial_processes)
@@ -259,7 +264,7 @@ class NodeLoop:
                 self._end_trial_processes()
 
     def _end_trial_processes(self) -> None:
-        """No more grace: kill what is left, send what it said."""
+        """Kill the trial processes that are left after the grace, and send their events."""
         if self._ending is not None:
             self._ending.cancel()
         if self._supervisor:
@@ -267,12 +272,12 @@ class NodeLoop:
         self._supervisor.kill_all()
         self._checkpoints.close()
         self._files.close()
-        # A failure whose trial's output is still being read goes out before the deregistration.
+        # A failure event that waits for the trial's output has to leave before the deregistration.
         self._reactor.after(_ENDING_S / 2, self._logs.hold_no_more)
         self._ending = self._reactor.after(_ENDING_S, self._deregister)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
-        """End at once, without a deregistration; the forkservers notice, and kill what is left."""
+        """End at once, without a deregistration; the forkservers then kill all trial processes."""
         _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._supervisor))
         self._exit_code = exit_code
         self._reactor.stop()
@@ -286,7 +291,7 @@ class NodeLoop:
             self._reactor.stop()
 
     def _withhold(self, devices: dict[str, str]) -> None:
-        """These are not to be used now."""
+        """Register again, with these GPUs (UUID to reason) withheld from trials."""
         number = self._registration.number + 1
         devices = {uuid: why[:LINE_CHARACTERS] for uuid, why in devices.items()}
         self._registration = msgspec.structs.replace(
@@ -297,14 +302,15 @@ class NodeLoop:
     def _warn(self, events_key: str, text: str) -> None:
         self._outboxes.add(events_key, encode(NodeWarned(text)))
 
-    # --- mail -----------------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------------------
 
     def _consumer_is_ready(self) -> None:
         self._has_heard = True
         self._register()
 
     def _consumer_died(self) -> None:
-        # Another one waits for Redis, should that be away. The lease shows what was not heard.
+        # The next consumer waits for Redis if that is away. The lease reply shows which assignments
+        # this one missed.
         if self._ending is None:
             self._consumer.start_if_none()
         self._publisher.order(RenewLeaseNow())
@@ -316,7 +322,7 @@ class NodeLoop:
             return
         self._publisher.confirmed = self._commands.confirmed
         if assignment.term > term_before or self._redis_state.generation is None:
-            # A scheduler has begun, perhaps on a wire that was reset while there was none.
+            # A new scheduler runs; Redis may have been reset before it started.
             self._publisher.order(RenewLeaseNow())
         self._overdue_in_a_row = 0
         if assignment.store and assignment.store != self._tried_store:
@@ -328,7 +334,7 @@ class NodeLoop:
         self._expect_command()
 
     def _expect_command(self) -> None:
-        """Have the consumer replaced if what the scheduler announced does not come."""
+        """Restart the consumer if an announced assignment does not arrive in time."""
         if self._announced <= self._commands.confirmed:
             if self._overdue is not None:
                 self._overdue.cancel()
@@ -339,13 +345,13 @@ class NodeLoop:
 
     def _command_is_overdue(self) -> None:
         self._overdue = None
-        if not self._consumer.is_ready:  # it is on its way, and watched
+        if not self._consumer.is_ready:  # it is starting, and supervised
             self._expect_command()
             return
         self._overdue_in_a_row += 1
         self._consumer.restart(f"assignment {self._announced} was announced and did not come")
 
-    # --- the wire -------------------------------------------------------------------------------
+    # --- Redis ----------------------------------------------------------------------------------
 
     def _heard(self, report: PublisherReport) -> None:
         self._publisher.reports_handled()
@@ -358,14 +364,14 @@ class NodeLoop:
                 self._say_ready()
                 self._register()
             case RegistrationFailed():
-                redis_state.introducing = None  # the next look tries again
+                redis_state.introducing = None  # the next lease reply tries again
             case BatchesAppended(key):
                 self._outboxes.appended(key)
             case OutputSent():
                 self._files.output_sent()
             case AppendFailed(key, reason):
                 self._outboxes.not_appended(key, reason)
-                if redis_state.is_up:  # it may be another generation
+                if redis_state.is_up:  # Redis may have another generation
                     self._publisher.order(RenewLeaseNow())
             case RedisLost(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
@@ -379,14 +385,14 @@ class NodeLoop:
         if seen.generation != redis_state.generation:
             _log.info("wire.generation old=%s new=%s", redis_state.generation, seen.generation)
             redis_state.generation, redis_state.since = seen.generation, time.monotonic()
-            # Whatever was sent in the generation before may have gone with it.
+            # Events sent in the generation before may be lost with it.
             self._outboxes.rewind()
         if self._keys.look(has_scheduler=seen.has_scheduler, signs=seen.signs):
-            # What lies in Redis may be sealed with a key that goes soon.
+            # Entries in Redis may be signed with a key that expires soon.
             self._outboxes.rewind()
             redis_state.registered = None
         self._say_ready()
-        # Without a generation no stream has to be there.
+        # Without a generation, missing streams mean nothing.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.acknowledge(seen.acknowledged_up_to, missing)
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
@@ -417,7 +423,7 @@ class NodeLoop:
             self.stop("retired", grace_s=self._grace_s)
 
     def _heed(self, *, is_heard: bool) -> None:
-        """Have the hosts end when no scheduler is heard for too long, and go on when one is."""
+        """End trials when no scheduler answers for too long; start them again when one does."""
         if is_heard:
             if self._silence is not None:
                 self._silence.cancel()
@@ -437,7 +443,7 @@ class NodeLoop:
             self._supervisor.give_up()
 
     def _say_ready(self) -> None:
-        """Log, once a generation, that schedulers know of this node and believe it."""
+        """Log, once per generation, that the node is registered and that both sides' keys agree."""
         registered = self._redis_state.registered
         if registered is None or not self._keys.agrees:
             return
@@ -446,7 +452,10 @@ class NodeLoop:
             _log.info("node.introduced generation=%s", registered.generation)
 
     def _register(self) -> None:
-        """Say hello, when the answer can be heard: once a generation, and when it has changed."""
+        """Register with Redis: once per generation, and when the registration changed.
+
+        Waits until a consumer is ready, so that the node can receive the scheduler's answer.
+        """
         redis_state = self._redis_state
         if not (self._has_heard and redis_state.is_up and redis_state.generation is not None):
             return
@@ -455,7 +464,7 @@ class NodeLoop:
             _RegistrationState(redis_state.generation, self._registration),
         )
         is_under_way = under_way is not None and under_way.generation == due.generation
-        if redis_state.registered != due and not is_under_way:  # one after the other
+        if redis_state.registered != due and not is_under_way:  # one at a time
             redis_state.introducing = due
             self._publisher.order(Register(encode(self._registration)))
 
@@ -479,7 +488,7 @@ class NodeLoop:
             outboxes.size > BLOCK_BYTES or is_expecting,
         )
         self._publisher.is_hurried = is_hurried
-        if is_hurried and not was_hurried:  # it may just have begun to wait
+        if is_hurried and not was_hurried:  # the publisher may just have begun a long wait
             self._publisher.order(RenewLeaseNow())
         is_settled = outboxes.is_settled or not redis_state.is_up
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
@@ -489,7 +498,7 @@ class NodeLoop:
             self._deregister()
 
     def _send(self) -> None:
-        """Hand the outboxes' news to the pump if Redis would take them."""
+        """Hand new events to the publisher if the node is registered in Redis."""
         redis_state = self._redis_state
         registered = redis_state.registered
         if (
@@ -505,7 +514,7 @@ class NodeLoop:
         watch.store = self._checkpoints.traffic
 
     def _has_time(self) -> bool:
-        """Whether there is time for what nobody waits for."""
+        """Return whether the publisher has room for output, which is less urgent than events."""
         return self._redis_state.is_up and self._outboxes.unsent <= BLOCK_BYTES
 
     def _header(self, first: int) -> bytes:

@@ -1,13 +1,12 @@
-"""The process of a node.
+"""The program of a node process: it reads the command line and runs a node.
 
     python -P -m tunemq_workers.node.node_process --redis URL --name NAME --workdir DIR
 
-It reads the command line, starts the process that consumers are forked from before it imports
-anything else (Celery takes longest to load), and leaves the rest to
-`tunemq_workers.node.node_setup`. All logs are in the working folder: ``node.log``, ``consumer.log``
-and one for each forkserver. To its own output the node writes only why it cannot start; as a node
-of a farm (``--farm``, see `tunemq_workers.node.worker_command`) also what a person at its terminal
-wants to see.
+It starts the consumer forkserver before it imports anything else, because Celery takes longest to
+load, and passes everything else to `tunemq_workers.node.node_setup`. All logs are in the working
+folder: ``node.log``, ``consumer.log`` and one for each forkserver. The node's own output shows only
+why it cannot start. A node of a farm (``--farm``, see `tunemq_workers.node.worker_command`) also
+prints the events that a person at its terminal wants to see.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from tunemq_workers.broker.consumer_start import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
 
-#: How a node is started.
+#: The command that starts a node.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node.node_process")
-#: What stands for ``--trial-env``.
+#: The environment variable with the default of ``--trial-env``.
 TRIAL_ENV: Final = "TUNEMQ_TRIAL_ENV"
 _GIVEN: Final = (
     "keys",
@@ -52,7 +51,7 @@ _GIVEN: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a node until it is told to stop; the exit code."""
+    """Run a node until it is stopped, and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     if options.farm:
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     health = None
     try:
         parse_address(options.redis)
-        # A script and its own node need none: nobody else may go to their Redis.
+        # An embedded node signs nothing: only its own script reaches their Redis.
         keys = find_keys(options.keys, KeyRole.WORKER) if options.farm else LiveKeys.none()
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
@@ -71,19 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _take_workdir(options.workdir)
         if account is not None:
             _give_folders(account, options)
-        if options.farm:  # what is in an embedded one's environment is about its script
+        if options.farm:  # on an embedded farm these variables are the script's
             health = ServiceHealth.of_environment("worker")
     except ConfigError as problem:
         tell(str(problem))
         return EXIT_USAGE
     except ProcessLookupError:
-        return 0  # the process that this node belongs to has ended already
+        return 0  # the process that this node belongs to has already ended
     never_unpickle()
     instance_id = os.urandom(8).hex()
     log = os.path.join(options.workdir, "consumer.log")
     start_consumers = partial(start_forkserver, options.redis, instance_id, log)
     consumers = start_consumers()
-    # Imported while that loads Celery.
+    # Imported while the forkserver loads Celery.
     from tunemq_workers.node.node_setup import run_node
 
     try:
@@ -99,13 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 health.close()
     if code == EXIT_FENCED and health is not None:
         os.environ.update(health.variables)
-        # The same process, so that whoever supervises it sees no death; nothing else is the same.
+        # Same pid, so that a service manager sees no exit; everything else starts again.
         os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
     return code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `given_options` passes on: of a node that people start."""
+    """Add the options of a node that `given_options` passes on."""
     parser.add_argument(
         "--keys",
         metavar="FILE",
@@ -172,7 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_options(options: argparse.Namespace) -> list[str]:
-    """A command line's part with those of `add_options` that were given."""
+    """Return the arguments for those of the options of `add_options` that were given."""
     line: list[str] = []
     for name in _GIVEN:
         value = getattr(options, name)
@@ -196,7 +195,7 @@ def _give_folders(account: UserAccount, options: argparse.Namespace) -> None:
 
 
 def _take_workdir(folder: str) -> None:
-    """Keep others out of the folder for as long as this process lives.
+    """Lock the folder for as long as this process lives.
 
     Raises:
         ConfigError: another node works there.

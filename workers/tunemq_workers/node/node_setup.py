@@ -1,4 +1,4 @@
-"""Puts a node together from its command line, and runs it."""
+"""Builds a node from its command line, and runs it."""
 
 from __future__ import annotations
 
@@ -79,23 +79,23 @@ def run_node(
     keys: LiveKeys | None = None,
     health: ServiceHealth | None = None,
 ) -> int:
-    """Run a node with the options of `tunemq_workers.node.node_process`; the exit code.
+    """Run a node with the options of `tunemq_workers.node.node_process`, and return its exit code.
 
     Args:
         options: the command line.
-        instance: what this run of the node is called.
-        start_consumers: starts a forkserver of consumers.
-        consumers: the first one.
-        watched: a pidfd; when its process ends the node ends at once.
-        account: whom trials run as; by default this process's own user.
-        keys: of the farm; none where nothing is signed.
-        health: where to say how the node is, if anywhere.
+        instance_id: names this start of the node.
+        start_consumers: starts a forkserver for consumers.
+        consumers: the first such forkserver, already running.
+        watched: a pidfd; when its process ends, the node ends at once.
+        account: the user that trials run as; by default this process's own user.
+        keys: the farm's keys; None where messages are not signed.
+        health: reports the node's health; None if there is no one to report to.
 
     Raises:
-        ConfigError: an option has a value that is not usable.
+        ConfigError: an option has an invalid value.
     """
     resources, gpus = _offered(options)
-    # An embedded node ends with its script, which saves before.
+    # An embedded node ends with its script, which saves trials before that.
     grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
     lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
     prewarmed = _environment(options.prewarm)
@@ -111,7 +111,7 @@ def run_node(
     work_folder.remove_leftovers(options.workdir)
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
-    redis = parse_address(options.redis)  # its certificates may be for our own user alone
+    redis = parse_address(options.redis)  # its certificates may be readable by this user only
     _take_rights(options, account)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
     registration = NodeRegistration(
@@ -198,7 +198,7 @@ def run_node(
     _look_after_workdir(reactor, disk, options.workdir, cache if account else None)
     try:
         return loop.run()
-    except BaseException:  # noqa: BLE001 - whoever started the node sees its exit code, this the log
+    except BaseException:  # noqa: BLE001 - the exit code and the log report it
         _log.critical("node.broken", exc_info=True)
         return EXIT_BROKEN
     finally:
@@ -207,14 +207,14 @@ def run_node(
 
 
 class _StopSignals:
-    """What SIGTERM and Ctrl-C do: end in peace; a second one, at once."""
+    """Stops the node on SIGTERM or Ctrl-C: the first one with grace, a second one at once."""
 
     def __init__(self, reactor: Reactor, loop: NodeLoop, grace_s: float) -> None:
         self._reactor, self._loop, self._grace_s = reactor, loop, grace_s
         self._came = 0
 
     def __call__(self, number: int, _frame: object) -> None:
-        """Handle one."""
+        """Handle one signal."""
         self._came += 1
         name = signal.Signals(number).name
         if self._came == 1:
@@ -224,7 +224,7 @@ class _StopSignals:
 
 
 def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHookArgs) -> None:
-    """A node without its pump would be half alive: it ends."""
+    """Log why a thread ended, and end the node, which cannot work without it."""
     name = death.thread.name if death.thread else "?"
     problem = (death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
     _log.critical("thread.broken name=%s", name, exc_info=problem)
@@ -254,7 +254,7 @@ def _watch_machine(
 def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
     try:
         pool.prewarm(environment)
-    except OSError as problem:  # the first trial that needs it will say so
+    except OSError as problem:  # the first trial that needs it reports the error
         _log.error("forkserver.not_prewarmed problem=%r", str(problem))
 
 
@@ -272,13 +272,13 @@ def _watch_logs(
 def _start(
     options: argparse.Namespace, module: str, log: str, needs: frozenset[str] = frozenset()
 ) -> ChildProcess:
-    """Start a process that works on trials' files, with the rights that trials have."""
+    """Start a helper process for trial files, with the rights that trials have."""
     rights = ("--trial-user", options.trial_user) if options.trial_user else ()
     return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
 
 
 def _take_rights(options: argparse.Namespace, account: UserAccount | None) -> None:
-    """Have no more rights on files than trials have; say so where trials have all."""
+    """Limit this process's file rights to those of trials; warn if trials run as root."""
     if account is not None:
         act_for(account)
     elif options.farm and os.geteuid() == 0:
@@ -288,7 +288,7 @@ def _take_rights(options: argparse.Namespace, account: UserAccount | None) -> No
 def _look_after_workdir(
     reactor: Reactor, disk: CacheDisk, folder: str, cache_of_others: str | None
 ) -> None:
-    """Keep logs short, and folders usable that belong to another user, if trials run as one."""
+    """Keep logs short, and keep folders accessible that belong to the user of ``--trial-user``."""
     LogCaps(reactor, disk, folder).start()
     if cache_of_others is not None:
         shared = {os.path.join(folder, name) for name in work_folder.OF_TRIALS}
@@ -325,10 +325,11 @@ def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
 
 
 def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
-    """Keep other nodes away from what a farm's worker offers.
+    """Lock the GPUs that a farm's worker offers against other nodes.
 
-    A script offers all that it sees, beside others: what its trials use is locked while they do.
-    Its process, which people know, is the parent of the one that has started this.
+    An embedded node offers all GPUs that it sees and shares them with other searches, so it locks
+    each GPU only while a trial uses it. The lock names the script's process, which users know: the
+    parent of this process's parent.
     """
     if options.farm or gpus.driver is None:
         take_gpus(gpus.gpus, f"worker {options.name}")
@@ -339,7 +340,7 @@ def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
 def _keep(
     gpus: OfferedGpus, reactor: Reactor, meter: GpuMeter, locks: GpuLocks | None
 ) -> tuple[GpuAvailability | None, Callable[[], tuple[GpuMetrics, ...]]]:
-    """What knows the GPUs, where they are known one by one; and what says what they do."""
+    """Return what decides which GPUs may be used, and a function that returns GPU metrics."""
     if gpus.driver is None or not gpus.gpus:
         return None, tuple
     watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
@@ -355,7 +356,7 @@ def _keep(
 
 
 def _gpu_metrics(watch: GpuWatch, availability: GpuAvailability) -> tuple[GpuMetrics, ...]:
-    """What GPUs do, and who else uses them."""
+    """Return the metrics of each GPU, with the processes of others that use it."""
     foreign = availability.foreign
     return tuple(
         msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")[:LINE_CHARACTERS])
@@ -388,7 +389,7 @@ def _seconds(option: str, given: float | None, default: float) -> float:
 def _resources(text: str) -> dict[str, float]:
     try:
         amounts = msgspec.json.decode(text, type=dict[str, float])
-    except ValueError as problem:  # text that cannot be encoded, too
+    except ValueError as problem:  # also text that cannot be encoded
         raise ConfigError(
             f"--resources is {text!r}: {problem}; "
             """give a JSON object of names and amounts, such as '{"gpu": 2}'."""
@@ -400,7 +401,7 @@ def _resources(text: str) -> dict[str, float]:
 
 
 def _bytes(option: str, text: str | None) -> int | None:
-    """The number of bytes that an option says, if it is given."""
+    """Return the bytes that an option gives; None if it is not given."""
     number = None if text is None else parse_bytes(text)
     if number is None and text is not None:
         raise ConfigError(f"{option} is {text!r}; give bytes, such as 20GiB or 500MB.")
@@ -408,14 +409,14 @@ def _bytes(option: str, text: str | None) -> int | None:
 
 
 def _environment(path: str | None) -> Environment | None:
-    """What stands in the file, which is removed; None where there is none any more."""
+    """Read and remove a file with an `Environment`; None if an earlier node has read it."""
     if path is None:
         return None
     try:
         with open(path, "rb") as file:
             content = file.read()
         os.unlink(path)
-    except FileNotFoundError:  # a node before this one has read it
+    except FileNotFoundError:  # an earlier node has read it
         return None
     except OSError as problem:
         raise ConfigError(f"--prewarm is {path!r}: {problem.strerror}.") from problem

@@ -1,4 +1,4 @@
-"""What keeps a worker from starting: a Redis that others can use, or keys that everybody knows."""
+"""Checks before a worker starts: a Redis that others can use, and well-known store keys."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def check_environment(
     is_insecure: bool,
     tell: Callable[[str], None],
 ) -> None:
-    """Return if a worker may work with these.
+    """Return if a worker may use this Redis and these store keys.
 
     Args:
         address: of Redis.
-        hello: what that answered to ``REGISTRATION``.
-        environ: where the keys of the store are.
-        is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
-        tell: shows a line to people.
+        registration: the reply of Redis to ``HELLO``.
+        environ: the environment variables with the keys of the store.
+        is_insecure: whether ``--insecure`` was given: then risks are only reported.
+        tell: shows a line to the user.
 
     Raises:
-        ConfigError: it may not; says why, and how to mend it.
+        ConfigError: a risk was found; says which, and what to do.
     """
     found = [*dangers(address, release_in_hello(registration)), *_known_keys(environ)]
     said = [f"{danger.what} To mend it: {danger.fix}" for danger in found]

@@ -1,9 +1,9 @@
-"""What the person at a worker's terminal sees of its log: sentences, and only what concerns them.
+"""Log lines at a worker's terminal: sentences about the events that its user follows.
 
-The log itself is in ``node.log``, an event name and fields a line. Here the few events that a
-person wants to follow are told in words, and warnings as they are. A terminal may be slow, stopped
-with Ctrl-S, or a pipe that nobody reads: a thread of its own writes, and what it cannot keep up
-with is dropped rather than waited for.
+The full log is in ``node.log``, one event name with fields per line. This module turns a few of
+these events into sentences and passes warnings on unchanged. A terminal may be slow, stopped with
+Ctrl-S, or a pipe without a reader, so a separate thread writes, and lines are dropped when it
+cannot keep up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, TextIO
 from tunemq_shared.base.safe_text import harmless
 
 _FIELD: Final = re.compile(r"(\w+)=%\w")
-#: By event, the sentence with its fields.
+#: The sentence for each event; its fields are in braces.
 _TOLD: Final = {
     "node.started": "Worker {name} (instance {instance_id}) starts; Redis is at {redis}.",
     "node.offers": "It offers {resources}; GPUs: {gpus}.",
@@ -53,27 +53,27 @@ _TOLD: Final = {
     "trial.started": "Trial {trial} runs (attempt {attempt}, process {pid}).",
     "trial.left": "Trial {trial} has left (attempt {attempt}).",
 }
-#: How many lines may wait for a slow terminal.
+#: The most lines that wait for a slow terminal.
 _WAITING: Final = 1000
-#: How long the last lines may take.
+#: How long `close` waits for the last lines.
 _FLUSH_S: Final = 0.5
 _END: Final = None
 
 
 def open_terminal(stream: TextIO | None = None) -> TerminalHandler:
-    """Tell what is logged from now on; see `TerminalHandler`."""
+    """Print log events as sentences from now on; see `TerminalHandler`."""
     terminal = TerminalHandler(stream or sys.stderr)
     root = logging.getLogger()
     for handler in root.handlers:
         handler.setLevel(root.level)
     root.addHandler(terminal)
-    # Told there, and not worth a line in the log's file.
+    # These debug events are for the terminal only; the log file stays at its level.
     logging.getLogger("tunemq_workers.trials.trial_supervisor").setLevel(logging.DEBUG)
     return terminal
 
 
 class TerminalHandler(QueueHandler):
-    """A log handler that writes sentences, and never blocks."""
+    """A log handler that writes sentences and never blocks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._lines: queue.Queue[Any] = queue.Queue(_WAITING)
@@ -83,7 +83,7 @@ class TerminalHandler(QueueHandler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell an event, if it is one for people."""
+        """Queue the sentence for an event, if it has one."""
         told = format_log_event(record)
         if told is not None:
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -91,14 +91,14 @@ class TerminalHandler(QueueHandler):
                 self._lines.put_nowait(f"{at} {one_line(told)}\n")
 
     def close(self) -> None:
-        """Write what waits, if the terminal takes it soon."""
+        """Write the lines that wait, for at most half a second."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(_END)
         self._thread.join(_FLUSH_S)
         super().close()
 
     def _write(self) -> None:
-        # A terminal that is gone makes no difference to the node.
+        # A closed terminal must not stop the node.
         with contextlib.suppress(OSError, ValueError):
             while (line := self._lines.get()) is not _END:
                 self._stream.write(line)
@@ -106,7 +106,7 @@ class TerminalHandler(QueueHandler):
 
 
 class OneLineFormatter(logging.Formatter):
-    """A formatter of lines that no name in them breaks, and that steer no terminal."""
+    """A formatter whose output is always one line without terminal control characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
         """Return the record's line."""
@@ -114,12 +114,12 @@ class OneLineFormatter(logging.Formatter):
 
 
 def one_line(text: str) -> str:
-    """Return the text with escapes for all that is no printable part of a line."""
+    """Return the text with all unprintable characters escaped."""
     return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def format_log_event(record: logging.LogRecord) -> str | None:
-    """A log record in words; None where it is nothing for people."""
+    """Return a log record as a sentence; None if the terminal does not show it."""
     event = str(record.msg).partition(" ")[0]
     sentence = _TOLD.get(event)
     if sentence is None:
@@ -128,5 +128,5 @@ def format_log_event(record: logging.LogRecord) -> str | None:
     values = record.args if isinstance(record.args, tuple) else ()
     try:
         return sentence.format_map(dict(zip(names, values, strict=True)))
-    except (KeyError, ValueError):  # it was logged with other fields than the sentence has
+    except (KeyError, ValueError):  # its fields differ from the sentence's
         return record.getMessage()

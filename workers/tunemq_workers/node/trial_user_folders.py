@@ -1,4 +1,4 @@
-"""What the user that trials run as has to find on a machine, made and tried when a node starts."""
+"""The folders that the user of ``--trial-user`` needs: made and checked when a node starts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.work_folder import LOCK, is_own_file
 
-#: How long the check of an account may take: one import by a cold interpreter.
+#: The most time for the account check, which is one import by a cold interpreter.
 _CHECK_S: Final = 60.0
-#: A trial that starts in the meantime is retried.
+#: A trial that starts in between fails, and is retried.
 _RESTORED_EVERY_S: Final = 1.0
-#: What the user runs to find out whether it can host trials; ``{}`` is a folder to be written to.
+#: The program that the user runs to check that it can run trials.
 _CHECK: Final = """\
 import os, sys
 sys.path[:] = {path!r} + sys.path
@@ -34,12 +34,12 @@ for folder in {folders!r}:
 
 
 def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> None:
-    """Refuse a working folder with things that are not TuneMQ's; have the account pass through it.
+    """Reject a working folder with files that are not TuneMQ's; let the account traverse it.
 
-    Called before this start makes the lock file: one that is there is an earlier start's.
+    Call it before this start makes the lock file: a lock file then proves an earlier start.
 
     Args:
-        names: what `give_folders` is going to be told.
+        names: the folders that `give_folders` will be called with.
 
     Raises:
         ConfigError: the folder cannot be used; says why, and what to do.
@@ -60,27 +60,27 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> N
                 )
         mode = stat.S_IMODE(os.stat(workdir).st_mode)
         if not os.listdir(workdir):
-            mode = 0o700  # it is new, or somebody has made it for us
+            mode = 0o700  # it is new, or was made for this worker
         elif mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
                 f"others may write to {workdir}, and so trials could replace what the worker has"
                 f" there. Run chmod go-w {workdir}, or name another --workdir."
             )
-        os.chmod(workdir, mode | 0o011)  # noqa: S103  to pass, not to read
+        os.chmod(workdir, mode | 0o011)  # noqa: S103  to traverse, not to read
 
 
 def give_folders(
     account: UserAccount, workdir: str, names: Iterable[str], cache: str | None
 ) -> None:
-    """Make the folders that trials and the node share the account's, and the rest nobody's else.
+    """Give the folders that trials and the node share to the account; make log files private.
 
     Args:
         workdir: the node's, after `claim_workdir`.
-        names: folders in there; another user's are emptied, since they hold nothing but copies.
-        cache: a further one, if people have named it; what is in it is theirs.
+        names: folders in there; those of another user are emptied, since they hold only copies.
+        cache: one more folder, if the user named it; its content is the user's and stays.
 
     Raises:
-        ConfigError: a folder cannot be used, or the account cannot host trials; says why.
+        ConfigError: a folder cannot be used, or the account cannot run trials; says why.
     """
     folders = [os.path.join(workdir, name) for name in names]
     with _refusing():
@@ -91,7 +91,7 @@ def give_folders(
             if _owner(folder) not in (None, account.uid):
                 remove_tree(folder)
                 if os.path.lexists(folder):
-                    os.rmdir(folder)  # says why it is still there
+                    os.rmdir(folder)  # raises the reason why it is still there
         if cache is not None:
             folders.append(os.path.abspath(cache))
         for folder in folders:
@@ -103,7 +103,7 @@ def give_folders(
 
 
 def restore_rights(folders: Iterable[str]) -> None:
-    """Give their owner all rights to these folders: a trial may have taken them from itself."""
+    """Give the owner all rights to these folders: a trial may have removed them."""
     with own_files():
         for folder in folders:
             with suppress(FileNotFoundError):
@@ -113,9 +113,9 @@ def restore_rights(folders: Iterable[str]) -> None:
 
 
 def keep_rights(timers: Timers, folders: Collection[str]) -> None:
-    """Restore the rights to folders that trials and the node share, now and once a second.
+    """Restore the rights to folders that trials and the node share, now and once per second.
 
-    Else one trial that changes their modes would fail all later ones on the node.
+    Otherwise one trial that changes their modes would make all later ones on the node fail.
     """
     restore_rights(folders)
     timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, folders))
@@ -133,9 +133,9 @@ def _refusing() -> Iterator[None]:
 
 
 def _is_marked(workdir: str) -> bool:
-    """Whether a worker was started there before: its lock file holds a number."""
+    """Return whether a worker was started there before: its lock file holds a pid."""
     try:
-        # Somebody else's "lock" may be anything.
+        # A file "lock" of another program may be anything, also a FIFO.
         lock = os.open(os.path.join(workdir, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
@@ -156,12 +156,12 @@ def _check(account: UserAccount, folders: list[str]) -> None:
     """Run this interpreter as the account.
 
     Raises:
-        ConfigError: it cannot import TuneMQ, or not write to one of the folders.
+        ConfigError: the account cannot import TuneMQ, or cannot write to one of the folders.
     """
     code = _CHECK.format(path=[entry for entry in sys.path if entry], folders=folders)
     try:
         ended = subprocess.run(
-            [sys.executable, "-I", "-c", code],  # -I: no files of that user run
+            [sys.executable, "-I", "-c", code],  # -I: runs no files of that user
             cwd="/",
             env=account.variables({}),
             stdin=subprocess.DEVNULL,

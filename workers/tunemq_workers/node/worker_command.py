@@ -1,8 +1,8 @@
-"""``tunemq worker``: this machine as a node of a farm.
+"""``tunemq worker``: run this machine as a node of a farm.
 
-The command checks what can be wrong before anything starts, in words for a person at a terminal,
-and then *becomes* the node (`tunemq_workers.node.node_process`), which is started as its own
-program so that it holds none of what a command line needs.
+The command checks its options, Redis and the keys before anything starts, and reports problems at
+the terminal. Then it replaces itself with the node (`tunemq_workers.node.node_process`), which is a
+separate program so that it keeps no memory for the command line.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tunemq_workers.system.trial_user import find_account
 if TYPE_CHECKING:
     from tunemq_workers.broker.redis_client import RedisReply
 
-#: So long a Redis that does not answer may take to come: machines of a farm start side by side.
+#: How long to wait for a Redis that does not answer: a farm's machines may start together.
 _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
-#: Where machines keep what can be made again.
+#: Where machines keep caches.
 _SHARED: Final = "/var/cache"
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 
@@ -76,7 +76,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the command line, then become the node; returns only if that cannot be.
+    """Check the command line, then become the node; returns only if Redis cannot be used.
 
     Raises:
         ConfigError: an option is not usable.
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
             f" in ${REDIS_VARIABLE} instead."
         )
     if keys := find_keys(options.keys, KeyRole.WORKER).path:
-        options.keys = keys  # the node works in the same folder, but who reads its command line not
+        options.keys = keys  # absolute, for readers of the node's command line
     name = options.name or machine.hostname()
     if options.trial_user:
         find_account(options.trial_user)
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     except RedisUnavailable as problem:
         _tell(str(problem))
         return EXIT_UNAVAILABLE
-    from tunemq_workers.node.start_up_check import check_environment  # for this command alone
+    from tunemq_workers.node.start_up_check import check_environment  # only this command needs it
 
     check_environment(address, registration, os.environ, is_insecure=options.insecure, tell=_tell)
     os.environ[REDIS_VARIABLE] = url
@@ -129,13 +129,13 @@ def _become(program: list[str]) -> NoReturn:
 
 
 def _find_redis(address: RedisAddress) -> RedisReply:
-    """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
+    """Wait for a Redis that is not there yet; raise at once if it rejects the connection.
 
     Returns:
-        What it answers to ``REGISTRATION``.
+        The reply to ``HELLO``.
 
     Raises:
-        WireUnavailable: it cannot be reached, or does not let us in.
+        RedisUnavailable: Redis cannot be reached, or rejects the connection.
     """
     from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError
 
@@ -165,12 +165,12 @@ def _find_redis(address: RedisAddress) -> RedisReply:
 
 
 def _check_trial_env(text: str) -> None:
-    """Warn of names that no variable has: they may be misspelt.
+    """Warn about names that match no variable: they may be misspelt.
 
     Raises:
-        ConfigError: one can be no name.
+        ConfigError: a name is invalid.
     """
-    from tunemq_workers.trials.local_start_order import (  # for this option alone
+    from tunemq_workers.trials.local_start_order import (  # only this option needs it
         parse_allowed,
         unmatched,
     )
@@ -188,6 +188,6 @@ def _tell(text: str) -> None:
 
 def _default_workdir(name: str, trial_user: str | None) -> str:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if trial_user is not None:  # who may not go into this user's
+    if trial_user is not None:  # the account may not enter this user's cache
         caches = _SHARED
     return os.path.join(caches, "tunemq", _UNSAFE.sub("_", name).lstrip(".") or "node")

@@ -1,6 +1,6 @@
-"""`WorkerHealth`: what a farm's node says of itself to whoever may have to start it anew.
+"""`WorkerHealth`: reports the health of a farm's node to its service manager.
 
-It is said in the node's loop, by a timer of it: a loop that hangs says nothing more.
+A timer of the node's loop sends the reports, so they stop when the loop hangs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NEVER: Final = float("-inf")
 
 
 class WorkerHealth:
-    """Speaks from the node's loop, where anybody listens.
+    """Reports a node's health from its loop, if a service manager wants reports.
 
     Args:
-        health: whom it speaks to.
+        health: writes the reports.
         reactor: the node's loop.
     """
 
@@ -32,20 +32,20 @@ class WorkerHealth:
         self._trial_processes: Callable[[], int] = lambda: 0
 
     def start(self, trial_processes: Callable[[], int]) -> None:
-        """Speak from now on; ``trial_processes`` says how many trials are here."""
+        """Start the reports; ``trial_processes`` returns how many trials run here."""
         self._trial_processes = trial_processes
         if self._health.is_wanted:
             self._beat()
 
     def confirmed(self, *, has_scheduler: bool) -> None:
-        """Redis took the lease, just now."""
+        """Note that Redis confirmed the lease just now."""
         is_first = self._confirmed_at == _NEVER
         self._confirmed_at, self._has_scheduler = time.monotonic(), has_scheduler
         if is_first and self._health.is_wanted:
-            self._say()  # a service manager waits for it
+            self._say()  # a service manager waits for the first one
 
     def stopping(self) -> None:
-        """The node was told to end, and is about it."""
+        """Report that the node was asked to end and is ending."""
         self._is_stopping = True
         if self._health.is_wanted:
             self._health.stopping()
