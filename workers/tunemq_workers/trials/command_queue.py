@@ -1,4 +1,4 @@
-"""Reading a node's mail: which assignment is the newest, and whether one is overdue."""
+"""`CommandQueue`: accepts a node's newest assignment, and rejects older and invalid ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _SpecPrefix(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _OrderPrefix(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a `TrialOrder`, as far as they say whose it is."""
+    """The first fields of a `TrialOrder`, up to those that name its trial and experiment."""
 
     trial: str
     attempt: int
@@ -36,7 +36,7 @@ class _OrderPrefix(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _AssignmentEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """An `Assignment` whose orders are not looked at."""
+    """An `Assignment` whose orders are not decoded yet."""
 
     protocol: int
     instance_id: str
@@ -53,13 +53,13 @@ _decode_beginning = msgspec.msgpack.Decoder(_OrderPrefix).decode
 
 
 class CommandQueue:
-    """Lets through each assignment that is newer than the one taken before.
+    """Accepts each assignment that is newer than the last accepted one.
 
     Args:
-        attempt: whose it is.
-        seals: tell which mail is the scheduler's, and are told of what else is refused.
-        on_unreadable: takes the trial of an order that cannot be read, the key of its experiment's
-            events, and why; the other orders of its assignment count.
+        instance_id: the node's; assignments for other instances are rejected.
+        signing: checks the scheduler's signature, and counts rejections.
+        on_unreadable: called for an order that cannot be decoded, with its trial, the key of its
+            experiment's events and the reason; the other orders of its assignment count.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class CommandQueue:
         self.confirmed = (0, 0)
 
     def open(self, command: bytes) -> Assignment | None:
-        """The assignment in ``command``, base64 of a sealed one; None if it does not count.
+        """Return the assignment in ``command``, base64 of a signed message; None if it is rejected.
 
-        That one does not is counted, and why is told, unless it is only an old one.
+        Each rejection is counted; all but those of old assignments are also reported.
         """
         body = self._signing.command(command)
         if body is None:
@@ -110,10 +110,11 @@ class CommandQueue:
 
 
 def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> Assignment:
-    """The assignment without the orders that cannot be read; those, and why, are added to a list.
+    """Decode an assignment order by order; add those that fail, with the reason, to a list.
 
     Raises:
-        the errors of `UNDECODABLE`: it is no assignment, or does not say whose such an order is.
+        the errors of `UNDECODABLE`: it is not an assignment, or such an order does not name its
+        trial.
     """
     envelope, orders = _decode_envelope(body), []
     for order in envelope.orders:

@@ -1,8 +1,8 @@
-"""What a trial needs on this node before its host can start: its code, parameters and bundle.
+"""`DependencyFetcher`: fetches the code, parameters and bundle that a trial needs to start.
 
-However many hosts wait for a blob, it is fetched once, by the node's transfers process. What nobody
-needs any more stays while there is room: of all blobs together a share of the disk, from which the
-longest unused go first.
+The node's transfer process fetches each blob once, however many trials wait for it. Blobs that are
+no longer used stay in a cache. When all blobs together exceed a tenth of the disk, the least
+recently used ones are removed.
 
     blobs/<sha256>      code and parameters
     code/<sha256>/      bundles, unpacked
@@ -27,7 +27,7 @@ from tunemq_workers.runtime.transfer_messages import FetchBlob
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
 
-#: Of the disk that they are on, blobs may take a tenth, and what is used now.
+#: Blobs may take a tenth of their disk; those in use stay even beyond that.
 _SHARE: Final = 10
 _TRASH: Final = ".trash-"
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class _RequiredBlob(NamedTuple):
-    """A blob that a trial needs, and what it is to people."""
+    """A blob that a trial needs, with its description for error messages."""
 
     ref: BlobRef
     what: str
@@ -43,7 +43,7 @@ class _RequiredBlob(NamedTuple):
 
 
 class _LeftoverFiles(NamedTuple):
-    """What a node before this one has left: the bytes of each path, the oldest first."""
+    """The blobs of an earlier node: the bytes of each path, oldest first."""
 
     sizes: dict[str, int]
     disk_bytes: int
@@ -51,47 +51,47 @@ class _LeftoverFiles(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _PendingDependencies:
-    """What a trial waits for."""
+    """The blobs and transfers that a trial waits for."""
 
     missing: set[str] = field(default_factory=set)
     transfers: list[int] = field(default_factory=list)
 
 
 class DependencyFetcher:
-    """Gets what trials need. Owned by the node's loop.
+    """Fetches the dependencies of trials. Used by the node's loop only.
 
     Args:
-        disk: measures and removes.
-        transfers: fetch.
-        folder: the node's; no other node uses it any more.
-        variables: the node's that trials get.
+        disk: measures and removes files.
+        transfers: fetches blobs.
+        folder: the node's working folder, which no other node uses.
+        variables: the node's environment variables that trials get.
     """
 
     def __init__(
         self, disk: DiskJobs, transfers: TransferService, folder: str, variables: Mapping[str, str]
     ) -> None:
-        #: Says for which trials something has to stay.
+        #: Returns the trials whose blobs have to stay.
         self.in_use: Callable[[], Iterable[TrialSpec]] = tuple
         self._disk, self._transfers, self._folder = disk, transfers, folder
         self._variables = variables
         self._arrivals: dict[AttemptId, _PendingDependencies] = {}
-        #: By path, the longest unused first.
+        #: Bytes by path, least recently used first.
         self._sizes: dict[str, int] = {}
         self._limit = 0
-        # Now: later, what is half done may be what is being fetched.
+        # Listed now: later, an unfinished file may be a running download.
         self._leftovers = _leftovers(folder)
 
     def start(self) -> None:
-        """Look what a node before this one has left."""
+        """Find the blobs that an earlier node left."""
         self._disk.run(partial(_take_over, self._folder, self._leftovers), self._looked)
 
     def find(self, start: TrialSpec) -> TrialSpec | None:
-        """The order in terms of this node, if all that it needs is here."""
+        """Return the order with this node's paths, if all its blobs are here; None otherwise."""
         for need in _needs(start):
             path = self._path(need)
             if not _is_there(path, need):
                 return None
-            if path in self._sizes:  # it is the newest now
+            if path in self._sizes:  # mark it as the most recently used
                 self._sizes[path] = self._sizes.pop(path)
         return localised(start, self._folder, self._variables)
 
@@ -103,12 +103,13 @@ class DependencyFetcher:
         on_failed: Callable[[str, str], None],
         on_trouble: Callable[[str], None],
     ) -> None:
-        """Get what is missing for a trial; one that waits already goes on waiting.
+        """Fetch the missing blobs of a trial; do nothing if it already waits for them.
 
         Args:
-            on_there: called when all is there, and never before this has returned.
+            on_there: called when all blobs are here, and never before this method returns.
             on_failed: called instead, with the reason and the kind of the failure.
-            on_trouble: takes why it does not go on, and an empty text when it does.
+            on_trouble: called with the reason when a transfer stalls, and with "" when it
+                continues.
         """
         if key in self._arrivals:
             return
@@ -147,12 +148,12 @@ class DependencyFetcher:
             arrival.transfers.append(number)
 
     def forget_all_but(self, keys: Collection[AttemptId]) -> None:
-        """Of all others nobody waits any more."""
+        """Cancel the transfers of all other trials."""
         for key in [key for key in self._arrivals if key not in keys]:
             self._leave(key)
 
     def trim(self) -> None:
-        """Remove what is too much, if something is."""
+        """Remove the least recently used blobs while all together exceed the limit."""
         size = sum(self._sizes.values())
         if size <= self._limit:
             return
@@ -183,7 +184,7 @@ class DependencyFetcher:
         self.trim()
 
     def _remove(self, path: str) -> None:
-        """Remove it at once from where it is looked for, then from the disk."""
+        """Move a blob out of the way at once, then delete it in the background."""
         folder, name = os.path.split(path)
         trash = os.path.join(folder, f"{_TRASH}{name}-{os.urandom(4).hex()}")
         _log.info("blob.removed path=%s", path)
@@ -199,7 +200,7 @@ class DependencyFetcher:
 
 
 def _needs(start: TrialSpec) -> Iterator[_RequiredBlob]:
-    """What has to be on this node; a blob that can be read where it is need not."""
+    """Yield the blobs that have to be fetched; those with a readable path are not among them."""
     if start.code.store:
         yield _RequiredBlob(start.code, "the trial's code")
     for ref in start.blobs:
@@ -222,7 +223,7 @@ def _is_there(path: str, need: _RequiredBlob) -> bool:
 
 
 def _leftovers(folder: str) -> list[str]:
-    """What a node before this one has left half done."""
+    """Return the unfinished files of an earlier node."""
     found: list[str] = []
     for name in (BLOBS, CODE):
         with contextlib.suppress(FileNotFoundError):
@@ -236,7 +237,7 @@ def _is_half_done(entry: os.DirEntry[str]) -> bool:
 
 
 def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
-    """Remove what a node before this one has not finished, and say what is there."""
+    """Delete unfinished files of an earlier node, and return the blobs that it left."""
     for path in leftovers:
         try:
             _delete(path)
@@ -255,7 +256,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
 
 
 def _size_of(path: str) -> int:
-    """The bytes that a file, or all in a folder, takes on the disk; 0 for what is gone."""
+    """Return the bytes that a file or folder takes on the disk; 0 if it does not exist."""
     size = 0
     for folder, _, names in walk(path):
         for name in ("", *names):
@@ -278,4 +279,4 @@ def _delete(path: str) -> None:
 
 
 def _ignore(_: None) -> None:
-    """It is gone."""
+    """Ignore the result of a deletion."""

@@ -1,9 +1,9 @@
-"""What hosts are killed for: time, silence, too much memory, too many processes.
+"""Enforces the limits of trials: time, silence, memory and number of processes.
 
-A host's clock runs while its trial has to do something, and stands still while it waits for the
-node: for an answer that it asked for, for an order at its horizon, for an outbox that is full.
-Clocks are read at short intervals, of which each counts at most double: when the node itself, or
-the machine, was stopped for a while, no trial is to blame.
+A trial's clock stands still while its process waits for the node: for an answer to a request, for
+an order at its horizon, or because the outbox is full. Clocks are read at short intervals, and each
+interval counts at most double, so that no trial fails because the node or the machine was stopped
+for a while.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from tunemq_workers.runtime.frames import (
 )
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
-#: Clocks are read so often while the shortest limit runs out, and at least and at most so seldom.
+#: Clocks are read this often while the shortest limit runs out; then the shortest and the longest
+#: interval.
 _READINGS: Final = 20
 _PERIODS_S: Final = (0.02, 1.0)
-#: How long the stacks of a host's threads may take to be written.
+#: How long a trial process gets to write the stacks of its threads.
 DUMP_S: Final = 0.5
 
-#: Of the number of orders that a host says it has had.
+#: The size of the number of received orders, which `AWAIT_ORDER` carries.
 _COUNT_BYTES: Final = 4
-#: What a host waits for, and what it is answered with.
+#: The requests of a trial process, and the frames that answer them.
 _ANSWERS: Final = {ASK_SAVE: SAVE_ANSWER, FETCH: FETCHED, AWAIT_ORDER: ORDER}
 
 
 class LimitExceeded(NamedTuple):
-    """Why a host is to be killed: ``kind`` and ``error`` of a TrialFailed.
+    """Why a trial process is to be killed: ``kind`` and ``error`` of a TrialFailed.
 
-    ``is_urgent``: at once, without a SIGTERM before.
+    ``is_urgent``: kill at once, without a SIGTERM first.
     """
 
     kind: str
@@ -55,17 +56,17 @@ class LimitExceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """The time of a host's trial.
+    """The time that a trial has used.
 
     Attributes:
-        spent_s: in all, that of earlier attempts included.
-        step_s: since its last report, or other word.
+        spent_s: in all, including earlier attempts.
+        step_s: since the last report or other message.
         read_at: up to when time is counted.
-        has_spoken: since then.
-        orders: how many it was sent.
-        awaits: the frame that it waits for; 0 if it has what it needs.
-        is_late: it was over a limit at the last reading; its report may not have been read yet.
-        found: what it exceeded; its stacks are being written, and then it is to be killed.
+        has_spoken: whether a message came since then.
+        orders: the number of orders sent to it.
+        awaits: the frame kind that it waits for; 0 if it waits for none.
+        is_late: it exceeded a limit at the last reading; its report may not have been read yet.
+        found: the limit that it exceeded; its stacks are being written, and then it is killed.
     """
 
     process: TrialProcess
@@ -87,12 +88,12 @@ class _Clock:
         if not self.is_running or self.awaits or is_held:
             return
         self.spent_s += passed
-        # When it spoke is not known: it gets the benefit of the doubt.
+        # The message came at an unknown time since then; assume just now.
         self.step_s = 0.0 if self.has_spoken else self.step_s + passed
         self.has_spoken = False
 
     def excess(self) -> LimitExceeded | None:
-        """What it has exceeded."""
+        """Return the limit that the trial exceeded, if any."""
         limits = self.limits
         if limits.trial_s and self.spent_s > limits.trial_s:
             return _took_too_long(
@@ -106,15 +107,17 @@ class _Clock:
 
 
 class LimitEnforcer:
-    """Watches over the hosts that have limits; others cost nothing. Owned by the node's loop.
+    """Enforces the limits of trial processes. Used by the node's loop only.
+
+    Processes without limits cost nothing.
 
     Args:
         timers: for reading the clocks.
-        families: looks at what they hold, and how many they are.
-        silence: has the node ignore what a host says from now on, because its trial has failed;
-            False if the host is ending anyway.
-        dump: has a host write the stacks of its threads to its log.
-        exceeded: takes a host that exceeded a limit, and which; told once of each.
+        process_trees: measures memory and processes.
+        silence: makes the node ignore further messages of a process whose trial failed; returns
+            False if the process is ending anyway.
+        dump: makes a trial process write the stacks of its threads to its log.
+        exceeded: called once per process that exceeded a limit, with that limit.
         now: the monotonic clock.
     """
 
@@ -138,7 +141,7 @@ class LimitEnforcer:
         self._full: Collection[str] = ()
 
     def enter(self, process: TrialProcess, emit: Callable[[bytes], object]) -> None:
-        """A host is to run a trial; ``emit`` takes its events."""
+        """Prepare the limits of a trial before its process runs it; ``emit`` takes its events."""
         limits, connection = process.start.limits, process.connection
         if not limits.has_times:
             connection.on_event = emit
@@ -154,7 +157,7 @@ class LimitEnforcer:
         connection.on_sent = lambda kind: self._sent(clock, kind)
 
     def begin(self, process: TrialProcess) -> None:
-        """A host that has entered runs."""
+        """Start to enforce the limits: the process now runs its trial."""
         if (clock := self._clocks.get(process.name)) is not None:
             clock.read_at, clock.is_running = self._now(), True
             self._read_often()
@@ -164,32 +167,35 @@ class LimitEnforcer:
             self._process_trees.watch(process.name, process.pid, limits)
 
     def heard(self, name: str, kind: int, payload: bytes) -> None:
-        """A frame came from a host that is no plain event."""
+        """Note a frame of a trial process that is not a plain event."""
         clock = self._clocks.get(name)
         if clock is None:
             return
         clock.has_spoken = True
         if kind == AWAIT_ORDER and payload != clock.orders.to_bytes(_COUNT_BYTES, "big"):
-            return  # one is on its way
+            return  # the order is on its way
         if kind in _ANSWERS:
             self._read(clock)
             clock.awaits = _ANSWERS[kind]
 
     def is_killed_for_memory(self, process: TrialProcess) -> bool:
-        """Whether the kernel killed a process of the host for its limit; then the trial fails."""
+        """Return whether the kernel killed a process of the trial for its memory limit.
+
+        If so, report that the limit was exceeded.
+        """
         error = self._process_trees.why_killed(process.name, process.start.limits)
         if error:
             self._has_too_much(process.name, "memory", error)
         return bool(error)
 
     def hold(self, events_keys: Collection[str]) -> None:
-        """The processes of these experiments are not read from; those of all others are."""
+        """Stop the clocks of these experiments: the node does not read their events now."""
         for clock in self._clocks.values():
             self._read(clock)
         self._full = events_keys
 
     def leave(self, process: TrialProcess) -> None:
-        """The host's trial is over, or is being ended; again is allowed."""
+        """Stop enforcing limits: the trial ended or is being ended; further calls do nothing."""
         clock = self._clocks.pop(process.name, None)
         if clock is not None:
             process.connection.on_sent = _nothing
@@ -234,8 +240,9 @@ class LimitEnforcer:
         was_late, clock.is_late = clock.is_late, excess is not None
         if excess is None or not was_late:
             return
-        # The signal interrupts the C call in which it hangs, which may then return. So the verdict
-        # is final before the signal is sent, and what the trial makes of that does not count.
+        # The signal interrupts the C call in which the trial hangs, and that may then return. So
+        # the verdict is final before the signal is sent, and later messages of the trial do not
+        # count.
         if not self._silence(clock.process):
             self.leave(clock.process)
             return
@@ -271,4 +278,4 @@ def _took_too_long(
 
 
 def _nothing(_kind: int) -> None:
-    """For who need not know."""
+    """Default callback that does nothing."""

@@ -1,4 +1,4 @@
-"""An order to start a host in terms of the node that obeys it: its paths, its interpreter."""
+"""Adapts a start order to this node: its paths, its interpreter and its variables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
 from tunemq_workers.system.credentials import is_for_trials
 from tunemq_workers.system.trial_user import UserAccount
 
-#: The folders in a node's.
+#: Folders in the node's working folder.
 BLOBS: Final = "blobs"
 CODE: Final = "code"
 TRIALS: Final = "trials"
-#: What `--trial-env` passes to trials unasked: programs, and Python itself, do not start without.
+#: Variables that trials get in any case with `--trial-env`: programs and Python need them.
 _ALWAYS: Final = (
-    "CUDA_VISIBLE_DEVICES",  # the GPUs that the worker may use, where TuneMQ sets no others
+    "CUDA_VISIBLE_DEVICES",  # the worker's GPUs, where TuneMQ sets none
     "HOME",
     "LANG",
     "LANGUAGE",
@@ -45,7 +45,7 @@ def parse_allowed(text: str) -> tuple[str, ...]:
     """Return the patterns of ``--trial-env``, such as ``WANDB_*,HTTPS_PROXY``; "" has none.
 
     Raises:
-        ConfigError: one is no name of a variable.
+        ConfigError: a pattern is not a valid variable name.
     """
     patterns = tuple(filter(None, map(str.strip, text.split(","))))
     for pattern in patterns:
@@ -66,12 +66,12 @@ def unmatched(patterns: Iterable[str]) -> list[str]:
 def trial_variables(
     account: UserAccount | None = None, allowed: Iterable[str] | None = None
 ) -> dict[str, str]:
-    """Return the variables of this process that its trials get.
+    """Return the environment variables of this process that its trials get.
 
     Args:
-        account: whom trials run as; by default the node's own user.
-        allowed: patterns of names; all others but a few that programs need are left out. None: all
-            but the keys of the farm.
+        account: the user that trials run as; by default the node's own user.
+        allowed: patterns of names; only variables that match, and a few that programs need, are
+            passed on. None: all but the keys of the farm.
     """
     own = {name: value for name, value in os.environ.items() if is_for_trials(name)}
     if allowed is not None:
@@ -81,18 +81,18 @@ def trial_variables(
 
 
 def localised(start: TrialSpec, folder: str, inherited: Mapping[str, str]) -> TrialSpec:
-    """The order as the host gets it.
+    """Return the order as the trial process gets it.
 
     Args:
-        start: the order as the scheduler has sent it.
-        folder: the node's, where all that the host needs is.
-        inherited: the node's variables that trials get.
+        start: the order as the scheduler sent it.
+        folder: the node's working folder, with all blobs that the trial needs.
+        inherited: the node's environment variables that trials get.
     """
     bundle = "" if start.bundle is None else os.path.join(folder, CODE, start.bundle.sha256)
     trials = os.path.join(folder, TRIALS)
     return msgspec.structs.replace(
         start,
-        # An absolute one stays what it is.
+        # An absolute path stays unchanged.
         folder=os.path.join(trials, start.folder),
         code=_here(start.code, folder),
         blobs=tuple(_here(ref, folder) for ref in start.blobs),

@@ -1,8 +1,8 @@
-"""What trials print, told to the scheduler while they run, as far as nothing else is held up.
+"""`OutputStreamer`: sends what trials print to the scheduler while they run.
 
-Once a second what was added to each file is read and handed to the pump, in pieces. While the pump
-has not sent the ones before, nothing is read; where that leaves too much, the older part is left
-out. The files have all of it.
+Once per second it reads the new part of each output file and hands it to the event publisher. It
+reads nothing while the publisher is still sending the last part. If a file grows faster than that,
+the older text is skipped; the files have all of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
 
 PERIOD_S: Final = 1.0
-#: So much of a file is told at once; of more that has come since, the newest.
+#: The most bytes of one file that are sent at once; older ones are skipped.
 PIECE_BYTES: Final = 16 * 2**10
 
 
 class OutputSource(NamedTuple):
-    """A trial that prints into files in this folder."""
+    """A trial that writes its output to files in this folder."""
 
     events_key: str
     trial: str
@@ -33,21 +33,21 @@ class OutputSource(NamedTuple):
 
 
 class _ReadPosition(NamedTuple):
-    """How far a file was read, in the how manieth round of it."""
+    """How far a file was read, and how often it was truncated before."""
 
     turn: int
     offset: int
 
 
 class OutputStreamer:
-    """Follows files. Owned by the node's loop.
+    """Reads growing output files. Used by the node's loop only.
 
     Args:
         timers: for the next look.
-        disk: reads.
-        send: hands an order to the pump.
-        may_send: whether the wire has time for it.
-        printing: says who prints now.
+        disk: reads files.
+        send: hands output to the event publisher.
+        may_send: returns whether the publisher has room for output.
+        printing: returns the trials that print now.
     """
 
     def __init__(
@@ -60,28 +60,28 @@ class OutputStreamer:
     ) -> None:
         self._timers, self._disk, self._send, self._may_send = timers, disk, send, may_send
         self._printing = printing
-        #: By folder and name of a file, how often it was shortened, and how far it was read.
+        #: By folder and file name.
         self._offsets: dict[tuple[str, str], _ReadPosition] = {}
         self._completed: list[OutputSource] = []
         self._is_under_way = False
 
     def start(self) -> None:
-        """Look now, and from now on."""
+        """Look at all files now and once per second."""
         self._look()
         self._timers.after(PERIOD_S, self.start)
 
     def complete(self, printed: OutputSource) -> None:
-        """Nobody prints there any more: tell the rest."""
+        """Send the rest of a trial's output: its process has ended."""
         self._completed.append(printed)
         self._look()
 
     def forget(self, folder: str) -> None:
-        """The folder is about to be removed."""
+        """Forget a folder that is about to be removed."""
         for name in (STDOUT, STDERR):
             self._offsets.pop((folder, name), None)
 
     def sent(self) -> None:
-        """The pump has sent what it was given last, or given it up."""
+        """Note that the publisher sent the last output, or gave it up."""
         self._is_under_way = False
         if self._completed:
             self._look()
@@ -108,7 +108,7 @@ class OutputStreamer:
 def _read(
     due: list[OutputSource], offsets: dict[tuple[str, str], _ReadPosition]
 ) -> list[tuple[str, str, OutputChunk]]:
-    """What is new in each file: its folder, its experiment's stream, the piece."""
+    """Return the new part of each file, with its folder and its experiment's stream."""
     found = []
     for key, trial, attempt, folder in due:
         for name in (STDOUT, STDERR):
@@ -126,9 +126,9 @@ def _notices_of(path: str, read: _ReadPosition) -> tuple[_ReadPosition, bytes]:
     try:
         with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size < offset:  # it was shortened
+            if size < offset:  # the file was truncated
                 turn, offset = turn + 1, 0
             offset = max(offset, size - PIECE_BYTES)
             return _ReadPosition(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
-    except OSError:  # nothing was printed yet, or it is not what it should be
+    except OSError:  # no output yet, or not a plain file
         return read, b""

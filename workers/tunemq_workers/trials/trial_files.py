@@ -1,7 +1,7 @@
-"""The files of trials that have their folders on this node: into the store when a host has ended.
+"""`TrialFiles`: uploads the folders of trials on this node when their processes have ended.
 
-A trial's next attempt may begin in the same folder meanwhile. So a folder is removed when what
-is in it was sent, and nobody is in it.
+The trial's next attempt may start in the same folder meanwhile. So a folder is removed when its
+files were sent and no trial process uses it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from tunemq_workers.system.trial_user import own_files
 from tunemq_workers.trials.local_start_order import TRIALS
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
-#: How long the end of a node waits for one folder, and longer only where bytes go through.
+#: A node that ends waits this long for one folder, and longer only while bytes are transferred.
 _TIMEOUT_S: Final = 600.0
 
-#: What the names of folders begin with that are being removed.
+#: The prefix of folders that are being removed.
 _TRASH: Final = ".trash-"
 
 _log = logging.getLogger(__name__)
 
 
 class TrialFiles:
-    """Cares for the folders below ``trials``. Owned by the node's loop.
+    """Uploads, streams and removes the folders below ``trials``. Used by the node's loop only.
 
     Args:
         timers, send, may_send: see `OutputStreamer`.
-        disk: reads and removes.
-        transfers: send.
+        disk: reads and removes files.
+        transfers: uploads folders.
         emit: takes (events stream, encoded event).
-        folder: the node's.
+        folder: the node's working folder.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TrialFiles:
         may_send: Callable[[], bool],
         folder: str,
     ) -> None:
-        #: Say which trials have hosts, and which are to have one.
+        #: Return the trials that have a process, and those that will get one.
         self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self.expected: Callable[[], Iterable[TrialSpec]] = tuple
         self._transfers, self._disk, self._emit = transfers, disk, emit
@@ -65,26 +65,26 @@ class TrialFiles:
         self._sending: dict[tuple[str, int], str] = {}
 
     def start(self) -> None:
-        """Begin; what a node before this one has left goes: nobody knows for which store it was."""
+        """Start; remove the folders of an earlier node, whose store is no longer known."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self._root):
                 self._discard(os.path.join(self._root, name))
         self._streamer.start()
 
     def close(self) -> None:
-        """Nothing more will be sent."""
+        """Stop waiting for uploads."""
         self._sending.clear()
 
     def output_sent(self) -> None:
-        """The pump has told what was printed."""
+        """Note that the publisher sent the last output."""
         self._streamer.sent()
 
     def unsettled(self) -> set[str]:
-        """The streams of experiments of which files are on their way."""
+        """Return the event streams of experiments with uploads on their way."""
         return set(self._sending.values())
 
     def left(self, trial: AttemptId, start: TrialSpec) -> None:
-        """A host has left its trial; nothing happens to folders that are not below ``trials``."""
+        """Upload a folder whose trial process has ended, if it is below ``trials``."""
         folder, attempt = start.folder, trial[1]
         if not self._is_ours(folder):
             return
@@ -111,17 +111,17 @@ class TrialFiles:
         if folder not in {*running_trials, *expected, *(other for other, _ in self._sending)}:
             self._streamer.forget(folder)
             self._discard(folder)
-            with suppress(OSError):  # others of its experiment are there
+            with suppress(OSError):  # other folders of its experiment are there
                 os.rmdir(os.path.dirname(folder))
 
     def _discard(self, folder: str) -> None:
-        """Remove it at once from where a host may begin, then from the disk."""
+        """Move a folder out of the way of new trial processes at once, then delete it."""
         trash = os.path.join(self._root, f"{_TRASH}{os.urandom(6).hex()}")
         try:
             os.rename(folder, trash)
         except FileNotFoundError:  # nothing was ever written
             return
-        except OSError as problem:  # its code may have made it unusable
+        except OSError as problem:  # the trial may have changed its permissions
             _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
             return
         self._disk.run(partial(_remove, trash), _ignore)
@@ -136,10 +136,10 @@ class TrialFiles:
 
 
 def _remove(trash: str) -> None:
-    """Remove a folder, whatever its code has made of the permissions in it; follows no link."""
+    """Remove a folder with any permissions in it; follows no link."""
     with own_files():
         remove_tree(trash)
 
 
 def _ignore(_: None) -> None:
-    """It is gone."""
+    """Ignore the result of a removal."""

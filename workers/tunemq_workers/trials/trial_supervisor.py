@@ -1,11 +1,13 @@
-"""The hosts of a node: does what the newest assignment says, and says what becomes of them.
+"""`TrialSupervisor`: starts, watches and ends a node's trial processes as assignments say.
 
-An assignment is compared with what is, entry by entry, so that a lost, doubled or late one does no
-harm. The forkservers do what takes processes, the links what takes sockets; here are decisions.
+It compares each assignment with the running processes, entry by entry, so that a lost, repeated or
+late one does no harm. Forkservers start and kill the processes, frame connections handle their
+sockets; this module makes the decisions.
 
-A host's way: forked, told where to stop, ended (it said so, or died), freed when its family is
-gone. One that may be reused is *parked* instead of ending: its slot is free, it waits for a trial
-that could have been forked in its place, and makes room for one that could not.
+A trial process is forked, gets the order how far to run, ends (it says so, or dies), and is freed
+when its process tree is gone. A reusable process is *parked* instead: its slot is free, it waits
+for a trial that could have been forked in its place, and it ends when another kind of trial has to
+start.
 """
 
 from __future__ import annotations
@@ -55,13 +57,13 @@ from tunemq_workers.system.oom_kills import OomKills
 from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.limit_enforcement import LimitEnforcer, LimitExceeded
 
-#: Between asking a process group with SIGTERM and killing the family.
+#: The time between SIGTERM for a process group and SIGKILL for the process tree.
 TERM_GRACE_S: Final = 1.0
-#: A host that has closed its socket and does not end is killed.
+#: A trial process that closed its socket is killed if it does not exit within this time.
 _CLOSED_GRACE_S: Final = 1.0
-#: How much is told of a frame that cannot be read.
+#: The most characters of an unreadable frame that an error shows.
 _SHOWN: Final = 300
-#: The most bytes that honest frames of these kinds have, with room to spare.
+#: The most bytes that valid frames of these kinds have, with room to spare.
 _LONGEST: Final = {
     ASK_SAVE: 0,
     AWAIT_ORDER: 16,
@@ -76,18 +78,19 @@ _log = logging.getLogger(__name__)
 
 
 class TrialSupervisor:
-    """The table of hosts. Owned by the node's loop.
+    """Starts, watches and ends trial processes. Used by the node's loop only.
 
     Args:
         reactor: for timers.
         forkservers: start and end processes.
-        checkpoints: answers what hosts ask about them.
-        luggage: gets what hosts need to start.
+        checkpoints: answers the checkpoint requests of trial processes.
+        dependencies: fetches the blobs that trials need to start.
         emit: takes (events stream, encoded event).
-        emit_result: takes the same of a trial's results, which need no more work here.
+        emit_result: takes the same for results, which need no further processing.
         now: the monotonic clock.
-        watchdog: knows the GPUs, where this node knows them one by one.
-        meter: adds up what is used of them.
+        availability: decides which GPUs may be used; None if the node does not know its GPUs by
+            UUID.
+        meter: measures how trials use GPUs.
     """
 
     def __init__(
@@ -102,9 +105,9 @@ class TrialSupervisor:
         availability: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
     ) -> None:
-        #: Takes the folder of a trial whose host ended otherwise than by its own word.
+        #: Called with the folder of a trial whose process did not end by itself.
         self.on_cut_off: Callable[[str], object] = _nobody_looks
-        #: Takes a trial that its host has left, and what that was started with.
+        #: Called with a trial that its process has left, and its start order.
         self.on_left: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
         self._emit_result = emit_result
@@ -137,16 +140,17 @@ class TrialSupervisor:
         self._is_closed = self._has_given_up = False
 
     def __len__(self) -> int:
-        """Hosts of which something is left."""
+        """Return the number of trial processes whose process tree is not gone."""
         return len(self._processes)
 
     # --- what the scheduler wants ---------------------------------------------------------------
 
     def obey(self, orders: Iterable[TrialOrder], untouched: Collection[str] = ()) -> None:
-        """Make what is what ``orders`` say.
+        """Start, change and end trial processes until they match ``orders``.
 
         Args:
-            untouched: experiments of which they say nothing, by the keys of their events.
+            untouched: the event keys of experiments whose trials continue unchanged, without
+                orders.
         """
         told = {(order.trial, order.attempt): order for order in orders}
         self._wanted = self._wanted_by(untouched) | told
@@ -167,9 +171,9 @@ class TrialSupervisor:
             self._dismiss_parked()
 
     def reject(self, key: AttemptId, events_key: str, problem: str) -> None:
-        """The order for a trial cannot be read: say so, for nobody else can.
+        """Report that a trial's order cannot be read.
 
-        A process that it has is killed because `obey` gets no order for it.
+        Its process, if it has one, is killed because `obey` gets no order for it.
         """
         reason = (
             f"its node cannot read the order for it: {problem}; see that scheduler and node run"
@@ -179,9 +183,9 @@ class TrialSupervisor:
             self._trial_events.freed(key, events_key)
 
     def leave(self, *, at_checkpoint: bool = False) -> None:
-        """Have every host save and end as if its trial were to pause; start no more.
+        """Make every trial process save and end as if its trial paused; start no more.
 
-        The scheduler did not ask for that, so to it the trial waits for another slot.
+        The scheduler did not ask for that, so it places the trial again.
         """
         self._is_closed = True
         for process in list(self._running.values()):
@@ -189,42 +193,42 @@ class TrialSupervisor:
         self._dismiss_parked()
 
     def give_up(self) -> None:
-        """Nobody is heard any more: have every host save and end, and start none until `go_on`."""
+        """Make every trial save and end because no scheduler answers; start none until `go_on`."""
         self._has_given_up = True
         for process in list(self._running.values()):
             self._tell(process, process.order.paused())
         self._dismiss_parked()
 
     def go_on(self) -> None:
-        """Somebody is heard again."""
+        """Start trials again: a scheduler answers."""
         self._has_given_up = False
         self._start_missing()
 
     def kill_all(self) -> None:
-        """Kill every host and start no more."""
+        """Kill every trial process and start no more."""
         self._is_closed = True
         for process in self._processes.values():
             self._kill(process)
 
     def hold(self, events_keys: Collection[str]) -> None:
-        """Read nothing from the processes of these experiments; go on with those of all others."""
+        """Stop reading from the trial processes of these experiments, and read from all others."""
         self._held = events_keys
         self._limits.hold(events_keys)
         for process in self._processes.values():
             process.connection.hold(process.start.events_key in events_keys)
 
     def events_keys(self) -> set[str]:
-        """The streams of the experiments for which there are orders or hosts."""
+        """Return the event streams of experiments with orders or trial processes."""
         starts = [*self._starts.values()]
         starts += [process.start for process in self._processes.values() if not process.is_parked]
         return {start.events_key for start in starts}
 
     def folders(self) -> set[str]:
-        """The folders of the trials that hosts are there for."""
+        """Return the folders of the trials that have processes."""
         return {process.start.folder for process in self._processes.values()}
 
     def running_trials(self) -> list[tuple[AttemptId, TrialSpec]]:
-        """The trials that have a host, each with what it was started with."""
+        """Return the trials that have a process, each with its start order."""
         return [
             (process.key, process.start)
             for process in self._processes.values()
@@ -232,13 +236,13 @@ class TrialSupervisor:
         ]
 
     def expected(self) -> list[TrialSpec]:
-        """What is to have a host."""
+        """Return the start orders of trials that have or will get a process."""
         return [start for key, start in self._starts.items() if key not in self._over]
 
-    # --- what hosts say -------------------------------------------------------------------------
+    # --- what trial processes say ---------------------------------------------------------------
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
-        """A frame came from a host that is no plain event."""
+        """Handle a frame of a trial process that is not a plain event."""
         process = self._processes[name]
         if process.is_condemned:
             return
@@ -265,8 +269,8 @@ class TrialSupervisor:
             self._reject(process, f"the trial's process sent a frame of the unknown kind {kind}")
 
     def _end(self, process: TrialProcess, payload: bytes) -> None:
-        """A trial says that it has ended, and how."""
-        # The end of a trial that lost a process is about that loss, such as a broken pool.
+        """Handle a trial's message that it has ended."""
+        # A trial that lost a process to the kernel reports a consequence, such as a broken pool.
         if process.has_ended or self._limits.is_killed_for_memory(process):
             return
         if self._validators[process.name].end(payload):
@@ -276,7 +280,7 @@ class TrialSupervisor:
                 self._escalate(process, process.start.stop_grace_s)
 
     def _idle(self, process: TrialProcess) -> None:
-        """A host says that its trial is over and that it could run another one."""
+        """Handle a process's message that its trial ended and that it could run another one."""
         if process.is_killed:
             return
         has_ended = process.has_ended or process.is_given_up
@@ -288,7 +292,7 @@ class TrialSupervisor:
             self._reject(process, "the trial's process said that it is free, and it is not")
 
     def closed(self, name: str) -> None:
-        """A host closed its socket: it has ended, or can no longer be told anything."""
+        """Kill a process that closed its socket but does not exit: it no longer receives orders."""
         process = self._processes.get(name)
         if process is not None and not process.is_killed:
             self._set_timer(process, _CLOSED_GRACE_S, partial(self._forkservers.kill, name))
@@ -296,13 +300,13 @@ class TrialSupervisor:
     # --- what forkservers say -------------------------------------------------------------------
 
     def forked(self, name: str, pid: int) -> None:
-        """A host exists."""
+        """Note that a trial process was forked."""
         self._processes[name].pid = pid
         self._limits.begin(self._processes[name])
         _log.debug("trial.started trial=%s attempt=%d pid=%d", *self._processes[name].key, pid)
 
     def not_started(self, name: str, reason: str) -> None:
-        """A host could not be forked."""
+        """Report that a trial process could not be forked."""
         process = self._processes[name]
         process.connection.close()
         self._set_timer(process, None)
@@ -310,22 +314,22 @@ class TrialSupervisor:
             self._trial_events.not_started(process.key, process.start.events_key, reason)
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
-        """A host ended."""
+        """Handle the exit of a trial process."""
         process = self._processes[name]
-        self._limits.is_killed_for_memory(process)  # in which case its end is no news any more
+        self._limits.is_killed_for_memory(process)  # if so, the exit is not reported
         if self._is_unexpected_end(process):
             self._trial_events.died(process, signal, exit_code, self._cause_of_death(signal))
 
     def lost(self, name: str, reason: str) -> None:
-        """A host's forkserver is dead, which is no fault of the host's trial."""
+        """Handle the death of a process's forkserver, which is not the trial's fault."""
         process = self._processes[name]
         if self._is_unexpected_end(process):
-            # Each trial of this user could have done it, also one that is ending.
+            # Any trial of this user may have killed it, also one that is ending.
             is_shared = len(self._processes) > 1
             self._trial_events.failed(process, FORKSERVER_LOST, reason, is_shared=is_shared)
 
     def gone(self, name: str) -> None:
-        """Nothing is left of a host."""
+        """Free a trial whose process tree is gone."""
         process = self._processes.pop(name)
         self._validators.pop(name, None)
         self._limits.leave(process)
@@ -340,7 +344,7 @@ class TrialSupervisor:
     # --- decisions ------------------------------------------------------------------------------
 
     def _wanted_by(self, events_keys: Collection[str]) -> dict[AttemptId, TrialOrder]:
-        """The orders of these experiments, as they are."""
+        """Return the current orders of these experiments."""
         if not events_keys:
             return {}
         starts = self._starts
@@ -358,26 +362,26 @@ class TrialSupervisor:
         if process.has_ended or process.is_given_up:
             return
         if order.stop:
-            # A save that is due has this long, too: somebody waits for the slot.
+            # The save before a stop has this much time, too: another trial waits for the slot.
             process.is_given_up = True
             process.connection.send(ORDER, _encoded(order))
             self._escalate(process, process.start.stop_grace_s)
         elif how_far(order) != how_far(before):
-            # One that is to pause may end its step and save, however long that takes.
+            # A trial that is to pause may end its step and save, without a limit of time.
             process.connection.send(ORDER, _encoded(order))
         self._checkpoints.told(process)
 
     def _fail(self, trial: TrialKey, reason: str) -> None:
-        """End a trial, if it has a host, because its checkpoints cannot be kept."""
+        """Fail a trial whose checkpoints cannot be kept, if it has a process."""
         for process in list(self._running.values()):
             if trial_of(process) == trial and not (process.has_ended or process.is_given_up):
                 self._condemn(process, "storage", reason)
                 self._kill(process)
 
     def _reject(self, process: TrialProcess, problem: str) -> None:
-        """A trial's process said what it may not: end that trial, and nothing else."""
+        """Fail a trial whose process sent an invalid message, and kill the process."""
         problem = shortened(problem)
-        if process.is_killed:  # more of the same, which it sent before it was killed
+        if process.is_killed:  # sent before it was killed
             return
         _log.error(
             "host.refused host=%s trial=%s problem=%r", process.name, process.key[0], problem
@@ -389,7 +393,7 @@ class TrialSupervisor:
         self._kill(process)
 
     def _exceeded(self, process: TrialProcess, excess: LimitExceeded) -> None:
-        """End a host that takes more than it may; one that took too long is silent already."""
+        """Fail a trial that exceeded a limit; one that took too long is silenced already."""
         if not excess.is_urgent:
             self._say_failed(process, excess.kind, excess.error)
             self._escalate(process, 0.0)
@@ -399,12 +403,12 @@ class TrialSupervisor:
         self._kill(process)
 
     def _condemn(self, process: TrialProcess, kind: str, reason: str) -> None:
-        """Say that a trial has failed, whose host goes on for a moment."""
+        """Report a trial as failed while its process still runs."""
         self._silence(process)
         self._say_failed(process, kind, reason)
 
     def _silence(self, process: TrialProcess) -> bool:
-        """Ignore a host whose trial has failed; False if it was ending anyway."""
+        """Ignore a process whose trial failed; return False if it was ending anyway."""
         if process.has_ended or process.is_given_up:
             return False
         process.connection.on_event = _ignore
@@ -417,20 +421,20 @@ class TrialSupervisor:
         self._trial_events.failed(process, kind, reason)
 
     def _is_unexpected_end(self, process: TrialProcess) -> bool:
-        """Take in the end of a host's process; whether its trial should have gone on."""
-        process.connection.drain()  # its last words come before the news of its death,
-        process.connection.close()  # and its children's would come behind
+        """Note the exit of a trial process; return whether its trial should have continued."""
+        process.connection.drain()  # its last messages precede the report of its death;
+        process.connection.close()  # those of its children would follow it
         self._limits.leave(process)
         self._set_timer(process, None)
         self._over.add(process.key)
         return not (process.has_ended or process.is_given_up or process.is_parked)
 
     def _cause_of_death(self, number: int | None) -> str:
-        """``memory`` for a host that the kernel has killed, as far as that can be known."""
+        """Return ``memory`` if the kernel probably killed it for lack of memory, else ""."""
         return "memory" if number == SIGKILL and self._oom_kills.is_recent() else ""
 
     def _escalate(self, process: TrialProcess, grace_s: float) -> None:
-        """Give a host that should end by itself so long; then SIGTERM, then the end."""
+        """Let a process end by itself for ``grace_s`` seconds; then SIGTERM, then SIGKILL."""
 
         def term() -> None:
             _log.warning("host.term host=%s trial=%s", process.name, process.order.trial)
@@ -462,17 +466,18 @@ class TrialSupervisor:
         if (used := self._meter.left(process)) is not None:
             self._emit(process.start.events_key, encode(used))
         if not self._is_closed or process.has_ended or process.order.stop:
-            # Else it went with its node, which the scheduler learns from the node's deregistration.
+            # Otherwise it ended with its node, and the scheduler learns that from the
+            # deregistration.
             self._trial_events.freed(process.key, process.start.events_key)
         self.on_left(process.key, process.start)
         _log.debug("trial.left trial=%s attempt=%d", *process.key)
 
     def _starts_in_use(self) -> list[TrialSpec]:
-        """What trials are hosted, or wait to be."""
+        """Return the start orders of trials that have a process or wait for one."""
         return [*self._starts.values(), *(process.start for process in self._processes.values())]
 
     def _start_missing(self) -> None:
-        """Start what is wanted, not hosted and not over."""
+        """Start each wanted trial that has no process and has not ended."""
         if self._is_closed or self._has_given_up:
             return
         missing = [
@@ -483,7 +488,7 @@ class TrialSupervisor:
         to_fork = [order for order in missing if not self._is_settled_without_fork(order)]
         if not to_fork:
             return
-        # What is parked holds what a new host needs; it goes, and the host comes when it has gone.
+        # Parked processes hold resources that a new one needs: they end first, and it starts then.
         self._dismiss_parked()
         if any(process.is_parked for process in self._processes.values()):
             return
@@ -493,7 +498,7 @@ class TrialSupervisor:
     def _is_settled_without_fork(self, order: TrialOrder) -> bool:
         key = order.trial, order.attempt
         start = self._starts[key]
-        if order.stop or order.kill:  # it is over before it began, and somebody waits for its slot
+        if order.stop or order.kill:  # ended before it began; free its slot
             self._over.add(key)
             self._trial_events.freed(key, start.events_key)
             return True
@@ -516,7 +521,7 @@ class TrialSupervisor:
         return True
 
     def _fetch(self, key: AttemptId, start: TrialSpec) -> None:
-        """Get what is missing for a trial; its host comes when all is there."""
+        """Fetch the missing blobs of a trial; it starts when all are here."""
 
         def failed(reason: str, kind: str) -> None:
             self._will_not_start(key)
@@ -534,7 +539,7 @@ class TrialSupervisor:
     def _fork(self, order: TrialOrder) -> None:
         key = order.trial, order.attempt
         start = self._dependencies.find(self._starts[key])
-        if start is None:  # nothing that is wanted is ever removed
+        if start is None:  # cannot happen: blobs of wanted trials stay
             return
         self._names += 1
         name = f"h{self._names}"
@@ -570,7 +575,7 @@ class TrialSupervisor:
         ]
 
     def _dismiss_parked(self) -> None:
-        """Let parked hosts clean up what they kept for a next trial, and end."""
+        """Let parked processes clean up what they keep for a next trial, and end."""
         for process in self._parked():
             process.is_dismissed = True
             process.connection.send(LEAVE, b"")
@@ -587,11 +592,11 @@ class TrialSupervisor:
 
 
 def _nobody_looks(*_: object) -> None:
-    """Until somebody cares for what hosts leave in their folders."""
+    """Default callback that does nothing."""
 
 
 def _ignore(_event: bytes) -> None:
-    """It comes from a host whose trial has failed."""
+    """Drop an event of a process whose trial has failed."""
 
 
 def _encoded(order: TrialOrder, start: TrialSpec | None = None) -> bytes:
