@@ -1,1 +1,1 @@
-"""Forkservers: processes with a user's libraries loaded, which fork the processes of trials."""
+"""Forkservers: processes that import a user's libraries once and fork trial processes."""

@@ -1,12 +1,12 @@
-"""The process that trial processes are forked from.
+"""The forkserver program: it imports what trials need and forks trial processes.
 
     python -P -m tunemq_workers.forkservers.forkserver FD BOOT
 
-FD is a SEQPACKET socket to the node, BOOT the JSON of a `ForkserverOptions`. It imports what hosts
-need, preloads what the experiment asks for, and then does three things: forks a host when told to,
-says when one ended, and kills what a dead one left. It has one thread, imports no client of any
-service, and never runs a trial's code; so it is there when a host dies, whatever the host did. When
-the node's end of the socket closes it kills all families and ends.
+FD is a SEQPACKET socket to the node, BOOT the JSON of a `ForkserverOptions`. The forkserver
+preloads the modules that the experiment names. Then it forks trial processes on command, reports
+their exits, and kills the processes that they leave behind. It has one thread, imports no client of
+any service, and runs no trial code, so it survives whatever a trial process does. When the node
+closes its end of the socket, the forkserver kills all process trees and exits.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from tunemq_workers.trial_process.preload import PreloadFailed, preload
 from tunemq_workers.trial_process.thread_limits import LoadedLibraries
 from tunemq_workers.trial_process.trial_environment import TrialEnvironment, changed_variables
 
-#: How long the last families may take to end once the node is gone; what is left then dies with
-#: this process.
+#: How long the last process trees may take to exit after the node's end; the rest dies with this
+#: process.
 _FAREWELL_S: Final = 5.0
 
 
@@ -73,8 +73,8 @@ class Forkserver:
     Args:
         control: The socket to the node.
         node: The node's pid.
-        families: Knows the children that are nobody's family.
-        surroundings: What hosts find.
+        process_trees: Tracks trial processes and what they start.
+        trial_environment: Sets up the environment of each trial.
     """
 
     def __init__(
@@ -95,12 +95,13 @@ class Forkserver:
         self._is_terminated = False
 
     def serve(self) -> trial_process.ForkContext | None:
-        """Work until the node is gone; in a child that is to be a host, returns its task."""
+        """Serve until the node is gone and return None; in a forked child, return its context."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _only_wake)
         signal.signal(signal.SIGTERM, self._terminate)
-        # From now on the node's death is a request: there may be families that only this process
-        # can kill. Of all signals with a handler only SIGCONT reaches a process that is stopped.
+        # From now on the node's death sends SIGCONT, which has a handler, instead of SIGKILL: only
+        # this process can kill its process trees. No other signal with a handler reaches a stopped
+        # process.
         signal.signal(signal.SIGCONT, self._continue)
         die_with_parent(self._node, signal.SIGCONT)
         poller = select.poll()
@@ -131,13 +132,13 @@ class Forkserver:
         self._is_terminated |= os.getppid() != self._node
 
     def _end(self) -> None:
-        """Kill everything; `serve` ends when it is gone."""
+        """Kill all process trees; `serve` returns when they are gone."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _FAREWELL_S
             self._process_trees.kill_all()
 
     def _obey_next(self) -> trial_process.ForkContext | None:
-        """Read one command and do it."""
+        """Read and execute one command; in a forked child, return its context."""
         try:
             data, fds, _, _ = socket.recv_fds(
                 self._control, MAX_PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
@@ -161,7 +162,7 @@ class Forkserver:
     def _fork(
         self, name: str, line: int, spec: int, gate: int | None = None
     ) -> trial_process.ForkContext | None:
-        """Fork a host; returns its task in the child."""
+        """Fork a trial process; return its context in the child."""
         me = os.getpid()
         try:
             pid = os.fork()
@@ -184,7 +185,7 @@ class Forkserver:
             if descriptor is not None:
                 os.close(descriptor)
         if pid > 0:
-            # The child does so too: whoever comes second finds it done.
+            # The child does the same; the second call changes nothing.
             with suppress(OSError):
                 os.setpgid(pid, pid)
             self._process_trees.add(name, pid)
@@ -197,13 +198,11 @@ class Forkserver:
 
 
 def _only_wake(_signal: int, _frame: FrameType | None) -> None:
-    """For a signal whose byte in the wakeup socket says all."""
+    """Do nothing: the signal's byte in the wakeup socket is enough."""
 
 
 def _tell(control: socket.socket, report: ForkserverReport) -> None:
-    if isinstance(
-        report, ForkserverWarned
-    ):  # an exception's text may be long, and may not be UTF-8
+    if isinstance(report, ForkserverWarned):  # an exception's text may be long or invalid UTF-8
         text = report.text.encode(errors="replace").decode()
         report = ForkserverWarned(text[:MAX_TEXT])
     try:
@@ -213,7 +212,7 @@ def _tell(control: socket.socket, report: ForkserverReport) -> None:
 
 
 def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ...]:
-    """Preload; if that breaks hosts, start this program again without the module at fault."""
+    """Preload; if children cannot run with a module, restart this program without it."""
     environment = dict(os.environ)
     try:
         return preload(
@@ -231,7 +230,7 @@ def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ..
         )
         again = msgspec.structs.replace(boot, without=(*boot.without, rejected.module))
         os.set_inheritable(control.fileno(), True)
-        os.execve(  # noqa: S606 - this program, with arguments of ours
+        os.execve(  # noqa: S606 - runs this program with our arguments
             sys.executable,
             [sys.executable, *COMMAND, str(control.fileno()), encode_boot(again).decode()],
             environment,
@@ -239,22 +238,23 @@ def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ..
 
 
 def main() -> None:
-    """Serve; in a child, run a trial."""
+    """Serve the node; in a forked child, run trials."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     boot = decode_boot(sys.argv[2])
-    # Until there are hosts to kill, the kernel may end this process however it is stuck.
+    # Until there are trial processes to kill, the node's death kills this process, even if it
+    # hangs.
     die_with_parent(boot.node)
     become_subreaper()
     if boot.confined:
         keep_memory_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Until a host has a handler for it, this must not end it.
+    # Trial processes inherit this until they install their own handler.
     signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
     set_name("tunemq-fork")
-    # User code imports it; here by name, because nothing of ours depends on the public names.
+    # User code imports it. It is imported by name because our modules do not depend on it.
     importlib.import_module("tunemq")
-    # The user's entries first, as in the script; then where this interpreter and TuneMQ are.
+    # The user's entries come first, as in the script, then this interpreter's and TuneMQ's.
     sys.path[:] = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
     before = dict(os.environ)
     preloaded = _preloaded(boot, control)
@@ -266,7 +266,7 @@ def main() -> None:
     )
     process_trees = ProcessTrees(own=children_of(os.getpid()))
     server = Forkserver(control, boot.node, process_trees, trial_environment)
-    # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
+    # Forked processes share memory pages until a garbage collection writes to them.
     gc.collect()
     gc.freeze()
     _tell(control, ForkserverReady(preloaded))

@@ -1,8 +1,8 @@
-"""A node's handle on one forkserver: starts it, gives it commands, reads what it says about hosts.
+"""`ForkserverClient`: a node's handle on one forkserver: starts it, sends commands, reads reports.
 
-Nothing here blocks: the node's loop watches `fileno` and calls `read`. Commands that do not fit
-into the socket, because the forkserver is still preloading, wait in order and go out after the
-next report.
+Nothing here blocks: the node's loop watches `fileno` and calls `read`. While the forkserver
+preloads, commands may not fit into the socket; they wait in order and are sent after the next
+report.
 """
 
 from __future__ import annotations
@@ -43,32 +43,31 @@ from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
 from tunemq_workers.trial_process.stack_dumps import have_stacks_written
 
-#: How long hosts may take to die with their forkserver, which the kernel sees to.
+#: How long trial processes may take to die with their forkserver; the kernel kills them.
 _DEATH_S: Final = 1.0
-#: So many reports are read at once: a forkserver that writes without end must not keep the node
-#: from everything else.
+#: The most reports that one `read` returns, so that a forkserver that writes without end does not
+#: block the node.
 _REPORTS_AT_ONCE: Final = 64
-#: A forkserver that has not answered at so many looks in a row is killed. Looks are counted and not
-#: seconds: while the node itself was stopped its forkservers could not answer.
+#: A forkserver that does not answer at this many looks in a row is killed. Looks are counted
+#: instead of seconds: a node that was stopped for a while got no answers in that time.
 _SILENT_LOOKS: Final = 12
-#: A forkserver that is not ready after so long is killed; a trial's own limits make that shorter,
-#: but not so short that the import of a large library on a busy machine would be too long.
+#: A forkserver that is not ready after this time is killed. A trial's own limits shorten it, down
+#: to the second value, which allows the import of a large library on a busy machine.
 READY_WITHIN_S: Final = 300.0
 _SHORTEST_S: Final = 30.0
-#: People are told of one that preloads for longer.
+#: The user is warned about a forkserver that preloads for longer.
 _TOLD_AFTER_S: Final = 10.0
 
 
 class ForkserverLost(Exception):
-    """The forkserver ended, or was killed for what it did; its hosts are dead.
+    """The forkserver ended, or was killed for an error; its trial processes are dead.
 
     Args:
-        text: What is known about it, for the user.
-        reports: What it reported before; to be handled first.
-        unended: The hosts that lived until then, or were not forked yet.
-        hosts: Those of which something may be left; it is up to whom it is re-parented to.
-        is_unusable: It ended before it was ready, and not because it was killed: another one would
-            end in the same way.
+        text: The cause, for the user.
+        reports: The reports before the end, to be handled first.
+        unended: The trial processes that ran until then, or were not forked yet.
+        processes: Those that may have left processes, which their new parent has to kill.
+        is_unusable: It was never ready, and another one would fail in the same way.
     """
 
     def __init__(
@@ -88,15 +87,15 @@ class ForkserverLost(Exception):
 class ForkserverClient:
     """One forkserver process, as seen by the node that started it.
 
-    To be made and used by the thread that runs as long as the node does: the kernel ends a
-    forkserver with the thread that started it.
+    Make and use it in a thread that runs as long as the node: the kernel kills a forkserver when
+    the thread that started it ends.
 
     Args:
-        environment: What its hosts are forked from.
-        log: The file that its own output is appended to.
+        environment: The interpreter, modules and variables of its trial processes.
+        log: The file to which its output is appended.
         hostname: This machine's name, which trials report.
-        node_ip: This machine's address, likewise.
-        account: Whom it and its hosts run as; by default the node's own user.
+        node_ip: This machine's address, which trials report.
+        account: The user that it and its trial processes run as; by default the node's own user.
     """
 
     def __init__(
@@ -145,13 +144,13 @@ class ForkserverClient:
                 raise
         self._processes = ReportedProcesses(self._control, self._process.pid, self._user)
         self._stops, self._silent_looks = StoppedProcessDetector(), 0
-        #: How long it has not been ready, and may not be; seconds are counted by looks, too.
+        #: How long it has been starting and may be, in seconds that are counted by looks, too.
         self._starting_s, self._ready_within_s = 0.0, READY_WITHIN_S
         self._says_waits = False
 
     @property
     def pid(self) -> int:
-        """The forkserver's process."""
+        """The forkserver's pid."""
         return self._process.pid
 
     @property
@@ -160,20 +159,20 @@ class ForkserverClient:
         return self._processes.is_ready
 
     def fileno(self) -> int:
-        """What to watch for reading."""
+        """Return the descriptor to watch for reading."""
         return self._control.fileno()
 
     def start(
         self, process: str, order: TrialOrder, gpus: Sequence[str] = (), gate: int | None = None
     ) -> socket.socket:
-        """Have a host forked for ``order``, which has its ``start``.
+        """Fork a trial process for ``order``, which has its ``start``.
 
-        ``process`` is a name that was not used before. ``gpus`` are the devices that it may see.
-        ``gate``, which is closed here, has it wait until somebody closes the other end. Returns the
-        node's end of the host's socket.
+        ``process`` is a new name. ``gpus`` are the devices that the trial may see. ``gate`` is a
+        descriptor that is closed here: the trial process waits until the other end is closed.
+        Returns the node's end of the trial process's socket.
 
         Raises:
-            OSError: this machine is out of descriptors, or of memory; nothing was asked for.
+            OSError: this machine is out of descriptors or memory; no process was requested.
         """
         spec = TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus))
         given = [] if gate is None else [gate]
@@ -192,36 +191,36 @@ class ForkserverClient:
         return ours
 
     def term(self, process: str) -> None:
-        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        """Send SIGTERM to the process group of a trial process; ignore one that is gone."""
         self._send(TerminateProcess(process))
 
     def kill(self, process: str) -> None:
-        """Kill the host's family; one that is gone is ignored. `ProcessTreeGone` says when.
+        """Kill a trial's process tree; ignore one that is gone. `ProcessTreeGone` follows.
 
-        The host is killed here, too: a trial can stop its forkserver.
+        The trial process is killed directly, too, because a trial can stop its forkserver.
         """
         self._send(KillProcessTree(process))
         self._processes.kill(process)
 
     def process_of(self, process: str) -> tuple[int, int] | None:
-        """The pidfd and the pid of a trial's process, where it is proven to be that process."""
+        """Return the pidfd and pid of a trial process; None if the kernel does not confirm them."""
         return self._processes.process_of(process)
 
     def dump(self, process: str) -> None:
-        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        """Make a trial process write its threads' stacks to its log; ignore one that is gone."""
         if (pidfd_and_pid := self._processes.process_of(process)) is not None:
             have_stacks_written(*pidfd_and_pid, self._user)
 
     def look(self) -> str:
-        """Kill a forkserver that is stopped or hangs; call every `POLL_INTERVAL_S` seconds.
+        """Kill a forkserver that is stopped or hangs; call it every `POLL_INTERVAL_S` seconds.
 
         While it preloads it answers nothing, and is killed when that takes too long.
 
         Returns:
-            What people should know; empty where there is nothing.
+            A warning for the user; empty if there is none.
 
         Raises:
-            ForkserverLost: it was killed. This handle is of no further use.
+            ForkserverLost: it was killed. This handle cannot be used any more.
         """
         is_unusable, warning = False, ""
         if not self.is_ready:
@@ -245,11 +244,11 @@ class ForkserverClient:
         raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
 
     def read(self) -> list[ForkserverReport]:
-        """The next reports of the forkserver; call again while there may be more.
+        """Return the next reports of the forkserver; call it again while there may be more.
 
         Raises:
-            ForkserverLost: it has ended, or reported what cannot be. This handle is of no further
-                use.
+            ForkserverLost: it ended, or sent an invalid report. This handle cannot be used any
+                more.
         """
         reports: list[ForkserverReport] = []
         while len(reports) < _REPORTS_AT_ONCE:
@@ -274,7 +273,7 @@ class ForkserverClient:
         return reports
 
     def close(self, within_s: float = 6.0) -> None:
-        """Kill all hosts and end the forkserver; waits for it up to ``within_s`` seconds."""
+        """Kill all trial processes and end the forkserver; wait at most ``within_s`` seconds."""
         self._forget()
         try:
             self._process.wait(within_s)
@@ -283,7 +282,7 @@ class ForkserverClient:
             self._process.wait()
 
     def _send(self, command: ForkserverCommand, fds: Iterable[int] = ()) -> None:
-        if self._control.fileno() < 0:  # it is lost, and its hosts with it
+        if self._control.fileno() < 0:  # it is lost, and its trial processes with it
             close_all(fds)
             return
         self._waiting.append((encode(command), list(fds)))
@@ -298,14 +297,14 @@ class ForkserverClient:
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
-                return  # `read` will find out
+                return  # `read` will notice the end
             self._waiting.popleft()
             close_all(fds)
 
     def _lost(
         self, reports: list[ForkserverReport], how: str = "", *, is_unusable: bool = False
     ) -> ForkserverLost:
-        """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
+        """Return the error to raise after the last trial process died; ``how`` is its cause."""
         processes = self._processes
         processes.kill_all(_DEATH_S)
         unended, names = processes.unended(), processes.names()
@@ -349,16 +348,16 @@ class ForkserverClient:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a log that is the node's alone."""
+    """Open a log that only the node's user can read."""
     return os.open(path, flags, 0o600)
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:
-    """The forkserver's own environment; its hosts get ``given``."""
+    """Return the forkserver's own environment; its trial processes get ``given``."""
     variables = {
         n: v for n, v in given.items() if not n.startswith("TUNEMQ_")
     } | thread_limits.SINGLE
-    if failpoints.VARIABLE in os.environ:  # whoever started the node wants hosts to fail
+    if failpoints.VARIABLE in os.environ:  # a test wants trial processes to fail
         variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
     path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
     if path:
@@ -367,18 +366,18 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _our_roots() -> list[str]:
-    """Where the interpreter of an environment finds TuneMQ when it is not installed there."""
-    # Scripts that define a Tuner import the scheduler's package, too.
+    """Return the folders from which an interpreter without TuneMQ can import it."""
+    # Scripts that define a Tuner also import the scheduler's package.
     names = ("tunemq", "tunemq_shared", "tunemq_workers", "tunemq_scheduler")
     specs = [find_spec(name) for name in names]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     roots = dict.fromkeys(str(Path(file).parent.parent) for file in files)
-    # One where packages are installed would bring all of them along, for another interpreter.
+    # A site-packages folder would add all other packages, made for another interpreter.
     return [root for root in roots if Path(root).name not in {"site-packages", "dist-packages"}]
 
 
 def _memory_file(content: bytes) -> int:
-    """A descriptor to read ``content`` from."""
+    """Return a descriptor from which ``content`` can be read."""
     file = os.memfd_create("tunemq-host")
     with open(file, "wb", buffering=0, closefd=False) as writer:
         rest = memoryview(content)

@@ -1,4 +1,4 @@
-"""The forkservers of a node: one for each environment, started when it is first needed."""
+"""`ForkserverPool`: the forkservers of a node, one for each environment, started when needed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tunemq_workers.runtime.trial_process_interfaces import TrialConnection, Tri
 from tunemq_workers.system.trial_user import UserAccount
 from tunemq_workers.work_folder import forkserver_log
 
-#: Idle forkservers end within milliseconds; this is for one that is stuck.
+#: For a forkserver that hangs; an idle one exits within milliseconds.
 _CLOSE_S: Final = 2.0
-#: So many different warnings of one forkserver are logged and reach people.
+#: The most different warnings of one forkserver that are logged and sent to users.
 _WARNINGS: Final = 20
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that may wait for a trial's process that does not read: hundreds of orders and answers.
+#: The most unsent bytes for a trial process that does not read: hundreds of orders and answers.
 _MOST_UNSENT: Final = 2**20
 
 
@@ -46,7 +46,7 @@ class _PooledProcess(NamedTuple):
 
 
 class _Warnings:
-    """What a forkserver has warned of: each experiment that it hosts trials of is told it once.
+    """The warnings of a forkserver; each experiment that uses it gets each of them once.
 
     A forkserver may warn before it is used, and outlive the experiment that it was started for.
     """
@@ -56,13 +56,13 @@ class _Warnings:
         self._told: dict[str, int] = {}
 
     def add(self, text: str) -> None:
-        """There is one more; another one than before is logged."""
+        """Add and log a warning, if it is new."""
         if text not in self._texts and len(self._texts) < _WARNINGS:
             self._texts.append(text)
             _log.warning("forkserver.warned text=%r", text)
 
     def notices(self, events_key: str) -> list[str]:
-        """What this experiment was not told yet."""
+        """Return the warnings that this experiment has not received yet."""
         told = self._told.get(events_key, 0)
         if told < len(self._texts):
             self._told[events_key] = len(self._texts)
@@ -70,18 +70,17 @@ class _Warnings:
 
 
 class ForkserverPool:
-    """Starts hosts from the forkserver of their environment, and passes on what it says of them.
+    """Starts trial processes in the forkserver of their environment, and passes on its reports.
 
     Args:
         reactor: watches the forkservers' sockets.
-        children: the pids of the node's own children; the forkservers' are kept there.
-        folder: for their logs.
+        children: the pids of the node's child processes; this pool adds the forkservers'.
+        folder: for the forkservers' logs.
         hostname: this machine's name, which trials report.
-        node_ip: its address, likewise.
-        has_gpus: whether the devices that trials are given are GPUs that this node knows; else
-            trials see what there is.
-        account: whom trials run as; by default the node's own user.
-        groups: limit the memory of hosts; by default nothing here does.
+        node_ip: this machine's address, which trials report.
+        has_gpus: whether trials get GPUs that this node knows by UUID; otherwise they see all.
+        account: the user that trials run as; by default the node's own user.
+        groups: the control groups that limit the memory of trials; None for no such limits.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ForkserverPool:
         account: UserAccount | None = None,
         groups: MemoryCgroups | None = None,
     ) -> None:
-        #: Takes (events stream, text).
+        #: Called with (events stream, text).
         self.on_warning: Callable[[str, str], object] = _nobody_is_told
         self._reactor, self._children = reactor, children
         self._orphans = OrphanReaper(reactor, children)
@@ -120,8 +119,8 @@ class ForkserverPool:
     def start(
         self, process: str, order: TrialOrder, listener: TrialProcessListener
     ) -> TrialConnection:
-        """Begin to fork a host for ``order``; see `Forkservers.start`."""
-        assert order.start is not None  # the protocol says so
+        """Begin to fork a trial process for ``order``; see `TrialProcessLauncher.start`."""
+        assert order.start is not None  # the protocol guarantees it
         server = self._server_for(order.start.environment)
         gpus = tuple(order.start.devices) if self._has_gpus else ()
         limit, gate = order.start.limits.memory, None
@@ -143,26 +142,26 @@ class ForkserverPool:
         )
 
     def term(self, process: str) -> None:
-        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        """Send SIGTERM to the process group of a trial process; ignore one that is gone."""
         if running := self._running.get(process):
             running.server.term(process)
 
     def kill(self, process: str) -> None:
-        """Kill the host's family; one that is gone is ignored."""
+        """Kill a trial's process tree; ignore one that is gone."""
         if running := self._running.get(process):
             running.server.kill(process)
 
     def dump(self, process: str) -> None:
-        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        """Make a trial process write its threads' stacks to its log; ignore one that is gone."""
         if running := self._running.get(process):
             running.server.dump(process)
 
     def held_at_kill(self, process: str) -> int:
-        """See `Forkservers.held_at_kill`."""
+        """See `TrialProcessLauncher.held_at_kill`."""
         return 0 if self._groups is None else self._groups.held_at_kill(process)
 
     def close(self) -> None:
-        """End all forkservers, and with them all hosts."""
+        """End all forkservers and all trial processes."""
         for server in list(self._servers):
             self._close(server)
         if self._groups is not None:
@@ -207,7 +206,7 @@ class ForkserverPool:
         )
 
     def _close_idle(self) -> None:
-        """Another environment is wanted now: those without hosts have had their day."""
+        """End the forkservers without trial processes: another environment is needed now."""
         busy = {running.server for running in self._running.values()}
         for server in [server for server in self._servers if server not in busy]:
             self._close(server)
@@ -219,7 +218,7 @@ class ForkserverPool:
         self._children.discard(server.pid)
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
-        # What comes of a report may close this forkserver.
+        # Handling a report may close this forkserver.
         warnings = self._servers[server]
         try:
             reports = server.read()
@@ -230,9 +229,9 @@ class ForkserverPool:
             self._pass_on(server, warnings, report)
 
     def _lost(self, server: ForkserverClient, lost: ForkserverLost) -> None:
-        """A forkserver is dead: its hosts are gone when what they left is gone."""
+        """Handle a forkserver's death; report its trial processes gone when orphans are dead."""
         self._reactor.unwatch(server)
-        # What is started because of its reports is started from another one.
+        # Removed first: trials that start because of its reports need another forkserver.
         warnings = self._servers.pop(server)
         self._why = str(lost)
         _log.error("forkserver.lost pid=%d problem=%r", server.pid, self._why)
@@ -259,7 +258,8 @@ class ForkserverPool:
         match report:
             case ProcessForked(process, pid):
                 if self._groups is not None:
-                    # What a dead forkserver said last moves no process.
+                    # The pids that a dead forkserver reported are not proven, so no process is
+                    # moved.
                     is_alive = server in self._servers
                     self._groups.enter(process, server.process_of(process) if is_alive else None)
                 self._running[process].listener.forked(process, pid)
@@ -289,4 +289,4 @@ class ForkserverPool:
 
 
 def _nobody_is_told(_events_key: str, _text: str) -> None:
-    """Until the node's loop has said whom to tell."""
+    """Default callback that does nothing."""

@@ -1,8 +1,9 @@
-"""Which reports of a forkserver its node believes: those that fit its commands and the kernel.
+"""Checks a forkserver's reports against the node's commands and the kernel.
 
-A forkserver preloads modules, which are user code and can write to its socket as well. So a report
-is the claim of a stranger: it must be readable, about a host that the node asked for, and in order.
-That a process is a host, and that it has ended, the node asks the kernel.
+A forkserver preloads modules, which are user code and can write to its socket as well. So the node
+trusts no report: it must be readable, refer to a trial process that the node asked for, and come in
+order. The node asks the kernel whether a process is a child of the forkserver, and whether it
+ended.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _HIGHEST_EXIT_CODE: Final = 255
 
 
 class InvalidReport(Exception):
-    """A forkserver reported what cannot be; says what."""
+    """A forkserver sent an impossible report; says which."""
 
 
 @dataclass(slots=True)
 class _ReportedProcess:
-    """What is known of a host: ``pid`` is None until it is forked.
+    """A trial process, as far as reports and the kernel show: ``pid`` is None until it is forked.
 
-    ``pidfd`` is None, too, where the process ended before it was examined, no descriptor was left
-    for it, or /proc hid it: a host is as private as its forkserver until it has left that.
+    ``pidfd`` is None, too, if the process ended before it was examined, no descriptor was left for
+    it, or /proc hid it: a trial process is as private as its forkserver until it has left it.
     """
 
     pid: int | None = None
@@ -54,16 +55,16 @@ class _ReportedProcess:
 
 
 class ReportedProcesses:
-    """The hosts of one forkserver, as the node believes its reports.
+    """The trial processes of one forkserver, according to its checked reports.
 
     Args:
         control: the node's socket to the forkserver.
         forkserver: its pid, a child of this process that was not waited for.
-        user: who its hosts have to run as; by default anybody.
+        user: the uid that its trial processes must have; None for any.
     """
 
     def __init__(self, control: socket.socket, forkserver: int, user: int | None) -> None:
-        #: It has reported something that is true as far as can be known.
+        #: Whether it sent at least one valid report.
         self.has_reported = False
         self.is_ready = False
         #: The module that it is importing.
@@ -72,19 +73,19 @@ class ReportedProcesses:
         self._processes: dict[str, _ReportedProcess] = {}
 
     def ask(self, process: str) -> None:
-        """The node asks for a host of this name, which was not used before."""
+        """Expect a trial process of this name, which was not used before."""
         self._processes[process] = _ReportedProcess()
 
     def names(self) -> list[str]:
-        """The hosts of which something may be left."""
+        """Return the trial processes that may have left processes."""
         return sorted(self._processes)
 
     def unended(self) -> list[str]:
-        """The hosts that are not known to have ended."""
+        """Return the trial processes that have not ended, as far as is known."""
         return sorted(name for name, process in self._processes.items() if not process.has_exited)
 
     def process_of(self, process: str) -> tuple[int, int] | None:
-        """The pidfd and the pid of a host that runs, as far as is known."""
+        """Return the pidfd and pid of a running trial process; None if they are not proven."""
         known = self._processes.get(process)
         if known is None or known.pid is None or (pidfd := self._pidfd_of(known)) is None:
             return None
@@ -95,11 +96,11 @@ class ReportedProcesses:
 
         Raises:
             BlockingIOError: there is none.
-            ConnectionResetError: the forkserver ended with commands unread; what it had sent
-                before is still to be received.
-            BadReport: it cannot be true, or cannot be read.
+            ConnectionResetError: the forkserver ended with commands unread; earlier reports can
+                still be received.
+            InvalidReport: it is impossible or unreadable.
         """
-        # Without room for descriptors the kernel closes those that come along.
+        # Without room for descriptors the kernel closes those that were sent.
         packet, _, flags, _ = self._control.recvmsg(MAX_PACKET_BYTES)
         if not packet:
             return None
@@ -114,14 +115,14 @@ class ReportedProcesses:
         return report
 
     def kill(self, process: str) -> None:
-        """Kill a host that runs, as far as is known; what it has started is the forkserver's."""
+        """Kill a running trial process; the forkserver kills the processes that it started."""
         known = self._processes.get(process)
         if known is not None and (pidfd := self._pidfd_of(known)) is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def kill_all(self, within_s: float) -> None:
-        """Kill all hosts, and wait so long for their end."""
+        """Kill all trial processes, and wait up to ``within_s`` seconds for their end."""
         deadline = time.monotonic() + within_s
         for name in self._processes:
             self.kill(name)
@@ -130,7 +131,7 @@ class ReportedProcesses:
                 is_readable(process.pidfd, deadline - time.monotonic())
 
     def forget(self) -> None:
-        """Know of no host any more."""
+        """Forget all trial processes and close their descriptors."""
         close_all(process.pidfd for process in self._processes.values())
         self._processes.clear()
 
@@ -172,33 +173,34 @@ class ReportedProcesses:
         try:
             self._examine(process)
         except ProcessMismatch as problem:
-            # Of a forkserver that is dead the hosts are children of the node, which kills them.
+            # After a forkserver's death, its trial processes are children of the node, which kills
+            # them.
             if not has_hung_up(self._control):
                 raise InvalidReport(f"it reported process {pid} as a host: {problem}") from problem
 
     def _examine(self, process: _ReportedProcess) -> None:
-        """Open a descriptor for a host that was forked, if it is what its forkserver said.
+        """Open a descriptor for a forked trial process, if the kernel confirms what was reported.
 
         Raises:
-            NotThatProcess: it is not.
+            ProcessMismatch: it does not.
         """
         assert process.pid is not None
-        # Without one its forkserver alone can kill it; if it has ended, its HostExited is on the
-        # way.
+        # Without a descriptor only the forkserver can kill it; if it ended, its ProcessExited
+        # follows.
         with suppress(OSError):
             process.pidfd = open_claimed(process.pid, parent=self._forkserver, user=self._user)
 
     def _pidfd_of(self, process: _ReportedProcess) -> int | None:
         if process.pidfd is None and process.pid is not None and not process.has_exited:
-            with suppress(ProcessMismatch):  # it has ended, and another process has its number
+            with suppress(ProcessMismatch):  # it ended, and another process has its pid
                 self._examine(process)
         return process.pidfd
 
     def _left_by(self, process: _ReportedProcess) -> int | None:
-        """A process in the group or the session of a host that has ended, if any is left.
+        """Return a process in the group or session of an ended trial process; None if none is left.
 
-        What a host leaves becomes a child of its forkserver. One that left group and session is
-        known by its mark, which only the forkserver looks for.
+        Such a process becomes a child of the forkserver. One that left both group and session is
+        known only by its environment variable, which the forkserver looks for.
         """
         if process.pid is None:
             return None
@@ -222,7 +224,7 @@ class ReportedProcesses:
 
 
 def _is_an_end(report: ProcessExited) -> bool:
-    """Whether a process can have ended like this, or was never there."""
+    """Return whether a process can end like this, or was never forked."""
     match report.pid, report.signal, report.exit_code:
         case None, None, None:
             return True
@@ -235,7 +237,7 @@ def _is_an_end(report: ProcessExited) -> bool:
 
 
 def close_all(descriptors: Iterable[int | None]) -> None:
-    """Close those that are some."""
+    """Close all descriptors that are not None."""
     for descriptor in descriptors:
         if descriptor is not None:
             os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Interpreters that experiments name: how a forkserver is started in one, and why it was not.
+"""Interpreters that experiments name: how to start a forkserver in one, and why that failed.
 
-The node's own can host trials, or there would be no node. Another one may be too old, lack TuneMQ
-or have another version of it; it says so itself, and its last words are in the forkserver's log.
+Another interpreter than the node's may be too old, or have no TuneMQ or another version. It then
+prints the reason, which is the last line of the forkserver's log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from tunemq_workers.processes.forkserver_messages import COMMAND
 from tunemq_workers.system.trial_user import own_files
 
-#: What another interpreter runs first; any Python understands it.
+#: The program that another interpreter runs first; any version of Python can parse it.
 _CHECKED: Final = """\
 import sys
 if sys.version_info < (3, 11):
@@ -26,22 +26,24 @@ if tunemq.__version__ != {version!r}:
 import runpy
 runpy._run_module_as_main({module!r})
 """
-#: So much of the end of a log is looked at for a last line.
+#: The most bytes at the end of a log in which the last line is searched.
 _TAIL_BYTES: Final = 4096
 
 
 def command(python: str) -> tuple[str, ...]:
-    """What follows the interpreter's path on a forkserver's command line, before its arguments."""
+    """Return the part of a forkserver's command line between the interpreter and its arguments."""
     if python == sys.executable:
         return COMMAND
     return "-c", _CHECKED.format(version=our_version(), module=COMMAND[-1])
 
 
 def why_not(python: str, log: str, since: int) -> str:
-    """Why an interpreter could not host trials, with what to do.
+    """Return why an interpreter cannot run trials, and what to do about it.
 
     Args:
-        log: what it printed, and ``since`` how long that was before.
+        python: the path of the interpreter.
+        log: the file that it printed to.
+        since: the size of that file before it started, in bytes.
     """
     return (
         f"the interpreter {python} cannot host trials: {_last_line(log, since)}; install TuneMQ "
@@ -50,8 +52,8 @@ def why_not(python: str, log: str, since: int) -> str:
 
 
 def our_version() -> str:
-    """TuneMQ's, as it is installed here."""
-    # By name, because nothing of ours depends on the public names.
+    """Return the version of TuneMQ that is installed here."""
+    # Imported by name because our modules do not depend on the public names.
     return str(importlib.import_module("tunemq").__version__)
 
 
