@@ -1,1 +1,1 @@
-"""Inside a trial's process: its environment, and its connection to the node."""
+"""Code that runs inside a trial process: its environment, and its connection to the node."""

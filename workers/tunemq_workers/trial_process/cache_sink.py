@@ -1,4 +1,4 @@
-"""Keeps a trial's checkpoints in its node's cache, from where the node uploads them."""
+"""`CacheSink`: writes a trial's checkpoints to the node's cache, and the node uploads them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 class CacheSink:
-    """The `CheckpointSink` of one trial whose store is not a folder of this machine.
+    """The `CheckpointSink` of a trial whose store is not a folder on this machine.
 
-    The node says when and where a checkpoint may be written, and has one fetched that is to be
-    read. Files that did not change since the trial's previous checkpoint are linked to it.
+    The node says when and where a checkpoint may be written, and fetches checkpoints that the trial
+    reads. Files that did not change since the trial's previous checkpoint become hard links to it.
 
     Args:
-        channel: The line to the node.
-        folder_name: Names the trial's folder, in the cache as in the store.
+        channel: The connection to the node.
+        folder_name: The name of the trial's folder, in the cache and in the store.
     """
 
     def __init__(self, channel: NodeChannel, folder_name: str) -> None:
         self._channel = channel
         self._folder_name = folder_name
-        #: The key of the checkpoint that the next one continues.
+        #: The key of the previous checkpoint, to which unchanged files are linked.
         self._previous: str | None = None
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten:
@@ -45,7 +45,9 @@ class CacheSink:
         )
 
     def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """A folder with the verified files of ``ref``, and its state; see `CheckpointSink.open`.
+        """Return a folder with the verified files of ``ref``, and its state.
+
+        See `CheckpointSink.open`.
 
         A damaged copy is fetched once more.
         """
@@ -60,10 +62,13 @@ class CacheSink:
 
 
 def _store(cache: Path) -> LocalCheckpointStore:
-    """The node's cache as a store; what a power failure takes is in the real store, or redone."""
+    """Open the node's cache as a store.
+
+    It is not durable: after a power failure a checkpoint is in the real store, or is made again.
+    """
     return LocalCheckpointStore(cache, durable=False, linking=True)
 
 
 def _opened(cache: Path, ref: CheckpointRef) -> OpenedCheckpoint:
-    """The copy of ``ref`` in the cache, verified: that of its host, or one from the store."""
+    """Open and verify the copy of ``ref`` in the cache, whether written here or fetched."""
     return _store(cache).open_checkpoint(ref.key, tuple(filter(None, (ref.written, ref.sha256))))

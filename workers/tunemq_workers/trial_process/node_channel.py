@@ -1,4 +1,4 @@
-"""A trial's line to its node: frames on a blocking stream socket."""
+"""`NodeChannel`: a trial's connection to its node: frames on a blocking stream socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tunemq_workers.runtime import frames
 
 _CHUNK: Final = 64 * 1024
 _HEADER_BYTES: Final = 5
-#: Of what is sent in one piece; a larger buffer is not kept.
+#: A send buffer that grew beyond this size is replaced by a small one.
 _KEPT_BYTES: Final = 1 << 20
 
 _decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
@@ -45,22 +45,21 @@ _pack_count = struct.Struct(">I").pack
 
 
 class NodeChannel(TrialChannel):
-    """The host's end. When the node's is gone the process ends: nobody would hear the trial.
+    """The trial's end of the connection; the process exits when the node closes the other end.
 
-    Forked children of the trial do not keep the socket, so they neither hold it open nor write to
-    it.
+    Forked children of the trial close the socket, so they neither hold it open nor write to it.
     """
 
     def __init__(self, line: socket.socket) -> None:
         line.setblocking(True)
-        #: Whether a trial's failure was sent.
+        #: Whether a `TrialFailed` was sent.
         self.has_failed = False
         self._sock = line
         self._decoder = frames.FrameDecoder()
         self._buffer = bytearray(_CHUNK)
-        #: Called before it is said that the trial has ended.
+        #: Called before a message that the trial has ended.
         self.before_ending: Callable[[], object] = _do_nothing
-        #: Whether the node is to know when this one waits for an order.
+        #: Whether to tell the node that this process waits for an order.
         self.says_that_it_waits = False
         self._orders = 0
         self._next: TrialOrder | None = None
@@ -72,10 +71,10 @@ class NodeChannel(TrialChannel):
         os.register_at_fork(after_in_child=line.close)
 
     def send(self, event: NodeEvent) -> None:
-        """Send ``event``; waits while the node does not read.
+        """Send ``event``; wait while the node does not read.
 
         Raises:
-            MetricError: it is larger than any message may be.
+            MetricError: it is larger than the largest possible message.
         """
         if type(event) is CheckpointWritten:
             failpoint("written.before_send")
@@ -104,13 +103,13 @@ class NodeChannel(TrialChannel):
             self._buffer = bytearray(_CHUNK)
 
     def poll(self) -> TrialOrder | None:
-        """The newest order that has come, if one has."""
+        """Return the newest order that has arrived; None if there is none."""
         while self._receive(socket.MSG_DONTWAIT):
             pass
         return self._taken()
 
     def wait(self) -> TrialOrder:
-        """The newest order, once one has come."""
+        """Wait until an order has arrived, and return the newest one."""
         order = self.poll()
         if order is None and self.says_that_it_waits:
             self._send(frames.frame(frames.AWAIT_ORDER, _pack_count(self._orders)))
@@ -120,10 +119,10 @@ class NodeChannel(TrialChannel):
         return order
 
     def ask_to_save(self) -> Path:
-        """The node's folder of checkpoints, once there may be one more of this trial in it.
+        """Wait until there is room for one more checkpoint, and return the node's cache folder.
 
         Raises:
-            StoreError: there was no room in time; says what it was waited for.
+            StoreError: there was no room in time; says why.
         """
         answer = checkpoint_messages.decode_save_answer(self._asked(frames.ASK_SAVE))
         if answer.error:
@@ -131,15 +130,14 @@ class NodeChannel(TrialChannel):
         return Path(answer.cache)
 
     def fetch(self, ref: CheckpointRef, *, again: bool = False) -> tuple[Path, CheckpointRef]:
-        """The node's folder of checkpoints, once ``ref`` is below it under its key.
+        """Wait until ``ref`` is in the node's cache, and return the cache folder.
 
-        Nothing in it is verified. With ``again`` the copy that is there is of no use: the node
-        gets another one. Also returns ``ref``, with the hash of its manifest in the store if it
-        has been committed meanwhile.
+        The copy is not verified. With ``again`` the node replaces its copy. Also returns ``ref``,
+        with the hash of its manifest in the store if it has been committed meanwhile.
 
         Raises:
             CheckpointCorrupt: it is damaged or missing in the store.
-            StoreError: the store did not give it in time.
+            StoreError: the store did not deliver it in time.
         """
         question = checkpoint_messages.encode(checkpoint_messages.FetchCheckpoint(ref, again))
         answer = checkpoint_messages.decode_fetched(self._asked(frames.FETCH, question))
@@ -149,7 +147,7 @@ class NodeChannel(TrialChannel):
         return Path(answer.cache), known
 
     def wait_for_next_trial(self) -> TrialOrder | None:
-        """Say that the host is free, and wait for its next trial; None when none will come."""
+        """Report that this process is free, and return its next trial; None if it is to end."""
         self._newest = None
         self._send(frames.frame(frames.IDLE))
         while self._next is None and not self._is_dismissed:
@@ -158,13 +156,13 @@ class NodeChannel(TrialChannel):
         return order
 
     def _asked(self, kind: int, payload: bytes = b"") -> bytes:
-        """Ask the node, and wait for its answer; orders that come meanwhile are kept."""
+        """Send a request to the node and wait for the answer; keep orders that arrive meanwhile."""
         if self._pid != os.getpid():
             raise TuneError(
                 f"a checkpoint was asked for in process {os.getpid()}, a child of the trial's "
                 f"process {self._pid}; ask in the trial's process, before the child is started."
             )
-        if self._awaits_answer:  # a signal's handler raised while somebody waited for it
+        if self._awaits_answer:  # a signal handler raised during the last wait
             self._answered()
         self._send(frames.frame(kind, payload))
         self._awaits_answer = True
@@ -187,7 +185,7 @@ class NodeChannel(TrialChannel):
         return order
 
     def _receive(self, flags: int) -> bool:
-        """Take in what is there; False when there is nothing."""
+        """Read what has arrived; return False if nothing has."""
         try:
             data = self._sock.recv(_CHUNK, flags)
         except BlockingIOError:
@@ -203,7 +201,7 @@ class NodeChannel(TrialChannel):
             elif kind in _ANSWERS:
                 self._answer = payload
             elif kind == frames.NEXT:
-                # Orders before it were for the trial before.
+                # Earlier orders were for the previous trial.
                 self._next, self._newest = _decode_order(payload), None
                 self._orders = 0
             elif kind == frames.LEAVE:
@@ -218,10 +216,10 @@ _ANSWERS: Final = frozenset({frames.SAVE_ANSWER, frames.FETCHED})
 
 
 def _do_nothing() -> None:
-    """Nothing has to be done."""
+    """Do nothing."""
 
 
 def _node_is_gone() -> NoReturn:
-    # Not an exception: user code could catch it, and has nothing to clean up that anybody would
-    # see. The forkserver kills the rest of the family.
+    # Not an exception: user code could catch it, and cleaning up has no effect without a node. The
+    # forkserver kills the rest of the process tree.
     os._exit(1)

@@ -1,9 +1,9 @@
-"""Imports what hosts need before they are forked, and proves that they can live with it.
+"""Preloads modules in a forkserver, and checks that forked children can run with them.
 
-A library that has started threads, opened the GPU or run an OpenMP region leaves something behind
-that a forked child cannot use: the child would hang or fail, for no reason that its user could
-see. So after each module this process is looked at, and a forked *probe* runs a BLAS and an
-OpenMP region to its end.
+A library that has started threads, opened the GPU or run an OpenMP region leaves a state with which
+a forked child hangs or fails, for no reason that its user could see. So after each module the
+forkserver checks its own threads and GPU files, and a forked *probe* runs a BLAS and an OpenMP
+region.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunemq_shared.system.process_control import die_with_parent
 from tunemq_shared.system.processes import is_readable, signal_name
 from tunemq_workers.trial_process import thread_limits
 
-#: A probe that takes longer hangs.
+#: A probe that takes longer counts as hanging.
 PROBE_DEADLINE_S: Final = 5.0
 
 _OPENMP: Final = re.compile(r"/(libgomp|libomp|libiomp)[^/]*$")
@@ -30,7 +30,7 @@ _PROBE_FAILED: Final = 3
 
 
 class PreloadFailed(Exception):
-    """Children of this process cannot run; ``module`` was imported last."""
+    """Forked children cannot run after the import of ``module``."""
 
     def __init__(self, module: str, reason: str) -> None:
         self.module, self.reason = module, reason
@@ -44,23 +44,23 @@ def preload(
     warn: Callable[[str], None],
     deadline_s: float = PROBE_DEADLINE_S,
 ) -> tuple[str, ...]:
-    """Import ``modules`` one after another; returns those that could be imported.
+    """Import ``modules`` one after another; return those that could be imported.
 
     Args:
         modules: Their names.
         announce: Called with the name of each before its import.
-        warn: Called with a text about each that fails; the others go on.
-        deadline_s: How long a probe may take.
+        warn: Called with a message for each that fails; the others are still imported.
+        deadline_s: How long a probe may take, in seconds.
 
     Raises:
-        PreloadRefused: with the last one imported, forked children cannot run.
+        PreloadFailed: after the last import, forked children cannot run.
     """
     loaded = []
     for module in modules:
         announce(module)
         try:
             importlib.import_module(module)
-        except BaseException as error:  # noqa: BLE001 - any code runs here; the node is told by `warn`
+        except BaseException as error:  # noqa: BLE001 - any user code runs here; `warn` reports it
             warn(
                 f"{module} could not be preloaded ({type(error).__name__}: {error}); "
                 "each trial imports what it needs by itself."
@@ -74,7 +74,7 @@ def preload(
 
 
 def why_children_cannot_run(deadline_s: float = PROBE_DEADLINE_S) -> str | None:
-    """Why children forked now might hang or fail; None if a probe shows that they do not."""
+    """Return why children forked now might hang or fail; None if a probe ran without error."""
     if (count := len(os.listdir("/proc/self/task"))) > 1:
         return f"it runs {count - 1} thread{'s' * (count > 2)} of its own"
     if _has_gpu_open():
@@ -83,7 +83,7 @@ def why_children_cannot_run(deadline_s: float = PROBE_DEADLINE_S) -> str | None:
 
 
 def _has_gpu_open() -> bool:
-    """Whether the CUDA driver was initialised: its devices are mapped or open."""
+    """Return whether the CUDA driver is initialised: GPU devices are mapped or open."""
     with open("/proc/self/maps", "rb") as file:
         if b" /dev/nvidia" in file.read():
             return True
@@ -91,7 +91,7 @@ def _has_gpu_open() -> bool:
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
                 return True
-        except FileNotFoundError:  # the descriptor of this very listing
+        except FileNotFoundError:  # the descriptor of this directory listing
             continue
     return False
 
@@ -100,8 +100,7 @@ def _probe(deadline_s: float) -> str | None:
     me = os.getpid()
     child = os.fork()
     if child == 0:
-        # Whatever happens here, only the exit code gets out, and nothing of the parent is cleaned
-        # up.
+        # Whatever happens here, only the exit code matters, and no cleanup of the parent may run.
         try:
             die_with_parent(me)
             _run_regions()
@@ -128,7 +127,7 @@ def _probe(deadline_s: float) -> str | None:
 
 
 def _run_regions() -> None:
-    """A matrix product, and an empty parallel region in every OpenMP runtime, with two threads."""
+    """Run a matrix product and an empty region of each OpenMP runtime, with two threads."""
     libraries = thread_limits.LoadedLibraries()
     libraries.limit(_PROBE_THREADS, {})
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -138,7 +137,7 @@ def _run_regions() -> None:
         if _OPENMP.search(path) is None:
             continue
         library = ctypes.CDLL(path)
-        # The LLVM and Intel runtimes offer GNU's entry point as well. Its body may be any C
+        # The LLVM and Intel runtimes have GNU's entry point as well. Its body may be any C
         # function: this one takes no argument and returns at once.
         if hasattr(library, "GOMP_parallel"):
             body = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)

@@ -1,7 +1,7 @@
-"""The random numbers of a trial: different in each trial, the same in each run of the experiment.
+"""Random seeds of a trial: different in each trial, the same in each run of the experiment.
 
-Two forks of one process would otherwise draw the same numbers. `random` is seeded at once; numpy
-and torch are seeded too, those that are imported later in the moment in which their import ends.
+Without them two forks of one process draw the same numbers. `random` is seeded at once, and so are
+numpy and torch if they are imported; otherwise they are seeded right after their import.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 
 
 class _Seeds:
-    """The seeds of one trial, each of the width that its library takes."""
+    """The seeds of one trial, in the width that each library takes."""
 
     def __init__(self, experiment_seed: int, trial_number: int) -> None:
-        # Seeding from a string goes through SHA-512, so neighbouring trials have nothing in
-        # common, and is the same in every version of Python.
+        # Seeding from a string uses SHA-512, so seeds of neighbouring trials are unrelated, and
+        # gives the same numbers in every version of Python.
         source = random.Random(f"tunemq {experiment_seed} {trial_number}")
         self.python = source.getrandbits(64)
         self.numpy = source.getrandbits(32)
@@ -31,11 +31,11 @@ def _seed_numpy(module: ModuleType, seeds: _Seeds) -> None:
 
 
 def _seed_torch(module: ModuleType, seeds: _Seeds) -> None:
-    # Covers CUDA as well, without touching it before the trial does.
+    # Also seeds CUDA, without initialising it.
     module.manual_seed(seeds.torch)
 
 
-#: numpy imports its random module only when it is used.
+#: By module; numpy imports its random module only when it is used.
 _SEEDERS: Final[dict[str, Callable[[ModuleType, _Seeds], None]]] = {
     "numpy.random": _seed_numpy,
     "torch": _seed_torch,
@@ -43,7 +43,7 @@ _SEEDERS: Final[dict[str, Callable[[ModuleType, _Seeds], None]]] = {
 
 
 def seed_trial(experiment_seed: int, trial_number: int) -> None:
-    """Seed `random`, numpy and torch for a trial, whether or not they are imported yet."""
+    """Seed `random`, numpy and torch for a trial, also if they are imported later."""
     seeds = _Seeds(experiment_seed, trial_number)
     random.seed(seeds.python)
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _SeedOnImport)]:
@@ -60,7 +60,7 @@ def seed_trial(experiment_seed: int, trial_number: int) -> None:
 
 
 class _SeedOnImport:
-    """A finder that lets the other finders find, and seeds the module after its code has run."""
+    """A finder that uses the other finders, and seeds a module after its code has run."""
 
     def __init__(
         self, seeds: _Seeds, seeders: dict[str, Callable[[ModuleType, _Seeds], None]]
@@ -84,7 +84,8 @@ class _SeedOnImport:
         return None
 
     def _seed_after(self, loader: Any, seeder: Callable[[ModuleType, _Seeds], None]) -> None:
-        # The loader stays what it is, because others look at its type and ask it for sources.
+        # Patch the loader instead of wrapping it: other code checks its type and asks it for
+        # sources.
         execute = loader.exec_module
 
         def execute_and_seed(module: ModuleType) -> None:

@@ -1,9 +1,9 @@
-"""Lets a trial's spawned processes have what the user's script defines.
+"""Passes functions and classes of the user's script to processes that a trial spawns.
 
-Python's ``multiprocessing`` gives functions and classes to a process that it does not fork by the
-names of their modules. What a script, or a notebook, defines is in ``__main__``, and neither a
-trial's process nor one that it spawns has the script's. So it is given by value, as TuneMQ gives it
-to the trial. It needs no start method of its own, and what comes back arrives in the same way.
+Python's ``multiprocessing`` pickles functions and classes by module name for processes that it does
+not fork. Those of a script or notebook are in ``__main__``, but neither a trial process nor its
+children have the script's ``__main__``. So this module pickles them by value, as TuneMQ does for
+trials. That works with each start method and for results, too.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import cloudpickle
 
 from tunemq_shared.base.unpickling import unpickle
 
-#: How long processes that are asked to end may take, all together.
+#: How long child processes may take to end after SIGTERM, all together.
 _GRACE_S: Final = 0.5
 
 
 def give_scripts_objects_by_value() -> None:
-    """From now on, in this process, and in all that get such an object from it."""
+    """Pickle the script's objects by value from now on, here and in processes that receive one."""
     setattr(ForkingPickler, "reducer_override", _reduced)  # noqa: B010  no type has it
 
 
 def _reduced(_pickler: ForkingPickler, given: Any) -> Any:
-    """How to make ``given`` anew, where nobody finds it by its name; the rest is left to Python."""
+    """Pickle ``given`` by value if other processes cannot import it; leave the rest to Python."""
     if isinstance(given, FunctionType | type) and _is_of_script(given.__module__):
         return _made, (cloudpickle.dumps(given),)
     return NotImplemented
 
 
 def _is_of_script(module: str) -> bool:
-    """Whether it came by value: of the script, or of a module that is only where the script is."""
+    """Return whether an object came by value: from ``__main__`` or a module that is not loaded."""
     return module == "__main__" or module not in sys.modules
 
 
@@ -46,10 +46,10 @@ def _made(pickled: bytes) -> Any:
 
 
 def end_children() -> None:
-    """End what ``multiprocessing`` has started here; again is allowed.
+    """End all children that ``multiprocessing`` started here; further calls do nothing.
 
-    At the end of a process Python waits for those that are no daemons, however long they take. A
-    trial that is over takes them along.
+    At its end Python waits for children that are not daemons, however long they run. Children of a
+    trial that has ended must not run on.
     """
     children = multiprocessing.active_children()
     for child in children:

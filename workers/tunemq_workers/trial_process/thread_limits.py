@@ -1,8 +1,7 @@
-"""How many threads the BLAS and OpenMP libraries of a trial may use: as many as it has CPUs.
+"""Limits the threads of BLAS and OpenMP libraries in a trial to the number of its CPUs.
 
-Libraries that are loaded later read environment variables; those that are loaded already
-(preloaded ones) are told through threadpoolctl. What the user's own environment says about a
-library counts more than the trial's CPUs.
+Environment variables limit libraries that are loaded later, threadpoolctl those that are preloaded.
+A limit in the user's own environment takes precedence over the trial's CPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ _OPENMP: Final = "OMP_NUM_THREADS"
 _BLAS: Final = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 VARIABLES: Final = (_OPENMP, *_BLAS, "NUMEXPR_NUM_THREADS")
 
-#: What a forkserver runs with: a library that starts threads while it is preloaded hangs every
-#: child.
+#: The variables of a forkserver: a library that starts threads while it is preloaded would make
+#: every child hang.
 SINGLE: Final = dict.fromkeys(VARIABLES, "1")
 
 #: Parts of the file names of libraries that threadpoolctl can limit.
@@ -33,17 +32,17 @@ _LIBRARIES: Final = (
 
 
 def for_resources(resources: Mapping[str, float]) -> int:
-    """The number of threads for a trial: its CPUs, rounded down, at least 1."""
+    """Return the number of threads for a trial: its CPUs, rounded down, at least 1."""
     return max(1, int(resources.get("cpu", 1)))
 
 
 def variables(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that say ``threads``; one in ``given`` stays as it is."""
+    """Return the environment variables for ``threads`` threads; those in ``given`` are kept."""
     return {name: given.get(name, str(threads)) for name in VARIABLES}
 
 
 def mapped_libraries() -> list[str]:
-    """The paths of the BLAS and OpenMP libraries in this process."""
+    """Return the paths of the BLAS and OpenMP libraries in this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in file if ".so" in line}
     return sorted(p for p in paths if any(part in p.rpartition("/")[2] for part in _LIBRARIES))
@@ -60,7 +59,7 @@ class LoadedLibraries:
             self._controller = ThreadpoolController()
 
     def limit(self, threads: int, given: Mapping[str, str]) -> None:
-        """Give each ``threads`` threads, or what the variables in ``given`` say about its kind."""
+        """Limit each library to ``threads`` threads, or as the variables in ``given`` say."""
         torch = sys.modules.get("torch")
         openmp = _number(given, (_OPENMP,), threads)
         if self._controller is not None:
@@ -71,7 +70,7 @@ class LoadedLibraries:
 
 def _number(given: Mapping[str, str], names: tuple[str, ...], otherwise: int) -> int:
     for name in names:
-        # OpenMP allows a list, one number a nesting level.
+        # OpenMP allows a list with one number per nesting level.
         first = given.get(name, "").partition(",")[0].strip()
         if first.isdigit() and int(first) > 0:
             return int(first)

@@ -1,4 +1,4 @@
-"""What a trial's code finds around it, from its process group to its random numbers."""
+"""`TrialEnvironment`: sets up the process of a trial, from process group to random seeds."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from tunemq_workers.trial_process.spawned_processes import give_scripts_objects_
 
 
 def leave_the_forkserver(forkserver: int) -> None:
-    """Make a process of its own of a fork of the forkserver, which has this pid."""
-    with contextlib.suppress(OSError):  # the parent was faster
+    """Detach a forked child from the forkserver with this pid: signals, group, memory priority."""
+    with contextlib.suppress(OSError):  # the parent has done it already
         os.setpgid(0, 0)
-    keep_memory_private(False)  # its forkserver's may be; it is as the user's other processes are
+    keep_memory_private(False)  # the forkserver's may be private; a trial's is not
     become_subreaper()
     die_with_parent(forkserver)
-    # A forkserver that is sweeping forks processes of the usual priority, whatever its own was; one
-    # that is better than usual only those who have the right to it get back.
+    # While a forkserver kills process trees it has a real-time priority, and its children start
+    # with the default one: take over its nice value. A negative one needs a privilege.
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, forkserver))
-    # Short of memory, the kernel is to take a trial, and neither the forkserver nor the node.
+    # If memory runs out, the kernel kills a trial rather than the forkserver or the node.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(b"500")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    # Ctrl-C is for the script. A handler that does nothing, and not SIG_IGN, because programs
-    # that the trial executes would inherit that.
+    # Ctrl-C is for the script. The handler does nothing; SIG_IGN would be inherited by programs
+    # that the trial executes.
     signal.signal(signal.SIGINT, _ignore)
-    # multiprocessing would import the forkserver again as the main module of its children.
+    # Otherwise multiprocessing would import the forkserver as the main module of its children.
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -64,12 +64,12 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnvironment:
-    """What all hosts of a forkserver share.
+    """The part of the environment that all trial processes of a forkserver share.
 
     Args:
-        sys_path: Where they import from.
-        variables: What preloaded modules have set in the environment.
-        libraries: What was preloaded and has threads to limit.
+        sys_path: The import path.
+        variables: The environment variables that preloaded modules have set.
+        libraries: The preloaded libraries that have threads to limit.
     """
 
     sys_path: list[str]
@@ -77,9 +77,10 @@ class TrialEnvironment:
     libraries: thread_limits.LoadedLibraries
 
     def prepare(self, start: TrialSpec, *, process: str, gpus: tuple[str, ...]) -> None:
-        """Set up everything for the trial ``start``, the first or the next of this process.
+        """Set up this process for the trial ``start``, its first or a later one.
 
-        ``process`` marks what the trial executes; ``gpus`` are the devices that it may see.
+        ``process`` marks the programs that the trial executes; ``gpus`` are the devices that it may
+        see.
 
         Raises:
             OSError: its folder or output files cannot be made.
@@ -89,11 +90,11 @@ class TrialEnvironment:
         except FileNotFoundError:
             os.makedirs(start.folder, exist_ok=True)
             os.chdir(start.folder)
-        remove_leftovers(start.folder)  # of an attempt that was killed while it saved
+        remove_leftovers(start.folder)  # of an attempt that was killed during a save
         output_files.redirect(start.folder)
         faulthandler.enable(file=2)
-        # In C, by whichever thread gets the signal: it needs no GIL. Other handlers of the user's
-        # do not matter.
+        # The thread that gets the signal handles it in C, without the GIL and independently of
+        # Python handlers.
         faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         given = start.environment.variables
         limit = thread_limits.for_resources(start.resources)
@@ -122,21 +123,21 @@ class TrialEnvironment:
 
 
 def _set_limits(limits: TrialLimitSpec) -> None:
-    """Have the kernel hold what it counts for each process; what is executed inherits it."""
+    """Set the limits that the kernel counts per process; child processes inherit them."""
     _limit(resource.RLIMIT_CORE, limits.core_bytes)
     if limits.open_files:
         _limit(resource.RLIMIT_NOFILE, limits.open_files)
 
 
 def _limit(kind: int, most: int) -> None:
-    """Allow so much, as far as this process may allow itself."""
+    """Set a limit, at most to the hard limit of this process."""
     _, hard = resource.getrlimit(kind)
     allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (allowed, allowed))
 
 
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
-    """What was set in this process's environment since; without the limits of threads, our own."""
+    """Return the variables that were set since ``before``, except our own thread limits."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -145,7 +146,7 @@ def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_variables(wanted: dict[str, str]) -> None:
-    """Make ``wanted`` the whole environment, by as few calls into C as it takes."""
+    """Make ``wanted`` the whole environment, with as few calls into C as possible."""
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
     for name, value in wanted.items():

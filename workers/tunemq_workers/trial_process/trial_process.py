@@ -1,8 +1,8 @@
-"""What a forked child of the forkserver does: run one trial, or several in turn, and end.
+"""The main loop of a trial process: it runs one trial, or several in turn, and exits.
 
-It ends by `os._exit`: what user libraries do while Python shuts down (GPU contexts, forgotten
-threads) may hang or crash, and must not hold the trial's slot. Only handlers registered with
-`atexit` are run, since loggers rely on them, and an alarm bounds them.
+It exits with `os._exit`: user libraries may hang or crash while Python shuts down (GPU contexts,
+forgotten threads), and must not hold the trial's slot. Only `atexit` handlers run, since loggers
+rely on them, and an alarm limits their time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
-import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
+import cloudpickle  # noqa: F401 - preloaded: every trial's code needs it
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
@@ -36,15 +36,15 @@ from tunemq_workers.trial_process.node_channel import NodeChannel
 from tunemq_workers.trial_process.spawned_processes import end_children
 from tunemq_workers.trial_process.trial_environment import TrialEnvironment, leave_the_forkserver
 
-#: How long handlers registered with `atexit` may take together.
+#: How long all `atexit` handlers may take together, in seconds.
 EXIT_GRACE_S: Final = 4
 
-#: The exit code of a host that failed by our fault.
+#: The exit code of a trial process that failed because of an error in TuneMQ.
 _SOFTWARE: Final = 70
 
 
 class ForkContext(NamedTuple):
-    """What a child takes along from its forkserver."""
+    """The data that a forked child gets from its forkserver."""
 
     name: str
     forkserver: int
@@ -55,18 +55,18 @@ class ForkContext(NamedTuple):
 
 
 def run(task: ForkContext) -> NoReturn:
-    """Become the host, run its trials, and end the process."""
+    """Set up this forked process, run its trials, and exit."""
     code = _SOFTWARE
     try:
         leave_the_forkserver(task.forkserver)
         if task.gate is not None:
-            os.read(task.gate, 1)  # what is allocated before counts for the node's control group
+            os.read(task.gate, 1)  # memory allocated earlier counts for the node's cgroup
             os.close(task.gate)
         with open(task.spec, "rb", buffering=0) as file:
             spec = decode_process_spec(file.readall())
         _TrialLoop(task, spec, NodeChannel(socket.socket(fileno=task.line))).run()
         code = 0
-    except BaseException:  # noqa: BLE001 - the exit code tells the node, this the log
+    except BaseException:  # noqa: BLE001 - the exit code and the log report it
         traceback.print_exc()
     finally:
         output_files.flush()
@@ -74,7 +74,7 @@ def run(task: ForkContext) -> NoReturn:
 
 
 class _TrialLoop:
-    """Runs the trials of one host, one after another."""
+    """Runs the trials of one process, one after another."""
 
     def __init__(self, task: ForkContext, spec: TrialProcessSpec, channel: NodeChannel) -> None:
         self._task, self._spec, self._channel = task, spec, channel
@@ -83,19 +83,19 @@ class _TrialLoop:
         self._code = ""
 
     def run(self) -> None:
-        """Run the first trial, and while hosts are to be reused, the next ones."""
+        """Run the first trial and, if the process is reusable, the next ones."""
         order: TrialOrder | None = self._spec.order
         while order is not None and self._run_trial(order):
             order = self._channel.wait_for_next_trial()
-        # SIGALRM's default action ends the process, whatever hangs and whoever holds the GIL.
+        # The default action of SIGALRM ends the process, even if a thread hangs or holds the GIL.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(EXIT_GRACE_S)
         self._program.close()
         end_children()
-        atexit._run_exitfuncs()  # noqa: SLF001 - what else runs them without ending Python
+        atexit._run_exitfuncs()  # noqa: SLF001 - no public function runs them without ending Python
 
     def _run_trial(self, order: TrialOrder) -> bool:
-        """Run one trial to its end; whether another one may follow."""
+        """Run one trial to its end; return whether another one may follow."""
         if order.start is None:
             raise ValueError(f"the order for {order.trial} lacks its start")
         self._channel.send(self._started(order, order.start))
@@ -120,7 +120,7 @@ class _TrialLoop:
         )
 
     def _prepared(self, order: TrialOrder) -> TrialSession | None:
-        """The trial's session, all set up; None when that failed and the failure was sent."""
+        """Set up and return the trial's session; None if that failed and the failure was sent."""
         start = order.start
         assert start is not None
         self._channel.says_that_it_waits = start.limits.has_times
@@ -143,7 +143,7 @@ class _TrialLoop:
         return TrialSession(order, config, self._channel, self._sink(start))
 
     def _sink(self, start: TrialSpec) -> CheckpointSink:
-        """Where the trial's checkpoints go: a folder is written here, the rest by the node."""
+        """Return the trial's checkpoint sink: a folder is written here, a store by the node."""
         folder_name = os.path.basename(start.folder)
         if is_remote(start.store):
             return CacheSink(self._channel, folder_name)
