@@ -1,1 +1,1 @@
-"""Processes and process trees: supervised, watched, limited, and ended whole."""
+"""Processes and process trees: starting, supervising, limiting and killing them."""

@@ -1,6 +1,6 @@
-"""Starting a child process of a node that talks with it over a socket pair.
+"""Starts a child process of a node, connected with it by a socket pair.
 
-Imported before everything else of a node, so it imports next to nothing.
+A node imports this module before everything else, so it imports as little as possible.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def start_child(
     *,
     needs: Container[str] = (),
 ) -> ChildProcess:
-    """Run ``module``; call it in the thread whose end shall be the process's end.
+    """Run ``module``; call this in a thread at whose end the child may be killed.
 
-    The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
-    input, and ``log_path`` for what it prints. ``variables`` are added to its environment. It has
-    to begin with `tunemq_workers.system.credentials.take_keys`. Of the keys of a node that hides
-    its memory it gets those that it ``needs``.
+    Besides ``arguments`` the child gets ``--fd`` with its end of the socket pair and
+    ``--node-pid``. Its input is empty, and its output goes to ``log_path``. ``variables`` are added
+    to its environment. It has to call `tunemq_workers.system.credentials.take_keys` first: if the
+    node hides its memory, the child receives only the keys that it ``needs``.
 
     Raises:
-        OSError: no process or no socket is to be had, or the log cannot be written.
+        OSError: no process or socket is available, or the log cannot be written.
     """
     ours, theirs = socket.socketpair()
     shown, keys, is_hidden = {**os.environ, **variables}, dict[str, str](), is_memory_private()
@@ -62,7 +62,7 @@ def start_child(
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-                setpgroup=0,  # Ctrl-C at a worker's terminal is for the node, which tells others
+                setpgroup=0,  # Ctrl-C at a worker's terminal is for the node only
             )
         except OSError:
             ours.close()

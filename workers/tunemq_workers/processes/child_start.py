@@ -1,4 +1,4 @@
-"""How a process begins that works on trials' files for a node (`child_process`)."""
+"""The start of a process that works on trial files for a node (see `child_process`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _RECEIVE_BYTES: Final = 256 * 2**10
 
 
 def begin(module: str, name: str) -> socket.socket:
-    """Become what the command line says; the socket to the node.
+    """Apply the options of the command line to this process, and return the socket to the node.
 
     Args:
-        module: for messages about a wrong command line.
-        name: of the process.
+        module: the program's name in messages about a wrong command line.
+        name: the name of the process.
     """
     parser = argparse.ArgumentParser(prog=module)
     parser.add_argument("--fd", type=int, required=True)
@@ -34,15 +34,15 @@ def begin(module: str, name: str) -> socket.socket:
         act_for(find_account(options.trial_user))
     die_with_parent(options.node_pid)
     set_name(name)
-    # A signal to the whole group is for the node, which may want to let its trials save.
+    # Only the node handles a signal to the whole group: it may let its trials save first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     return node
 
 
 def receive(node: socket.socket) -> bytes:
-    """What the node has sent next; empty once it has closed its end."""
+    """Return the next bytes from the node; empty once it has closed its end."""
     try:
         return node.recv(_RECEIVE_BYTES)
-    except ConnectionResetError:  # with answers unread
+    except ConnectionResetError:  # the node closed with answers unread
         return b""

@@ -1,4 +1,4 @@
-"""The node's hold on a process that works for it: starts it, hears it, replaces it."""
+"""`ChildSupervisor`: starts a node's helper process, receives its answers, and restarts it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import ORDER
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
-#: Processes that die in a row are started less and less often; one that lived so long begins anew.
+#: Delays between restarts of a process that exits again and again; they start over once one ran for
+#: the time below.
 _BACK_OFF_S: Final = (0.1, 10.0)
 _LIVED_S: Final = 10.0
-#: How long the end of the process is waited for at the end of the node.
+#: How long the node waits at its end for the process to exit.
 _CLOSE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class ChildSupervisor:
-    """Keeps at most one process of a kind, and none before `start_if_none`.
+    """Runs at most one process of a kind, and none before `start_if_none`.
 
-    No process is started before the one before it was reaped, so nothing is ever done by two.
+    It starts a process only after it has reaped the previous one, so no two ever work at the same
+    time.
 
     Args:
-        reactor: calls back.
-        name: of the process, in words and in the log.
+        reactor: the node's loop, which makes all calls.
+        name: the process's name, for messages and the log.
         start: starts a process; called in the reactor's thread.
-        children: the pids of the node's own children; the process's is kept there until it is
-            reaped.
-        on_up: a process is there, and knows of nothing yet.
-        on_answer: takes each answer, undecoded.
-        on_end: the process has ended, whoever ended it, or none could be started; takes why.
+        children: the pids of the node's child processes; holds this one until it is reaped.
+        on_up: called when a process has started, which has received nothing yet.
+        on_answer: called with each answer, undecoded.
+        on_end: called with the reason when the process ended for any cause, or could not be
+            started.
     """
 
     def __init__(
@@ -67,16 +69,16 @@ class ChildSupervisor:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process that takes orders."""
+        """Whether there is a process that accepts orders."""
         return self._link is not None
 
     @property
     def pid(self) -> int | None:
-        """The process, as long as it is not reaped."""
+        """The pid of the process, until it is reaped."""
         return self._pid if self._pid > 0 else None
 
     def start_if_none(self) -> None:
-        """Have a process soon: as soon as the last one is reaped, and a pause is over."""
+        """Start a process once the previous one is reaped and the restart delay has passed."""
         if self._pid > 0 or self._pending is not None:
             return
         delay_s = 0.0
@@ -85,8 +87,8 @@ class ChildSupervisor:
         self._pending = self._reactor.after(delay_s, self._start_now)
 
     def send(self, order: bytes) -> None:
-        """Give an encoded order to the process that is there."""
-        assert self._link is not None  # whoever orders has asked `is_up`
+        """Send an encoded order to the running process."""
+        assert self._link is not None  # the caller has checked `is_up`
         self._link.send(ORDER, order)
 
     def end(self, why: str = "") -> None:
@@ -96,14 +98,14 @@ class ChildSupervisor:
             self._drop()
 
     def close(self) -> None:
-        """Kill the process and wait for its end; nobody is called any more."""
+        """Kill the process and wait for its exit; no callback is called any more."""
         if self._pending is not None:
             self._pending.cancel()
         if self._link is not None:
             self._drop()
         if self._pid > 0:
             self._reactor.unwatch(self._pidfd)
-            # One that hangs in the kernel is left to whoever comes after the node.
+            # One that hangs in the kernel is left to the process that inherits the node's children.
             if is_readable(self._pidfd, _CLOSE_S):
                 self._reap()
 
@@ -111,7 +113,7 @@ class ChildSupervisor:
         self._pending = None
         try:
             self._pid, sock = self._start()
-        except OSError as problem:  # no process is to be had now; one that dies frees one
+        except OSError as problem:  # out of processes for now
             why = f"the {self._name} process cannot be started: {problem}"
             _log.error("%s.not_started why=%r", self._name, why)
             self._deaths_in_a_row += 1
@@ -133,7 +135,7 @@ class ChildSupervisor:
         self._on_up()
 
     def _look_at_it(self, stops: StoppedProcessDetector) -> None:
-        """Replace a process that is stopped: any trial that runs as the node's user can do that."""
+        """Restart a process that is stopped: any trial of the node's user can do that to it."""
         if stops.look(self._pid):
             self._deaths_in_a_row += 1
             self.end(f"the {self._name} process {self._pid} was stopped (SIGSTOP or a debugger)")
@@ -141,14 +143,14 @@ class ChildSupervisor:
             self._look = self._reactor.after(POLL_INTERVAL_S, partial(self._look_at_it, stops))
 
     def _drop(self) -> None:
-        """Close the socket, and see to the process's end."""
+        """Close the socket and kill the process."""
         assert self._link is not None  # it is dropped once
         if self._look is not None:
             self._look.cancel()
         self._link.close()
         self._link = None
         self._reactor.watch(self._pidfd, self._ended)
-        os.kill(self._pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
+        os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the pid cannot be reused
 
     def _ended(self, _events: int) -> None:
         self._reactor.unwatch(self._pidfd)

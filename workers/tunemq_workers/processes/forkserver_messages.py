@@ -1,8 +1,9 @@
-"""What a node and its forkserver tell each other: one msgpack struct per SEQPACKET packet.
+"""Messages between a node and its forkserver: one msgpack struct per SEQPACKET packet.
 
-`StartProcess` carries two descriptors: the host's end of its socket to the node, and a memory file
-that holds its `TrialProcessSpec`. So packets stay small, however large a configuration is. A third
-one is there for a host that gets a control group: reading from it ends when the host is in there.
+`StartProcess` comes with two file descriptors, so that packets stay small even if a configuration
+is large: the trial's end of its socket to the node, and a memory file with its `TrialProcessSpec`.
+A third one, if the trial process gets a cgroup, is a pipe: reading from it returns when the process
+is in its cgroup.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import msgspec
 from tunemq_shared.base import message_encoding
 from tunemq_shared.protocol.messages import TrialOrder
 
-#: What follows the interpreter's path on a forkserver's command line, before its two arguments.
+#: The part of a forkserver's command line between the interpreter's path and its two arguments.
 COMMAND: Final = ("-P", "-m", "tunemq_workers.forkservers.forkserver")
 
 
 class ForkserverOptions(msgspec.Struct, frozen=True):
-    """What a forkserver is started with, as JSON on its command line.
+    """The start options of a forkserver, as JSON on its command line.
 
-    ``without``: modules that are not preloaded after all, because a forkserver before this one
-    (the same process, which executed itself again) found that its children cannot run with them.
+    ``without``: modules that are not preloaded, because children could not run with them when this
+    process preloaded them; it then executed itself again.
     ``confined``: it runs as another user than the node, and other processes of that user must not
-    reach its socket to the node.
+    access its socket to the node.
     """
 
     node: int
@@ -36,9 +37,9 @@ class ForkserverOptions(msgspec.Struct, frozen=True):
 
 
 class TrialProcessSpec(msgspec.Struct, frozen=True, array_like=True):
-    """All that a host needs to run its first trial; ``order.start`` is given.
+    """All that a trial process needs to run its first trial; ``order.start`` is set.
 
-    ``gpus``: what goes into CUDA_VISIBLE_DEVICES (UUIDs or indices).
+    ``gpus``: the value of CUDA_VISIBLE_DEVICES (UUIDs or indices).
     """
 
     order: TrialOrder
@@ -52,25 +53,25 @@ class TrialProcessSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StartProcess(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Fork a host; ``process`` is a name of the node's choice, used once."""
+    """Fork a trial process; ``process`` is a name of the node's choice, used once."""
 
     process: str
 
 
 class TerminateProcess(msgspec.Struct, frozen=True, array_like=True, tag="term"):
-    """Send SIGTERM to the host's process group."""
+    """Send SIGTERM to the process group of a trial process."""
 
     process: str
 
 
 class KillProcessTree(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
-    """Kill the host's whole family."""
+    """Kill the whole process tree of a trial."""
 
     process: str
 
 
 class ForkserverPing(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Answer with a `ForkserverPong`: the node kills a forkserver that no longer answers."""
+    """Answer with a `ForkserverPong`: the node kills a forkserver that does not answer."""
 
 
 ForkserverCommand = StartProcess | TerminateProcess | KillProcessTree | ForkserverPing
@@ -80,7 +81,7 @@ ForkserverCommand = StartProcess | TerminateProcess | KillProcessTree | Forkserv
 # Modules that a forkserver preloads are user code and can write to this socket, too: see
 # `tunemq_workers.forkservers.forkserver_reports`.
 
-#: No text of a report is longer.
+#: The most characters of a text in a report.
 MAX_TEXT: Final = 4000
 BoundedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -92,28 +93,28 @@ class PreloadBegan(msgspec.Struct, frozen=True, array_like=True, tag="preloading
 
 
 class ForkserverReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """Preloading is over; ``preloaded`` is what hosts find imported."""
+    """Preloading has ended; ``preloaded`` are the modules that trial processes find imported."""
 
     preloaded: tuple[BoundedText, ...]
 
 
 class ForkserverWarned(msgspec.Struct, frozen=True, array_like=True, tag="warning"):
-    """Something that the user should read."""
+    """A warning for the user."""
 
     text: BoundedText
 
 
 class ProcessForked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
-    """The host exists."""
+    """The trial process exists."""
 
     process: BoundedText
     pid: int
 
 
 class ProcessExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
-    """The host ended, by a signal or with an exit code; its family may still be there.
+    """The trial process ended, by a signal or with an exit code; its process tree may still run.
 
-    Without a pid it never existed: it could not be forked.
+    Without a pid it could not be forked.
     """
 
     process: BoundedText
@@ -123,7 +124,7 @@ class ProcessExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
 
 
 class ProcessTreeGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """Nothing of the host is left; the last that is said about it."""
+    """Nothing of the trial's process tree is left; the last report about it."""
 
     process: BoundedText
 
@@ -149,9 +150,9 @@ decode_process_spec = msgspec.msgpack.Decoder(TrialProcessSpec).decode
 encode_boot = msgspec.json.Encoder().encode
 decode_boot = msgspec.json.Decoder(ForkserverOptions).decode
 
-#: Has a host write the Python stacks of its threads to its log, whatever they do. No program that
-#: we know of uses this one of the real-time signals; SIGUSR1 and SIGUSR2 are the user's.
+#: Makes a trial process write the Python stacks of its threads to its log. No program that we know
+#: uses this real-time signal; SIGUSR1 and SIGUSR2 are left to the user.
 DUMP_SIGNAL: Final = signal.SIGRTMAX - 9
 
-#: No packet is longer.
+#: The most bytes of a packet.
 MAX_PACKET_BYTES: Final = 64 * 1024

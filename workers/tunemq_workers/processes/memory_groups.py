@@ -1,16 +1,16 @@
-"""Control groups of trials that have a memory limit: the kernel gives their processes no more.
+"""Control groups (cgroups) that limit the memory of trials: the kernel enforces the limit.
 
-They are below the node's own group, where that is the node's to divide:
+They are below the node's own cgroup, if the node may divide that:
 
     tunemq-<pid of the node>-<instance>/
-        h1      a trial's process and all that it starts
+        h1      a trial process and all that it starts
         node    version 2 only: the node and all else that it starts
 
-In version 2 a group that limits others has no processes itself, so the node moves into one of its
-own. It does so only where its group was delegated to it. Where it cannot divide its group, memory
-is limited by `tunemq_workers.processes.tree_watch` alone, which looks at it again and again.
+In version 2 a cgroup that limits others must not contain processes itself, so the node moves into a
+cgroup below. It does so only if its cgroup was delegated to it. If the node cannot divide its
+cgroup, only `tunemq_workers.processes.tree_watch` limits memory, by polling.
 
-Nothing here is a trial's to change while trials run as another user than the node.
+Trials cannot change these cgroups if they run as another user than the node.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ _ROOT: Final = "/sys/fs/cgroup"
 _ABOUT: Final = "/proc/self/cgroup"
 _NODE: Final = "node"
 _OF_NODES: Final = re.compile(r"tunemq-(\d+)-[0-9a-f]+")
-#: Says that systemd leaves a group to its service; which of the two depends on its release.
+#: Attributes that mark a cgroup as delegated to its service; which one depends on the release of
+#: systemd.
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
-#: So often the node looks for processes that were forked while it moved the others.
+#: The most passes in which the node looks for processes that were forked during the last pass.
 _ROUNDS: Final = 100
-#: The kernel gives a group memory in portions of this size while there is room for one.
+#: While a cgroup has room for it, the kernel charges memory in batches of this size.
 _BATCH_BYTES: Final = 64 * mmap.PAGESIZE
 
 _log = logging.getLogger(__name__)
 
 
 class CgroupsUnavailable(Exception):
-    """The node cannot limit memory by control groups; says why."""
+    """The node cannot limit memory by cgroups; says why."""
 
 
 class MemoryCgroups:
-    """One for each host with a memory limit. Owned by the node's loop, but for `held_at_kill`.
+    """One cgroup for each trial process with a memory limit.
+
+    Used by the node's loop only, except for `held_at_kill`.
 
     Args:
-        instance: of the node, for names.
-        root: where the kernel shows control groups.
-        about: the file that says which is this process's.
+        instance: the node's instance id, for names.
+        root: the folder in which the kernel shows cgroups.
+        about: the file that names this process's cgroup.
     """
 
     def __init__(self, instance: str, root: str = _ROOT, about: str = _ABOUT) -> None:
@@ -63,9 +66,9 @@ class MemoryCgroups:
         self._gates: dict[str, int] = {}
 
     def begin(self, process: str, limit: int) -> int | None:
-        """Make a host's group; the host is to read from the returned descriptor before it begins.
+        """Make a cgroup, and return the descriptor on which its trial process waits to begin.
 
-        That returns when the host is in its group. None: there can be no group.
+        A read from it returns once the process is in its cgroup. None: there can be no cgroup.
         """
         if not self._was_tried:
             self._was_tried = True
@@ -86,13 +89,13 @@ class MemoryCgroups:
         return waiting
 
     def enter(self, process: str, proven: tuple[int, int] | None) -> None:
-        """Move a trial's process into its group, if it has one, and let it begin.
+        """Move a trial process into its cgroup, if it has one, and let it begin.
 
         Args:
-            host: its name.
-            proven: its pidfd and its pid, None where nothing shows that the pid is the process's.
-                A pid is what the forkserver says, which runs modules of users: it never makes the
-                node move another process.
+            process: its name.
+            proven: its pidfd and pid; None if nothing proves that the pid is the process's. The
+                forkserver, which runs user modules, reports the pid: it must never make the node
+                move another process.
         """
         if (folder := self._folders.get(process)) is not None:
             try:
@@ -112,22 +115,22 @@ class MemoryCgroups:
                 _write(f"{others}/cgroup.procs", pid)
 
     def held_at_kill(self, process: str) -> int:
-        """The most bytes that a host's group held, if the kernel killed one of it for more; else 0.
+        """Return the most bytes that a cgroup held if the kernel killed it at its limit; else 0.
 
-        Any thread may ask.
+        Any thread may call this.
         """
         folder = self._folders.get(process)
         return 0 if folder is None else _held_at_kill(folder, is_v2=self._is_v2)
 
     def leave(self, process: str) -> None:
-        """Remove a host's group, if it has one; no process is in it any more."""
+        """Remove a trial process's cgroup, if it has one; no process is in it any more."""
         self._open_gate(process)
         self._folders.pop(process, None)
         if self._top:
             self._remove_empty(self._top, {_NODE, *self._folders})
 
     def close(self) -> None:
-        """Remove all; no host is left."""
+        """Remove all cgroups; no trial process is left."""
         for process in {*self._folders, *self._gates}:
             self.leave(process)
         if not self._top:
@@ -155,10 +158,10 @@ class MemoryCgroups:
             _log.info("memory.grouped folder=%s", self._top)
 
     def _divide(self) -> None:
-        """Make the group that those of hosts are in.
+        """Make the cgroup that contains those of trial processes.
 
         Raises:
-            NoGroups, OSError: that cannot be.
+            CgroupsUnavailable, OSError: it cannot be made.
         """
         base, self._is_v2 = _own_group(self._root, self._about)
         for name in os.listdir(base):
@@ -188,12 +191,12 @@ class MemoryCgroups:
         with suppress(OSError), own_files(), os.scandir(top) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False) and entry.name not in kept:
-                    with suppress(OSError):  # what is left there is tried again with the next
+                    with suppress(OSError):  # tried again at the next removal
                         os.rmdir(entry.path)
 
 
 def _own_group(root: str, about: str) -> tuple[str, bool]:
-    """The folder of this process's group that may limit memory, and whether it is of version 2."""
+    """Return the folder of this process's memory cgroup, and whether that is of version 2."""
     groups: dict[str, str] = {}
     with open(about, encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
@@ -216,10 +219,10 @@ def _own_group(root: str, about: str) -> tuple[str, bool]:
 
 
 def _check_delegated(folder: str, path: str) -> None:
-    """See that a group of version 2 is this node's to divide.
+    """Check that this node may divide a cgroup of version 2.
 
     Raises:
-        NoGroups: it is not.
+        CgroupsUnavailable: it may not.
     """
     if "memory" not in _read(f"{folder}/cgroup.controllers").split():
         raise CgroupsUnavailable(f"the control group {path} has no memory controller")
@@ -227,16 +230,16 @@ def _check_delegated(folder: str, path: str) -> None:
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
                 return
-    if path != "/":  # a container's own is the root of what it sees
+    if path != "/":  # a container sees its own cgroup as the root
         raise CgroupsUnavailable(f"the control group {path} is not delegated to the worker")
 
 
 def _move_all(source: str, target: str) -> None:
-    """Move all processes of a group to another one.
+    """Move all processes of a cgroup to another one.
 
     Raises:
-        NoGroups: there are others than this node's.
-        OSError: the kernel refuses.
+        CgroupsUnavailable: it contains processes that are not the node's.
+        OSError: the kernel does not allow it.
     """
     for _ in range(_ROUNDS):
         found = _processes(source)
@@ -264,10 +267,10 @@ def _set_limit(folder: str, limit: int, *, is_v2: bool) -> None:
 
 
 def _held_at_kill(folder: str, *, is_v2: bool) -> int:
-    """See `MemoryCgroups.held_at_kill`; 0 where another limit than this group's was hit."""
+    """See `MemoryCgroups.held_at_kill`; 0 if another limit than this cgroup's was hit."""
     try:
         if not is_v2:
-            # Counters of failed requests miss those that the limit of memory and swap refused.
+            # Counters of failed requests miss those at the limit of memory and swap.
             kills = _numbers(f"{folder}/memory.oom_control").get("oom_kill")
             limit = int(_read(f"{folder}/memory.limit_in_bytes"))
             held = int(_read(f"{folder}/memory.max_usage_in_bytes"))

@@ -1,12 +1,12 @@
-"""What a forkserver that was killed leaves to the node, its next subreaper.
+"""`OrphanReaper`: kills the processes that a dead forkserver leaves to the node, a subreaper.
 
-Its hosts die with it, by the kernel's hand, and all that they and it leave behind becomes children
-of the node, whatever its session or group. Hence the node's rule: *a child that is not the node's
-own belonged to a dead forkserver*. It is killed; its children become the node's in turn; the last
-look finds nobody.
+When a forkserver is killed, the kernel kills its trial processes. All processes that they leave
+behind become children of the node, in any session or group. Hence the rule: *a child that the node
+did not start belonged to a dead forkserver*. The node kills it, its children become the node's in
+turn, and the last look finds none.
 
-What the node runs for a moment, in any thread, shares the process group of the node.
-No orphan does: a forkserver has a session or a group of its own.
+Short-lived processes that the node runs, in any thread, share the node's process group. No orphan
+does: a forkserver starts in another session or group.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import Final
 from tunemq_shared.system.processes import children_of, signal_group
 from tunemq_workers.runtime.reactor import Reactor
 
-#: Between two looks; there is no event for "an orphan has arrived".
+#: Shortest and longest pause between two looks: there is no event for a new orphan.
 _PAUSES_S: Final = (0.002, 1.0)
-#: How often in a row no orphan must be seen before there is none: the kernel's list may leave one
-#: out while another process ends.
+#: Looks in a row that must find no orphan: the kernel's list may miss one while another process
+#: ends.
 _QUIET_LOOKS: Final = 3
 
 _log = logging.getLogger(__name__)
 
 
 class OrphanReaper:
-    """Kills and reaps children that are not the node's own. Owned by the node's loop.
+    """Kills and reaps children that the node did not start. Used by the node's loop only.
 
     Args:
         reactor: for pauses between looks.
-        own: the pids of the node's own children, kept up to date by those who start them.
+        own: the pids of the child processes that the node started; their starters keep it up to
+            date.
     """
 
     def __init__(self, reactor: Reactor, own: Collection[int]) -> None:
@@ -46,7 +47,7 @@ class OrphanReaper:
         self._immune: set[int] = set()
 
     def sweep(self, when_gone: Callable[[], None]) -> None:
-        """Kill every orphan, and call ``when_gone`` when none is left; never at once."""
+        """Kill every orphan; call ``when_gone`` when none is left, never before this returns."""
         if not self._waiting:
             self._reactor.after(0.0, self._look)
         self._waiting.append(when_gone)
@@ -69,8 +70,8 @@ class OrphanReaper:
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
 
     def _end(self, pid: int) -> None:
-        """Kill an orphan and its group, and wait for it if it has ended."""
-        # Until it is waited for, its pid is nobody else's.
+        """Kill an orphan and its group, and reap it if it has ended."""
+        # Its pid cannot be reused before it is reaped.
         spared = {os.getpgrp(), *map(_group_of, self._own)}
         group = _group_of(pid)
         try:
@@ -79,7 +80,7 @@ class OrphanReaper:
             if pid not in self._immune:
                 self._immune.add(pid)
                 _log.error("orphan.immune pid=%d", pid)
-        except ProcessLookupError:  # another thread has waited for it
+        except ProcessLookupError:  # another thread has reaped it
             return
         else:
             if group is not None and group not in spared:
@@ -89,7 +90,7 @@ class OrphanReaper:
 
 
 def _group_of(pid: int) -> int | None:
-    """The group of a process; None if it is not there."""
+    """Return the group of a process; None if it does not exist."""
     with suppress(ProcessLookupError):
         return os.getpgid(pid)
     return None

@@ -1,27 +1,26 @@
-"""Who belongs to a host, and how all of them are killed.
+"""`ProcessTrees`: tracks the process trees of trials in a forkserver, and kills them.
 
-The forkserver is the hosts' parent and a subreaper; every host is a subreaper too. So what a
-living host's descendants leave behind stays below that host, and when a host ends, everything
-below it, whatever its session or group, becomes a child of the forkserver. Hence the rule: *a
-child of the forkserver that is not a living host belonged to a dead one*. It is killed; its
-children become the forkserver's in turn; the last round finds nobody. Only children that were not
-waited for yet are signalled, so no pid can have been reused.
+The forkserver is the parent of the trial processes and a subreaper; every trial process is a
+subreaper, too. So orphans below a living trial process stay below it. When it ends, everything
+below it, in any session or group, becomes a child of the forkserver. Hence the rule: *a child of
+the forkserver that is not a living trial process belonged to a dead one*. The forkserver kills it,
+its children become the forkserver's in turn, and the last round finds none. It signals only
+children that it has not reaped, so no pid can have been reused.
 
-Families that fork without end are a race, and they may have left thousands of processes that have
-ended and that their host did not wait for. So who lives is killed first, the youngest before all
-others, who was told to end is not told again, and only when nobody new was seen is the rest done:
-waiting for those that have ended, and asking who an orphan belonged to. A round in which anybody
-ended is never the last. Where this process may, it
-comes before all others meanwhile: an orphan that has just been forked is killed before it gets to
+A process tree that forks without end is a race, and it may include thousands of ended processes
+that were never reaped. So each round first kills the living, the youngest first, and signals no
+process twice. Only when it finds no new process does it do the rest: reap ended processes, and find
+the trial that each orphan belonged to. A round in which a process ended is never the last. If
+permitted, the forkserver has real-time priority meanwhile: it kills a new orphan before that can
 fork another.
 
-One kind of orphan is left a moment: Python's resource tracker, which removes what a process has in
-shared memory when that process, killed, cannot. What it does not remove takes the machine's memory
-until that is started again. It ends by itself when all others of its family have ended.
+One kind of orphan is spared for a moment: Python's resource tracker, which removes the shared
+memory of killed processes. Otherwise that memory would stay in use until the machine restarts. The
+tracker ends by itself when all others of its process tree have ended.
 
-A host is *gone* when none of its orphans is left. An orphan is its host's when its process group
-or session is the host's, or the host's mark stands in its environment; one that shows neither
-counts for every host that was dying when it turned up.
+A process tree is *gone* when none of its orphans is left. An orphan belongs to a trial process if
+its process group or session does, or if its environment names the trial process. An orphan without
+either counts for every trial process that was dying when it appeared.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ from tunemq_workers.processes.forkserver_messages import (
     ProcessTreeGone,
 )
 
-#: A host's name stands in this variable of its environment, and of whatever it executes.
+#: The environment variable with a trial process's name, inherited by all that it executes.
 MARK: Final = "TUNEMQ_HOST"
 
-#: The lowest of those that come before all that is scheduled as usual.
+#: The lowest real-time priority, above all processes with ordinary scheduling.
 _PRIORITY: Final = 1
 
-#: What stands on a resource tracker's command line, and how long it may take.
+#: Part of a resource tracker's command line, and how long one may take to end.
 _TRACKER: Final = b"multiprocessing.resource_tracker"
 _TRACKERS_GRACE_S: Final = 0.5
 _PYTHON: Final = os.path.basename(sys.executable).encode()[:15]
 
-#: Where a process's flags are in what the kernel shows of it, and the flag of a thread that ends.
+#: The position of the flags in /proc/<pid>/stat, and the flag of a thread that is ending.
 _FLAGS: Final = 6
 _EXITING: Final = 4
 
-#: So many are waited for between two looks for somebody who lives, while there are such.
+#: The most processes that are reaped between two looks, while living ones may be found.
 _A_FEW: Final = 64
 
 
 def _is_exiting(pid: int) -> bool:
-    """Whether a process has begun to end; it may have threads that have not ended."""
+    """Return whether a process has begun to end; some of its threads may still run."""
     stat = stat_of(pid)
     return not stat or bool(int(stat[_FLAGS]) & _EXITING)
 
@@ -80,8 +79,9 @@ def _mark_of(pid: int) -> str | None:
 
 def _is_tracker(pid: int) -> bool:
     try:
-        # A command line is in a process's memory, and who reads it waits for one that is forking
-        # and has no processor. What just forks has the name of its trial.
+        # Reading a command line waits for the process's memory lock, which a forking process
+        # without a processor may hold for long. A process that just forks has its trial's name, so
+        # check that first.
         with open(f"/proc/{pid}/comm", "rb") as file:
             if file.read().rstrip(b"\n") != _PYTHON:
                 return False
@@ -92,10 +92,10 @@ def _is_tracker(pid: int) -> bool:
 
 
 class ProcessTrees:
-    """The living hosts below this process, and the remains of dead ones.
+    """The living trial processes below this process, and the orphans of dead ones.
 
     Args:
-        own: children of this process that belong to nobody's family and are left alone.
+        own: children of this process that are not trials' and are left alone.
     """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
@@ -103,59 +103,59 @@ class ProcessTrees:
         self._pids: dict[str, int] = {}
         self._processes: dict[int, str] = {}
         self._dying: dict[str, int] = {}
-        #: Who was told to end, or has ended, and was not waited for yet.
+        #: Processes that were killed, or have ended, and are not reaped yet.
         self._told: set[int] = set()
         self._orphans: dict[int, frozenset[str]] = {}
         self._immune: set[int] = set()
         self._trackers: set[int] = set()
-        #: Groups of dead hosts that trackers are members of.
+        #: Groups of dead trial processes that trackers are members of.
         self._guarded: set[int] = set()
         self._trackers_deadline: float | None = None
         self._is_hurried = False
 
     def __bool__(self) -> bool:
-        """Whether anything of any host is left."""
+        """Return whether anything of any process tree is left."""
         return bool(self._pids or self._dying)
 
     def add(self, process: str, pid: int) -> None:
-        """A host was forked."""
+        """Add a trial process that was forked."""
         self._pids[process] = pid
         self._processes[pid] = process
 
     def term(self, process: str) -> None:
-        """Send SIGTERM to the host's process group, if it lives."""
+        """Send SIGTERM to the process group of a trial process, if it lives."""
         if (pid := self._pids.get(process)) is not None:
             signal_group(pid, signal.SIGTERM)
 
     def kill(self, process: str) -> None:
-        """Kill the host, if it lives; `reap` does the rest of the family."""
+        """Kill a trial process, if it lives; `reap` kills the rest of its process tree."""
         if (pid := self._pids.get(process)) is not None:
             self._hurry()
             os.kill(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """Kill every host."""
+        """Kill every trial process."""
         for process in self._pids:
             self.kill(process)
 
     def reap(self) -> list[ForkserverReport]:
-        """Take note of children that ended, kill what dead hosts left, and say what changed.
+        """Reap ended children, kill orphans of dead trial processes, and return reports of changes.
 
-        To be called after every SIGCHLD: each killed orphan sends another until none is left.
+        Call it after every SIGCHLD: each killed orphan causes another SIGCHLD until none is left.
         """
         reports: list[ForkserverReport] = []
         while (ended := _ended_child()) is not None or self._dying:
             if ended is None or ended.si_pid not in self._own:
                 self._hurry()
             children = children_of(os.getpid())
-            # Whoever left one of these has ended by now.
+            # The parent of any orphan in this list has ended by now.
             dead = [pid for pid in self._processes if _has_ended(pid)]
             is_hunting = self._sweep(children, has_new_dead=bool(dead))
             for pid in dead:
                 self._bury(pid, reports)
             buried = self._bury_others(_A_FEW if is_hunting else sys.maxsize, reports)
             # A child that ended after `children` was read may have left orphans that are not in it,
-            # so only a round in which no child ended and nobody new was seen is the last.
+            # so only a round in which no child ended and no new one was found is the last.
             if not (is_hunting or dead or buried) and _ended_child() is None:
                 break
         self._find_owners(reports)
@@ -167,14 +167,14 @@ class ProcessTrees:
             self._trackers_deadline = None
         if not self._dying:
             self._guarded.clear()
-        if not self._dying or self._orphans.keys() <= self._immune:  # nobody is left to kill
+        if not self._dying or self._orphans.keys() <= self._immune:  # none left to kill
             self._calm_down()
         return reports
 
     def _hurry(self) -> None:
-        """Come before every process that is scheduled as usual; not everybody may.
+        """Take real-time priority, if permitted.
 
-        A host that is forked meanwhile does not: see `leave_the_forkserver`.
+        A trial process that is forked meanwhile does not inherit it: see `leave_the_forkserver`.
         """
         if not self._is_hurried:
             self._is_hurried = True
@@ -190,9 +190,10 @@ class ProcessTrees:
                 os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
     def _bury_others(self, at_most: int, reports: list[ForkserverReport]) -> int:
-        """Wait for children that have ended, up to a host: who that leaves is to be seen first.
+        """Reap ended children up to a trial process, whose orphans have to be found first.
 
-        Returns for how many.
+        Returns:
+            How many were reaped.
         """
         for buried in range(at_most):
             ended = _ended_child()
@@ -202,13 +203,13 @@ class ProcessTrees:
         return at_most
 
     def _bury(self, pid: int, reports: list[ForkserverReport]) -> None:
-        """Wait for a child that has ended."""
+        """Reap a child that has ended."""
         process = self._processes.pop(pid, None)
         if process is not None:
-            # Until it is waited for, its pid, and so its group's, is nobody else's.
+            # Its pid and group id cannot be reused before it is reaped.
             self._kill_group(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED)
-        assert ended is not None  # that is for WNOHANG
+        assert ended is not None  # None is possible only with WNOHANG
         self._own.discard(pid)
         self._told.discard(pid)
         self._orphans.pop(pid, None)
@@ -225,10 +226,9 @@ class ProcessTrees:
             reports.append(ProcessExited(process, pid, status, None))
 
     def _sweep(self, children: list[int], *, has_new_dead: bool) -> bool:
-        """Kill each of the children that is no host, nor was told before, nor may clean up.
+        """Kill each new child that is neither a trial process nor a resource tracker.
 
-        Returns whether there was one. With ``has_new_dead`` there may be trackers among them that
-        were not there before.
+        Returns whether there was one. With ``has_new_dead`` there may be new trackers among them.
         """
         spared = {os.getpgrp(), *self._processes, *self._guarded}
         known = self._processes.keys() | self._own | self._trackers | (self._told - self._immune)
@@ -246,39 +246,39 @@ class ProcessTrees:
         return has_found_any
 
     def _kill(self, pid: int, spared: Container[int]) -> bool:
-        """Kill a child, if that is allowed, and its group."""
+        """Kill a child and its group, if that is permitted."""
         self._told.add(pid)
         try:
             os.kill(pid, signal.SIGKILL)
         except PermissionError:
             self._immune.add(pid)
             return False
-        # Its group too: what it has just forked need not wait for the next round.
+        # The group dies too: its newest processes need not wait for the next round.
         if (group := os.getpgid(pid)) not in spared:
             signal_group(group, signal.SIGKILL)
         return True
 
     def _find_owners(self, reports: list[ForkserverReport]) -> None:
-        """Ask of whom those are that were seen and have not ended."""
+        """Find the trial processes to which the remaining orphans belong."""
         for pid in (self._told | self._trackers) - self._orphans.keys():
             self._orphans[pid] = self._processes_of(pid)
             if pid in self._immune:
                 self._say_immune(pid, reports)
 
     def _kill_group(self, process: int) -> None:
-        """Kill a host's group; where somebody has to clean up it is killed one by one instead."""
+        """Kill a trial process's group; if a tracker is in it, leave that to `_sweep`."""
         if process in map(os.getpgid, self._trackers):
             self._guarded.add(process)
         else:
             signal_group(process, signal.SIGKILL)
 
     def _kill_late_trackers(self, spared: Container[int]) -> None:
-        """Kill the trackers that had their time."""
+        """Kill the trackers whose time has passed."""
         if not self._trackers:
             return
         if self._trackers_deadline is None:
             self._trackers_deadline = time.monotonic() + _TRACKERS_GRACE_S
-            # Wakes this process, should nobody end before.
+            # Wakes this process if no child ends before.
             signal.signal(signal.SIGALRM, _only_wake)
             signal.setitimer(signal.ITIMER_REAL, 1.02 * _TRACKERS_GRACE_S)
         elif time.monotonic() > self._trackers_deadline:
@@ -288,8 +288,8 @@ class ProcessTrees:
             self._trackers.clear()
 
     def _processes_of(self, orphan: int) -> frozenset[str]:
-        """The dead hosts that this orphan may have come from."""
-        # The orphans of a host with threads come a moment before it can be waited for.
+        """Return the dead trial processes that an orphan may belong to."""
+        # The orphans of a process with threads may appear a moment before it can be reaped.
         dead = self._dying | {
             process: pid for process, pid in self._pids.items() if _is_exiting(pid)
         }
@@ -313,11 +313,11 @@ class ProcessTrees:
 
 
 def _only_wake(_signal: int, _frame: FrameType | None) -> None:
-    """The signal's byte in the wakeup socket says all."""
+    """Do nothing: the signal's byte in the wakeup socket is enough."""
 
 
 def _ended_child() -> os.waitid_result | None:
-    """A child that ended and was not waited for yet; it stays so."""
+    """Return a child that ended and is not reaped yet, without reaping it."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -325,5 +325,5 @@ def _ended_child() -> os.waitid_result | None:
 
 
 def _has_ended(child: int) -> bool:
-    """Whether a child that was not waited for has ended; it stays so."""
+    """Return whether a child that is not reaped yet has ended, without reaping it."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

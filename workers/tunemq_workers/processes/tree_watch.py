@@ -1,7 +1,4 @@
-"""Looks again and again at what families hold in memory, and how many processes they are.
-
-It does so in a thread of its own.
-"""
+"""`TreeWatch`: polls the memory and the number of processes of trials, in a thread."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.tree_memory import process_tree_of, tree_bytes
 
-#: Between two looks at one family, in seconds: at least and at most.
+#: Shortest and longest time between two looks at a process tree, in seconds.
 _PERIODS_S: Final = (0.02, 0.5)
-#: A family is looked at again before it could have taken what is left of its limits, at so many
-#: bytes and processes a second, a quick process's pace.
+#: A process tree is looked at again before it could reach its limits at these rates, those of a
+#: fast process.
 _BYTES_PER_S: Final = 2 * 2**30
 _FORKS_PER_S: Final = 2000
-#: Looking may take so much of a processor for each family.
+#: The most processor time that looks may take, as a share, per process tree.
 _BUSY: Final = 0.02
 
 
@@ -39,14 +36,14 @@ class _WatchedTree:
 
 
 class TreeWatch:
-    """Says which family has more than its limit of memory or processes, once for each.
+    """Reports once for each process tree that it exceeds its limit of memory or processes.
 
-    The kernel may make who asks about a process wait for it; hence the thread.
+    It has its own thread because the kernel may block reads about a process.
 
     Args:
-        post: has the node's loop call something.
+        post: makes the node's loop call a function.
         held_at_kill: see
-        `tunemq_workers.runtime.trial_process_interfaces.TrialProcessLauncher.held_at_kill`.
+            `tunemq_workers.runtime.trial_process_interfaces.TrialProcessLauncher.held_at_kill`.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class TreeWatch:
         post: Callable[[Callable[[], None]], None],
         held_at_kill: Callable[[str], int] = _none_was_killed,
     ) -> None:
-        #: Takes the host's name, and kind and error of the failure; called by the loop.
+        #: Called by the loop with the trial process's name, and kind and error of the failure.
         self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
         self._post, self._held_at_kill = post, held_at_kill
         self._process_trees: dict[str, _WatchedTree] = {}
@@ -62,7 +59,7 @@ class TreeWatch:
         self._thread: threading.Thread | None = None
 
     def watch(self, process: str, pid: int, limits: TrialLimitSpec) -> None:
-        """Look at the family of the host ``pid`` from now on."""
+        """Start to look at the process tree of the trial process ``pid``."""
         with self._changed:
             self._process_trees[process] = _WatchedTree(
                 process, pid, limits, time.monotonic() + _PERIODS_S[0]
@@ -73,14 +70,14 @@ class TreeWatch:
             self._thread.start()
 
     def leave(self, process: str) -> None:
-        """Look no more; again, or without having been told to look, is allowed."""
+        """Stop looking at a process tree; does nothing if it is not watched."""
         with self._changed:
             self._process_trees.pop(process, None)
 
     def why_killed(self, process: str, limits: TrialLimitSpec) -> str:
-        """The error of a host of which the kernel killed a process for its limit; else "".
+        """Return the error of a trial with a process that the kernel killed at its limit; else "".
 
-        Any thread may ask, whether or not the family is watched.
+        Any thread may call this, also for a process tree that is not watched.
         """
         held = self._held_at_kill(process) if limits.memory else 0
         return _needed_more(held, limits.memory) if held else ""
@@ -153,4 +150,4 @@ def _due(tree: _WatchedTree) -> float:
 
 
 def _nobody_is_told(_process: str, _kind: str, _error: str) -> None:
-    """Until somebody listens; who watches nothing need not."""
+    """Default callback that does nothing."""
