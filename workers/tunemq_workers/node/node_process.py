@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     health = None
     try:
         parse_address(options.redis)
-        # An embedded node signs nothing: only its own script reaches their Redis.
+        # An embedded node signs nothing: only its own script reaches its Redis.
         keys = find_keys(options.keys, KeyRole.WORKER) if options.farm else LiveKeys.none()
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
