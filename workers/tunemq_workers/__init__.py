@@ -1,1 +1,1 @@
-"""Runs: the node process, its consumer, its forkservers and the trial hosts."""
+"""The node: its process, its Celery consumer, its forkservers and its trial processes."""

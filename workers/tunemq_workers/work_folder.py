@@ -1,16 +1,16 @@
-"""A node's working folder: what a dead node left in it goes, and logs stay below a size.
+"""A node's working folder: its layout, removal of leftovers, and size limits for logs.
 
-    lock                    who works here (a node of a farm)
+    lock                    held by the node that works here (a farm's node)
     node.log, consumer.log, transfers.log, log_scanner.log, forkserver-N.log
-    cache/                  copies of checkpoints; `cache_folders` looks after it
-    blobs/, code/           code, parameters and bundles; `dependencies` looks after them
-    trials/                 the folders of trials that have none that the scheduler can read
-    .outbox-*               events that did not fit in memory: files that lose their name at once
+    cache/                  copies of checkpoints; managed by `cache_folders`
+    blobs/, code/           code, parameters and bundles; managed by `dependencies`
+    trials/                 folders of trials whose folders the scheduler cannot read
+    .outbox-*               spooled events; the node unlinks each file as soon as it is open
 
-A node that was killed leaves its cache, which is of use, its logs, which somebody may want to read,
-and perhaps an outbox that had its name still. Everything that a node writes has its share of the
-disk: `tunemq_shared.broker.redis_keys.OUTBOX_BYTES` for events, `cache_limits` for checkpoints,
-`outputs` for what a trial prints, and `LIMIT_BYTES` for each log.
+A killed node leaves its cache, which the next node reuses, its logs, and perhaps a spool file that
+it had not unlinked yet. Everything that a node writes has a limit:
+`tunemq_shared.broker.redis_keys.OUTBOX_BYTES` for events, `cache_limits` for checkpoints,
+`output_caps` for what trials print, and `LIMIT_BYTES` for each log.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tunemq_workers.logs import output_files
 from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
 from tunemq_workers.system.trial_user import own_files
 
-#: Above this size a log is shortened to its newest half.
+#: A log that exceeds this size is cut to its newest half.
 LIMIT_BYTES: Final = 16 * 2**20
-#: Says who works there; and ever after that the folder is TuneMQ's.
+#: The lock file; its presence also marks the folder as TuneMQ's.
 LOCK: Final = "lock"
-#: The folders in it that trials read and write.
+#: The subfolders that trials read and write.
 OF_TRIALS: Final = ("cache", "blobs", "code", "trials")
-#: Forkservers share so many logs.
+#: Number of log files that all forkservers share.
 FORKSERVER_LOGS: Final = 8
-#: Between two looks.
+#: Seconds between two checks of the logs' sizes.
 PERIOD_S: Final = 20.0
 
 _SUFFIX: Final = ".log"
@@ -47,17 +47,20 @@ _log = logging.getLogger(__name__)
 
 
 def forkserver_log(folder: str, number: int) -> str:
-    """The log of the ``number``-th forkserver of a node, from 1."""
+    """Return the log path of a node's ``number``-th forkserver, counted from 1."""
     return os.path.join(folder, f"forkserver-{(number - 1) % FORKSERVER_LOGS + 1}{_SUFFIX}")
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a file of this name in there is the node's own."""
+    """Return whether the node itself writes files of this name in its working folder."""
     return bool(_OWN.fullmatch(name)) or is_spool(name)
 
 
 def remove_leftovers(folder: str) -> int:
-    """Remove what a node that was killed has left; nobody else works here. Returns how much."""
+    """Remove the spool files of a killed node and return their number.
+
+    Only the node that holds the folder's lock may call this.
+    """
     left = [name for name in os.listdir(folder) if is_spool(name)]
     for name in left:
         os.unlink(os.path.join(folder, name))
@@ -65,12 +68,14 @@ def remove_leftovers(folder: str) -> int:
 
 
 class LogCaps:
-    """Keeps a node's own logs below a size while they are written.
+    """Keep a node's own logs below a size limit while the node writes them.
 
     Args:
-        timers: for the next look.
-        disk: does what takes a while.
-        folder: where the logs are.
+        timers: schedules the next check.
+        disk: runs the checks in its thread.
+        folder: the node's working folder, which contains the logs.
+        period_s: seconds between two checks.
+        limit_bytes: size of a log from which on it is cut.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class LogCaps:
         self._period_s, self._limit_bytes = period_s, limit_bytes
 
     def start(self) -> None:
-        """Look now, and from now on."""
+        """Check the logs now, and then every ``period_s`` seconds."""
         self._disk.run(partial(cap_logs, self._folder, self._limit_bytes), self._again, self._again)
 
     def _again(self, problem: OSError | None) -> None:
@@ -96,13 +101,13 @@ class LogCaps:
 
 
 def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Shorten the logs that have become too long.
+    """Cut the logs of a folder that exceed ``limit_bytes``.
 
     Raises:
-        OSError: one of them cannot be read or written.
+        OSError: a log cannot be read or written.
     """
     with own_files():
         for name in os.listdir(folder):
             if name.endswith(_SUFFIX):
-                with suppress(FileNotFoundError):  # somebody has cleaned up
+                with suppress(FileNotFoundError):  # the log was removed meanwhile
                     output_files.cap(os.path.join(folder, name), limit_bytes)

@@ -1,1 +1,1 @@
-"""Between a node and Redis: the Celery consumer, and the outbox of events."""
+"""The node's side of Redis: the Celery consumer, the outboxes and the event publisher."""

@@ -1,17 +1,17 @@
-"""The consumer: a Celery worker that hears a node's mail and hands it on, unread.
+"""The consumer process: a Celery worker that passes a node's commands on without decoding them.
 
-It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
-nothing, so every trouble has one cure: it ends, and its node has another. It ends when its
-connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
-socket for a second, when its node closes the socket pair, and with its node. Before it begins it
-waits for a Redis that is away.
+It runs in a separate process because Celery's worker needs the main thread and may hang. It holds
+no state, so every failure has the same remedy: it exits and the node starts another. It exits when
+its connection to Redis breaks (Celery's own back-off can take 9 s), when its event loop has had no
+socket for a second, when the node closes the socket pair, and when the node dies. At its start it
+waits until Redis is reachable.
 
-On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
-argument, or REFUSED with the reason for what was no such task.
+It sends frames over the socket pair, in the format that node and trial processes use: READY once,
+then COMMAND with a task's argument, or REJECTED with the reason why it rejected a message.
 
-A command that died with a consumer waits for the next one, and to import Celery takes half a second
-of a processor. So what the node starts is a forkserver: it imports Celery, and forks one consumer
-at a time, which is ready after a twentieth of that.
+A command that is lost with a consumer waits for the next consumer, and importing Celery takes half
+a second of CPU time. So the node starts a forkserver, which imports Celery once and forks one
+consumer at a time; a forked consumer is ready in a twentieth of that time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-# Celery would rather have the user's broker, settings and Django than ours; it looks at import.
+# At import Celery reads the user's broker, settings and Django project from the environment.
 for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_", "KOMBU_"))]:
     del os.environ[_name]
-# A node waits for this import, and a collection that finds nothing is 5 % of it; frozen, what was
-# imported is shared with the consumers.
+# The node waits for this import, and fruitless garbage collections take 5 % of it. Freezing keeps
+# the imported objects shared between forkserver and consumers.
 gc.disable()
 
 from celery import Celery, signals  # noqa: E402
@@ -57,7 +57,7 @@ from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError  #
 from tunemq_workers.runtime.frames import frame  # noqa: E402
 from tunemq_workers.system.credentials import take_keys  # noqa: E402
 
-# What Celery looks up by name only when a worker begins.
+# Modules that Celery imports by name only when a worker starts.
 for _name in (
     "billiard.pool",
     "celery.app.amqp",
@@ -79,19 +79,19 @@ for _name in (
 gc.freeze()
 gc.enable()
 
-#: An event loop without a socket for so long is deaf.
+#: Seconds without a socket after which an event loop counts as hung.
 _HUNG_AFTER_S: Final = 1.0
 _POLL_INTERVAL_S: Final = 0.5
-#: Pauses between attempts to reach a Redis that is away, at first and at most.
+#: Seconds between attempts to reach Redis: the first pause and the longest.
 _KNOCK_S: Final = (0.05, 0.2)
-#: How Celery's worker takes a message from Redis.
+#: The command with which Celery's worker takes a message from Redis.
 _POP: Final = "BRPOP"
-#: What a consumer that was found deaf ends with.
+#: Exit code of a consumer whose event loop hung.
 _EXIT_HUNG: Final = 70
 
 
 def main() -> None:
-    """Fork consumers for the node instance named on the command line, one whenever it wants one."""
+    """Fork a consumer for the node instance on the command line each time the node asks for one."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.broker.celery_consumer")
     parser.add_argument("--instance-id", required=True)
     parser.add_argument("--fd", type=int, required=True)
@@ -104,7 +104,7 @@ def main() -> None:
         never_unpickle()
         while True:
             wanted = next_socket(node)
-            if consumer:  # it was not waited for: the pid is its own
+            if consumer:  # not reaped yet, so the pid is still this consumer's
                 os.kill(consumer, signal.SIGKILL)
                 os.waitpid(consumer, 0)
             if wanted is None:
@@ -118,9 +118,9 @@ def main() -> None:
 
 
 def _listen(redis_url: str, instance_id: str, node: socket.socket) -> None:
-    """Be a consumer until something breaks, and end the process."""
+    """Run a consumer until something fails, then end the process."""
     set_name("tunemq-consumer")
-    # Celery warns root of pickles in messages; only JSON is accepted here.
+    # Celery warns root about pickled messages; this application accepts only JSON.
     warnings.simplefilter("ignore", SecurityWarning)
     app = make_app(redis_url, redis_keys.queue(instance_id), node.sendall)
     worker = _Worker(
@@ -142,7 +142,7 @@ def _listen(redis_url: str, instance_id: str, node: socket.socket) -> None:
 
 
 class _Worker(Worker):
-    """A worker that ends at once: it has nothing to give back, and its node waits for another."""
+    """A Celery worker that exits at once: it has no work to return, and its node waits."""
 
     def stop(self, in_sighandler: bool = False, exitcode: int | None = None) -> NoReturn:  # noqa: ARG002
         """End the process."""
@@ -150,7 +150,13 @@ class _Worker(Worker):
 
 
 def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
-    """The Celery application that consumes ``queue`` and sends each task's argument to the node."""
+    """Return a Celery application that consumes ``queue`` and sends tasks' arguments to the node.
+
+    Args:
+        redis_url: the address of Redis.
+        queue: the node's queue.
+        send: writes one frame to the node.
+    """
 
     def reject(reason: str) -> None:
         send(frame(REJECTED, reason.encode()))
@@ -168,12 +174,12 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
             "health_check_interval": 5,
             "polling_interval": 5,
             "priority_steps": [0],
-            # Nothing is ever unacknowledged, so nothing is kept to be given again, nor looked for:
-            # a consumer may do no more in Redis than take what is in its queue.
+            # Messages are never unacknowledged, so Celery need not keep or restore any. A
+            # consumer's Redis rights cover only taking messages from its queue.
             "ack_emulation": False,
             "unacked_restore_interval": 86_400,
         },
-        # A new consumer is there sooner than Celery's second attempt.
+        # The node starts another consumer sooner than Celery would try a second time.
         broker_connection_retry=False,
         broker_connection_retry_on_startup=False,
         accept_content=["json"],
@@ -181,7 +187,7 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
         task_ignore_result=True,
         task_create_missing_queues=False,
         task_default_queue=queue,
-        # Neither the exchange nor the queue is declared: that would leave binding keys for ever.
+        # Declaring the exchange or the queue would leave binding keys in Redis for ever.
         task_queues=[
             Queue(
                 queue,
@@ -209,11 +215,11 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
 
 
 def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
-    """What makes the connections of an app: they give it no message but ours.
+    """Return an AMQP class whose connections pass only valid messages to Celery.
 
     Args:
-        queue: what it consumes; deleted where somebody gave it another type.
-        refuse: told why a message was left out.
+        queue: the queue to consume; deleted if its key has another type than a list.
+        reject: takes the reason for which a message was discarded.
     """
 
     class OurClient(Redis):
@@ -223,7 +229,7 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
             except ResponseError as problem:
                 if command_name != _POP or not str(problem).startswith("WRONGTYPE"):
                     raise
-                self.delete(queue)  # else it would be read so again and again
+                self.delete(queue)  # otherwise each read would fail again
                 reject("wrong_type")
                 return None
             if command_name == _POP and answer:
@@ -231,7 +237,7 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
                     answer = [answer[0], check_task(answer[1])]
                 except InvalidCeleryMessage as problem:
                     reject(problem.reason)
-                    return None  # as if nothing had come
+                    return None  # as if the queue were empty
             return answer
 
     class OurChannel(Channel):
@@ -240,7 +246,7 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
 
         def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
             params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
-            # What the library is called a consumer has no right to say; of version 3 it says more.
+            # A consumer has no right to send CLIENT SETINFO, and RESP 3 would need more commands.
             return {**params, "driver_info": None, "protocol": 2}
 
     class OurTransport(Transport):
@@ -257,9 +263,9 @@ def _connecting(queue: str, reject: Callable[[str], None]) -> type[AMQP]:
 
 
 def _wait_for_redis(url: str) -> None:
-    """Return when Redis answers: Celery's worker would give up.
+    """Return once Redis answers, because Celery's worker would give up.
 
-    The node ends a consumer that waits for too long with Redis there.
+    The node ends a consumer that waits too long although Redis is reachable.
     """
     address = parse_address(url)
     pause_s, longest_s = _KNOCK_S
@@ -268,7 +274,7 @@ def _wait_for_redis(url: str) -> None:
             client = RedisClient(address)
             (reply,) = client.pipeline([["PING"]])
             client.close()
-            if not isinstance(reply, RedisCommandError):  # as while it loads its data
+            if not isinstance(reply, RedisCommandError):  # an error: Redis loads data
                 return
         except RedisUnavailable:
             pass
@@ -277,11 +283,11 @@ def _wait_for_redis(url: str) -> None:
 
 
 def _watch(node: socket.socket, worker: Any) -> None:
-    """End the process once the node has closed its end or the worker's event loop is deaf."""
+    """End the process once the node closes its socket or the worker's event loop hangs."""
     hung_since: float | None = None
     while True:
         if select.select([node], [], [], _POLL_INTERVAL_S)[0]:
-            os._exit(0)  # the node never writes: this is the end of its socket
+            os._exit(0)  # the node never writes, so readable means closed
         hub = getattr(worker, "hub", None)
         has_started = worker.consumer is not None and worker.consumer.restart_count > 0
         if hub is None or hub.readers or not has_started:

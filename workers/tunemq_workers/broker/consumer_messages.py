@@ -1,11 +1,10 @@
-"""Which messages of a node's queue a consumer gives to Celery: only those of our schedulers.
+"""Check each message in a node's queue before Celery sees it, and pass on only valid ones.
 
-Anybody who may write to Redis can put anything into a queue, and what Celery does with a message
-depends on what that says: it unpacks it, keeps it for a time that it names, sends others on, makes
-objects of tables that name a type. So a consumer looks at each as it came, before anything else
-does, takes one whose every part is as `tunemq_scheduler.transport.redis.celery_publisher` makes it,
-and gives on these parts alone. Whether the assignment in it is the scheduler's is for the node to
-see.
+Any client that may write to Redis can put messages into a queue, and Celery does what a message
+says: it decompresses the body, delays the task, sends follow-up tasks and builds objects of the
+named types. So the consumer checks each raw message first. It accepts a message only if each part
+has the form that `tunemq_scheduler.transport.redis.celery_publisher` writes, and passes only these
+parts on. The node verifies later that the assignment in the message comes from the scheduler.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class _Task(msgspec.Struct):
 
 
 class _Canvas(msgspec.Struct):
-    """What Celery would do besides."""
+    """Celery's options for follow-up tasks; none is allowed."""
 
     callbacks: None = None
     errbacks: None = None
@@ -58,10 +57,10 @@ _arguments = msgspec.json.Decoder(tuple[tuple[str], dict[str, None], _Canvas]).d
 
 
 class InvalidCeleryMessage(Exception):
-    """A message that no scheduler of ours made.
+    """A message that TuneMQ's scheduler cannot have written.
 
     Attributes:
-        reason: see `tunemq_shared.protocol.rejections.RejectionCount`.
+        reason: one of the reasons in `tunemq_shared.protocol.rejections.RejectionCount`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -70,10 +69,10 @@ class InvalidCeleryMessage(Exception):
 
 
 def check_task(message: bytes) -> bytes:
-    """What Celery may be given of a message: what was looked at, and nothing else.
+    """Return the message, rebuilt from its checked parts only, for Celery.
 
     Raises:
-        NoMail: it may not.
+        InvalidCeleryMessage: the message is too long or has an unexpected part.
     """
     if len(message) > limits.TASK_BYTES:
         raise InvalidCeleryMessage("oversized")

@@ -19,29 +19,30 @@ from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import UNREADABLE
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
-#: A consumer that needs longer to consume its queue is started anew.
+#: Seconds after which a consumer that is not ready yet is replaced.
 _STARTING_S: Final = 15.0
-#: Consumers that die sooner than this after they were ready are started less and less often.
+#: Consumers that die within this time (seconds) after becoming ready are restarted with a growing
+#: delay.
 _STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
-#: How long consumer and forkserver may take to end when the node does.
+#: Seconds that consumer and forkserver get to end when the node ends.
 _CLOSE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class ConsumerProcess:
-    """Keeps one consumer alive, and the forkserver that it comes from.
+    """Keep one consumer alive, and the forkserver that forks it.
 
     Args:
-        reactor: calls back.
+        reactor: runs the callbacks.
         start: starts a forkserver of consumers.
-        first: one that runs already.
-        children: the pids of the node's own children; the forkserver's is kept there.
-        on_ready: a consumer consumes the queue.
-        on_mail: a task's argument came.
-        on_refused: something else came, and was refused for this reason.
-        on_death: the consumer ended by itself; `start_if_none` starts another.
+        first: a forkserver that runs already.
+        children: the pids of the node's own children; receives the forkserver's.
+        on_ready: called when a consumer begins to consume the queue.
+        on_command: takes a task's argument.
+        on_rejected: takes the reason for which the consumer rejected a message.
+        on_death: called when the consumer ended by itself; `start_if_none` starts another.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ConsumerProcess:
         self._start_now()
 
     def start_if_none(self) -> None:
-        """Start a consumer unless there is one; after several that died young, not at once."""
+        """Start a consumer if none runs; after several early deaths, start it with a delay."""
         if self._consumer is not None or self._pending is not None:
             return
         if self._deaths_in_a_row <= 1:
@@ -82,21 +83,21 @@ class ConsumerProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a consumer consumes the queue, as far as we know."""
+        """Whether a consumer reported that it consumes the queue."""
         return self._is_ready
 
     def redis_is_away(self) -> None:
-        """Put another consumer in the place of one that is ready: its connection may be dead.
+        """Replace a consumer that is ready, because its connection to Redis may be dead.
 
-        Not when Redis is back: then others start at the same time, and commands wait for it. The
-        new one waits for Redis, with nothing left to do but to connect.
+        Waiting until Redis is back would delay commands, because other processes start at that
+        moment, too. The new consumer does all of its start except connecting while Redis is away.
         """
         self._is_redis_away = True
         if self._is_ready:
             self.restart("Redis is away")
 
     def redis_is_back(self) -> None:
-        """Have a consumer at once, and give one that waited for Redis its time to connect."""
+        """Start a consumer now if none runs, and give a waiting one its full time to connect."""
         self._is_redis_away = False
         if self._pending is not None:
             self._pending.cancel()
@@ -107,7 +108,7 @@ class ConsumerProcess:
             self._expect_ready(self._consumer)
 
     def restart(self, reason: str) -> None:
-        """Put another consumer in the place of this one."""
+        """Replace the consumer; the log names the reason."""
         _log.info("consumer.restart reason=%r", reason)
         self._drop()
         if self._pending is not None:
@@ -115,14 +116,17 @@ class ConsumerProcess:
         self._start_now()
 
     def close(self) -> None:
-        """End the consumer, and wait for its end: the process may go on, as another node."""
+        """End the consumer and the forkserver, and wait for both.
+
+        The process may continue as another node instance, so it must leave no child behind.
+        """
         if self._pending is not None:
             self._pending.cancel()
         self._drop()
         if (forkserver := self._forkserver) is not None:
             self._forkserver = None
             self._reactor.unwatch(forkserver.sock)
-            forkserver.sock.close()  # it ends its consumer and itself
+            forkserver.sock.close()  # the forkserver then ends its consumer and itself
             pidfd = os.pidfd_open(forkserver.pid)
             if not is_readable(pidfd, _CLOSE_S):
                 os.kill(forkserver.pid, signal.SIGKILL)
@@ -138,7 +142,7 @@ class ConsumerProcess:
                 self._attend(self._start())
             assert self._forkserver is not None
             consumer = fork_consumer(self._forkserver)
-        except OSError as problem:  # no process is to be had now; one that dies frees one
+        except OSError as problem:  # no process or descriptor is free now; retry later
             _log.error("consumer.not_started problem=%r", str(problem))
             self._pending = self._reactor.after(_BACK_OFF_S[1], self._start_now)
         else:
@@ -146,9 +150,9 @@ class ConsumerProcess:
 
     def _attend(self, forkserver: ChildProcess) -> None:
         self._forkserver = forkserver
-        forkserver.sock.setblocking(False)  # one that is stuck is not waited for
+        forkserver.sock.setblocking(False)  # never block on a forkserver that hangs
         self._children.add(forkserver.pid)
-        # It never writes: this is its end.
+        # A forkserver never writes, so a readable socket means that it ended.
         self._reactor.watch(forkserver.sock, lambda _: self._forkserver_died())
         _log.info("consumer.forkserver pid=%d", forkserver.pid)
 
@@ -163,13 +167,13 @@ class ConsumerProcess:
         self._on_death()
 
     def _drop_forkserver(self) -> None:
-        """Kill it; what is left of it and of its consumer is nobody's."""
+        """Kill the forkserver and reap the processes that it leaves behind."""
         if (forkserver := self._forkserver) is None:
             return
         self._forkserver = None
         self._reactor.unwatch(forkserver.sock)
         forkserver.sock.close()
-        os.kill(forkserver.pid, signal.SIGKILL)  # it was not waited for: the pid is its own
+        os.kill(forkserver.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         self._children.discard(forkserver.pid)
         self._orphans.sweep(_nobody_waits)
 
@@ -187,9 +191,10 @@ class ConsumerProcess:
         self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(consumer))
 
     def _is_overdue(self, consumer: FrameConnection) -> None:
-        # While Redis is away none can be ready, and one that is just starting would be late for it.
+        # While Redis is away no consumer can become ready, and a restart would only delay the next
+        # one.
         if self._consumer is consumer and not self._is_ready and not self._is_redis_away:
-            self._drop_forkserver()  # it may be what is stuck
+            self._drop_forkserver()  # the forkserver may be what hangs
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 
     def _said(self, kind: int, payload: bytes) -> None:
@@ -223,4 +228,4 @@ class ConsumerProcess:
 
 
 def _nobody_waits() -> None:
-    """For when all that a forkserver has left is gone."""
+    """No-op callback for the end of the last orphan."""

@@ -1,6 +1,7 @@
-"""Starting consumers, and the frames that they send; apart from `consumer`, which imports Celery.
+"""Start consumers, and the kinds of the frames that they send.
 
-Imported before everything else of a node, so it imports next to nothing.
+Separate from `celery_consumer`, which imports Celery. A node imports this module before all others,
+so it imports almost nothing itself.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from tunemq_shared.broker.redis_address import REDIS_VARIABLE
 from tunemq_workers.processes.child_process import ChildProcess, start_child
 from tunemq_workers.system.credentials import REDIS_KEYS
 
-#: The consumer consumes the queue; sent once.
+#: The consumer began to consume the queue; sent once.
 READY: Final = ord("R")
 #: A task's argument: base64 of a msgpack Assignment.
 COMMAND: Final = ord("A")
-#: Why something in the queue was no task of ours; see `tunemq_workers.broker.consumer_messages`.
+#: The reason why the consumer rejected a message; see `consumer_messages`.
 REJECTED: Final = ord("X")
 
-#: What goes with a consumer's socket: a descriptor does not travel alone.
+#: The byte that accompanies a consumer's socket: a descriptor needs at least one byte of data.
 _RUN_CONSUMER: Final = b"E"
 
 
 def start_forkserver(redis_url: str, instance_id: str, log_path: str) -> ChildProcess:
-    """Start a process that consumers are forked from; see `start_child`."""
-    redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
+    """Start the process that forks consumers; see `start_child`."""
+    redis = {REDIS_VARIABLE: redis_url}  # other users could read a password on the command line
     line = ["--instance-id", instance_id]
     return start_child(
         "tunemq_workers.broker.celery_consumer", line, log_path, redis, needs=REDIS_KEYS
@@ -33,12 +34,15 @@ def start_forkserver(redis_url: str, instance_id: str, log_path: str) -> ChildPr
 
 
 def fork_consumer(forkserver: ChildProcess) -> socket.socket:
-    """Have a consumer forked, as soon as Celery is imported; the one forked before is killed first.
+    """Ask the forkserver for a consumer; it kills the consumer that it forked before.
 
-    Returns the node's end of the consumer's socket; the consumer ends with it.
+    The forkserver answers as soon as it has imported Celery.
+
+    Returns:
+        The node's end of the consumer's socket; closing it ends the consumer.
 
     Raises:
-        OSError: no socket is to be had, or the forkserver has ended, or is stuck.
+        OSError: no descriptor is free, or the forkserver has ended or hangs.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -51,6 +55,6 @@ def fork_consumer(forkserver: ChildProcess) -> socket.socket:
 
 
 def next_socket(node: socket.socket) -> socket.socket | None:
-    """Wait for the order to fork a consumer: its socket, or None once the node is gone."""
+    """Wait for a request to fork a consumer; return its socket, or None if the node is gone."""
     wanted, descriptors, _, _ = socket.recv_fds(node, len(_RUN_CONSUMER), 1)
     return socket.socket(fileno=descriptors[0]) if wanted else None

@@ -1,15 +1,14 @@
-"""The pump: the thread that owns the node's connection to Redis.
+"""`EventPublisher`: the thread that writes a node's events to Redis and renews its lease.
 
-The loop hands it orders and reads its facts; the pump holds nothing of the node's state, so a lost
-connection costs nothing but time. Once a second (every 50 ms when events pile up) it renews the
-lease and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it
+The node's loop sends it orders and reads its reports. The thread holds none of the node's state, so
+a lost connection costs only time. Once a second (every 50 ms when events pile up) it renews the
+lease and reads the scheduler's reply. While Redis is unreachable it keeps trying to connect and
 answers orders with `AppendFailed`.
 
-Batches are appended in a transaction that Redis drops if the wire's generation has changed: an
-event behind a gap in a stream that was made anew would be worse than none, and a transaction is
-done whole or not at all. Scripts would do the same, but a worker that may run some can use each
-weakness of Redis' Lua. The key is watched from one transaction to the next, so each takes one
-round trip.
+It appends batches in a transaction that Redis aborts if the generation in Redis has changed: an
+event behind a gap in a recreated stream would be worse than none. Scripts would also be atomic, but
+a worker that may run scripts can exploit every weakness of Redis' Lua. The generation key stays
+watched from one transaction to the next, so each transaction takes one round trip.
 """
 
 from __future__ import annotations
@@ -54,29 +53,30 @@ from tunemq_workers.broker.redis_client import (
 )
 from tunemq_workers.system.trial_user import own_files
 
-#: The lease's period while the scheduler's reply is what holds the node up.
+#: The lease's period in seconds while the node waits for the scheduler's reply.
 HURRIED_PERIOD_S: Final = 0.05
-#: A loop that takes no fact for so long hangs; its node's lease is not renewed meanwhile.
+#: Seconds after which a loop that handles no report counts as hung; its lease is then not renewed.
 LOOP_HANGS_S: Final = 30.0
-#: Pauses between attempts to reach a Redis that is away, at first and at most, before jitter. They
-#: stay short however long that lasts: what they cost is nothing beside what waits for its return.
+#: Seconds between attempts to reach Redis: the first pause and the longest, before jitter. They
+#: stay short in long outages, because an attempt is cheap and much work may wait for Redis.
 _RETRY_S: Final = (0.05, 0.25)
-#: How long mail of a node that died unheard stays in Redis.
+#: Seconds for which the command queue of a node that died without deregistering stays in Redis.
 _UNREAD_COMMAND_S: Final = 60
-#: The fields of a reply, beside those that say how far events are journalled.
+#: The fields of a reply besides the acknowledgements of streams.
 _ANSWERS: Final = ("v", "f", "r")
-#: No number in a reply has as many.
+#: Numbers in a reply have fewer digits than this.
 _DIGITS: Final = 20
-#: The replies to the last two say which generation is watched.
+#: The replies to the last two commands tell which generation is watched.
 _WATCH: Final[tuple[RedisCommand, ...]] = (
     ["WATCH", redis_keys.GENERATION],
     ["GET", redis_keys.GENERATION],
 )
-#: Drops what was watched before; without the right to transactions it says so, before one is sent.
+#: Ends an earlier watch. A user without the right to transactions gets an error here, before any
+#: event is sent.
 _WATCH_ANEW: Final[tuple[RedisCommand, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
 _WAS_RESET: Final = "the wire was reset"
-#: By order: where tests have the node die before others see what a turn does, and before it knows
-#: that they do.
+#: For each order, the failpoints at which tests kill the node: before the order is sent, and after
+#: Redis has it but before the node knows.
 _FAILPOINTS: Final = MappingProxyType(
     {
         AppendBatches: ("events.before_send", "events.after_send"),
@@ -89,14 +89,15 @@ _log = logging.getLogger(__name__)
 
 
 class EventPublisher:
-    """Start it with `start`, give it orders with `order`; it posts facts from its own thread.
+    """Write to Redis in a thread: `start` begins it, `order` queues an order for it.
 
     Args:
-        address: of Redis.
-        attempt: whose lease is renewed.
-        post: takes facts; called in the pump's thread, must not block.
-        vitals: what to say of the machine, once a second; likewise.
-        seals: seal what is told, and open what is heard.
+        address: the address of Redis.
+        instance_id: the node instance whose lease to renew.
+        post: takes reports; called in the publisher's thread, must not block.
+        node_metrics: returns the encoded node metrics, once a second; called in the publisher's
+            thread, must not block.
+        signing: signs messages to the scheduler and verifies messages from it.
     """
 
     def __init__(
@@ -107,22 +108,22 @@ class EventPublisher:
         node_metrics: Callable[[], bytes] | None = None,
         signing: NodeSigning | None = None,
     ) -> None:
-        #: Set by the loop: the (term, version) of the assignment taken.
+        #: Set by the loop: the (term, version) of the newest accepted assignment.
         self.confirmed = (0, 0)
-        #: Set by the loop: the streams of which it wants to know how far they are journalled.
+        #: Set by the loop: the streams whose acknowledgements it needs.
         self.keys: tuple[str, ...] = ()
-        #: Set by the loop: whether the scheduler's reply is wanted often.
+        #: Set by the loop: whether it needs the scheduler's reply often.
         self.is_hurried = True
         self._address, self._node_metrics = address, node_metrics
         self._take_report = post
-        #: Since when the loop has not taken a fact; None where it has taken all.
+        #: Time since which a report waits for the loop; None if the loop handled all.
         self._untaken_since: float | None = None
         self._says_hang = False
         self._signing = NodeSigning(instance_id) if signing is None else signing
         self._orders: queue.SimpleQueue[PublisherOrder] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="event publisher", daemon=True)
         self._client: RedisClient | None = None
-        #: The generation as it was when the client began to watch it; None while it does not.
+        #: The generation at the moment when the client began to watch it; None while it does not.
         self._watched: bytes | None = None
         self._instance_id = instance_id
         self._lease, self._reply = redis_keys.lease(instance_id), redis_keys.reply(instance_id)
@@ -141,15 +142,15 @@ class EventPublisher:
         self._orders.put(order)
 
     def reports_handled(self) -> None:
-        """The loop takes facts; called by it."""
+        """Note that the loop handles reports; the loop calls this."""
         self._untaken_since = None
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, which `Deregister` brings about."""
+        """Wait at most ``timeout_s`` seconds for the thread, which ends after `Deregister`."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with own_files():  # the socket of Redis, perhaps, and the certificates that are trusted
+        with own_files():  # for access to Redis' Unix socket and certificates
             self._publisher()
 
     def _publisher(self) -> None:
@@ -165,7 +166,7 @@ class EventPublisher:
                 self._lost(order, str(problem))
 
     def _pause(self) -> float:
-        """Seconds until the pump has something to do by itself."""
+        """Return the seconds until the thread has to act without an order."""
         if self._failures:
             jitter = 0.5 + os.urandom(1)[0] / 512
             return backoff_s(self._failures - 1, *_RETRY_S) * jitter
@@ -173,7 +174,7 @@ class EventPublisher:
         return max(0.0, self._looked_at + period - time.monotonic())
 
     def _turn(self, order: PublisherOrder | None) -> None:
-        """Do ``order``, and renew the lease if that is due, in one round trip."""
+        """Carry out ``order``, and renew the lease if that is due, in one round trip."""
         if self._client is None:
             self._client = RedisClient(self._address)
             self._looked_at, self._watched = float("-inf"), None
@@ -206,9 +207,9 @@ class EventPublisher:
             failpoint("lease.after_send")
             self._report_lease(
                 keys, replies[told:]
-            )  # whether the vitals were taken matters to nobody
+            )  # a rejected SET of node metrics has no consequences
         self._tell_done(order, replies[:asked])
-        self._failures = 0  # one that answers, and refuses, is as good as away
+        self._failures = 0  # last, because a rejected registration raises and counts as a failure
 
     def _post(self, report: PublisherReport) -> None:
         if self._untaken_since is None:
@@ -216,7 +217,10 @@ class EventPublisher:
         self._take_report(report)
 
     def _loop_hangs(self, now: float) -> bool:
-        """Whether nobody would obey: the scheduler then has the node's trials run elsewhere."""
+        """Return whether the loop hangs, so that the lease must expire.
+
+        The scheduler then runs the node's trials elsewhere.
+        """
         since = self._untaken_since
         hangs = since is not None and now - since > LOOP_HANGS_S
         if hangs and not self._says_hang:
@@ -225,7 +229,7 @@ class EventPublisher:
         return hangs
 
     def _watches(self, client: RedisClient, generation: bytes) -> bool:
-        """Whether the wire has this generation, and a change of it stops the next transaction."""
+        """Return whether Redis has this generation and aborts the next transaction on a change."""
         if self._watched != generation:
             replies = client.pipeline(_WATCH_ANEW)
             for reply in replies:
@@ -307,7 +311,7 @@ class EventPublisher:
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", redis_keys.GENERATION],
             ["HMGET", self._reply, *_ANSWERS, *map(redis_keys.acknowledged_up_to, keys)],
-            # Mail that waits for the consumer does not outlive the node for ever.
+            # The command queue of a dead node must not stay in Redis for ever.
             ["PEXPIRE", self._queue, _UNREAD_COMMAND_S * 1_000],
             ["EXPIRE", self._reply, redis_keys.REPLY_TTL_S],
             ["EXISTS", redis_keys.SCHEDULER],
@@ -319,12 +323,13 @@ class EventPublisher:
     def _report_lease(self, keys: tuple[str, ...], replies: list[RedisReply]) -> None:
         lease, generation, fields, _, _, scheduler, signs, challenge, *exist = replies
         for reply in replies:
-            # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
+            # A Redis without free memory rejects the lease but can be read, and the scheduler
+            # knows.
             if not isinstance(reply, RedisCommandError) or (reply is lease and reply.is_full):
                 continue
             if not reply.is_wrong_type:
                 raise RedisUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
-        # A key of another type is as good as gone: the scheduler deletes it.
+        # A key of the wrong type counts as missing: the scheduler deletes it.
         generation = self._unless_wrong(redis_keys.GENERATION, generation)
         fields = self._unless_wrong(self._reply, fields) or [None] * (len(_ANSWERS) + len(keys))
         signs = self._unless_wrong(redis_keys.SIGNS, signs)
@@ -396,12 +401,12 @@ class EventPublisher:
 
 
 def _number(said: bytes) -> int:
-    """A number that a reply says; 0 where it says none."""
+    """Parse a number in a reply; return 0 if it is not one."""
     return int(said) if said.isdigit() and len(said) < _DIGITS else 0
 
 
 def _why_not_appended(done: RedisReply) -> str:
-    """Why a transaction with this reply did not append all its batches; empty if it did."""
+    """Say why a transaction with this reply did not append all batches; return "" if it did."""
     if done is None:
         return _WAS_RESET
     if not isinstance(done, list):

@@ -1,9 +1,9 @@
-"""Check every event of a trial's process before the node passes it on.
+"""Check every event of a trial process before the node passes it on.
 
-The process runs its user's code, which may replace clocks, write to the process's socket or do
-worse, so the node takes nothing on trust: the kind of an event, the trial and attempt it names, and
-the type, range and length of each field. An event that fails the check ends its own trial and
-nothing else. The scheduler reads only what has passed.
+The process runs user code, which may replace clocks, write to the process's socket or do worse. So
+the node checks everything: an event's kind, its trial and attempt, and the type, range and length
+of each field. An invalid event ends its own trial and nothing else. The scheduler receives only
+valid events.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Plain = bool | int | float | str | None
 _Nested = _Plain | list[_Plain] | dict[str, _Plain]
 _Metrics = dict[str, _Plain | list[_Nested] | dict[str, _Nested]]
 
-#: What each field may hold. A new field of these events needs an entry here.
+#: The bounds of each field. A new field of these events needs an entry here.
 _FIELDS: Final[dict[str, Any]] = {
     "trial": _Name,
     "attempt": _Count,
@@ -74,7 +74,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "is_shared": Literal[False],
     "reason": _Text,
     "instead": _Name,
-    # The other kinds are for the node to say: some of them count against the node.
+    # The node itself reports the other kinds: some of them count against the node.
     "kind": Literal[
         "user", "metric", "load", "fetch", "restore", "storage", "memory", "cuda_memory"
     ],
@@ -82,16 +82,16 @@ _FIELDS: Final[dict[str, Any]] = {
     "traceback": _Text,
 }
 
-#: How much of what is wrong is told.
+#: Length, in characters, to which a message shortens an invalid value.
 _SHOWN: Final = 300
-#: Metrics that are nested more deeply than usual are looked at one by one, in Python.
+#: Limit in bytes for deeply nested metrics, because Python checks their values one by one.
 _LONGEST_DEEP: Final = 128 * 2**10
-#: Where msgspec found it; the first element of an event is its kind.
+#: Where msgspec found the error; the first element of an event is its kind.
 _PLACE: Final = re.compile(r" - at `.*?\$\[(\d+)\].*`$", re.DOTALL)
 
 
 def _bounded(kind: type[m.Message], **instead: Any) -> Any:
-    """A struct with the fields of ``kind`` that decodes nothing outside their bounds."""
+    """Return a struct like ``kind`` whose decoder rejects fields outside their bounds."""
     bounds = _FIELDS | instead
     fields: list[Any] = [
         (field.name, bounds[field.name])
@@ -123,7 +123,7 @@ _decode_deep: Final = msgspec.msgpack.Decoder(_ResultOfAnyDepth).decode
 _decode_ending: Final = msgspec.msgpack.Decoder(_Ending).decode
 _decode_written: Final = msgspec.msgpack.Decoder(_bounded(m.CheckpointWritten)).decode
 
-#: The events that a process may send, by the kind that stands first in each.
+#: The events that a trial process may send, by the kind that stands first in each.
 _KINDS: Final = {
     str(kind.__struct_config__.tag).encode(): kind
     for kind in (
@@ -140,19 +140,19 @@ _KINDS: Final = {
 
 _RESULT: Final = str(m.ResultReported.__struct_config__.tag).encode()
 
-#: Instead of the number of the next result: none was sent yet, or none may come.
+#: Special values for the next step: no result was sent yet; no result may follow.
 _FIRST: Final = -1
 _NONE: Final = -2
 
 
 class EventValidator:
-    """The events of one attempt of a trial, in the order in which its process sends them.
+    """Check the events of one attempt, in the order in which its process sends them.
 
     Args:
-        host: the process, with its order.
-        emit: takes (events stream, encoded event) of what needs more work.
-        emit_result: takes the same of results, which need none: most events are results.
-        refuse: takes what is wrong with an event.
+        process: the trial process with its order.
+        emit: takes (events stream, encoded event) for events that need more work.
+        emit_result: takes the same for results, which need none; most events are results.
+        reject: takes the reason for which an event is invalid.
     """
 
     __slots__ = (
@@ -179,13 +179,13 @@ class EventValidator:
         self._emit, self._emit_result, self._reject = emit, emit_result, reject
         self._required, _ = split_derived(process.start.required_metrics)
         self._finite, _ = split_derived(process.start.finite_metrics)
-        #: The step of the next result, 0 before the process has said that it started.
+        #: The step of the next result; 0 before the process reported its start.
         self._due = 0
-        #: The number of the last checkpoint.
+        #: Number of the last checkpoint.
         self._n = 0
 
     def take(self, payload: bytes) -> None:
-        """Pass on an event, or refuse it."""
+        """Pass on a valid event, or reject it."""
         if len(payload) > MAX_EVENT_BYTES:
             self._stop(
                 f"{_named(payload)} has {len(payload)} bytes; {MAX_EVENT_BYTES} are possible"
@@ -218,7 +218,7 @@ class EventValidator:
             self._emit(self._stream, payload)
 
     def end(self, payload: bytes) -> bool:
-        """Pass on the last event, or refuse it; returns whether it is passed on."""
+        """Pass on the attempt's last event, or reject it; return whether it was valid."""
         try:
             event = _decode_ending(payload)
         except UNDECODABLE as error:
@@ -235,12 +235,12 @@ class EventValidator:
         return True
 
     def _stop(self, problem: str) -> None:
-        """Refuse an event, and with it all that come behind it."""
+        """Reject an event and all events after it."""
         self._due = _NONE
         self._reject(problem)
 
     def _problem(self, event: Any) -> str:
-        """What is wrong with an event whose fields are within their bounds; empty: nothing."""
+        """Say what is wrong with an event whose fields are within their bounds; "" if nothing."""
         if problem := self._wrong_attempt(event):
             return problem
         if isinstance(event, _Started):
@@ -264,7 +264,10 @@ class EventValidator:
         return self._wrong_metrics(event)
 
     def _wrong_metrics(self, event: Any) -> str:
-        """What the search compares: the process has checked it, unless its code prevented that."""
+        """Say which metric the search could not compare; "" if none.
+
+        The trial process checked this before, unless user code prevented that.
+        """
         compared = (*self._process.start.stop, *self._process.order.run_until)
         try:
             check_expected(event.metrics, self._required, self._finite, step=event.step)
@@ -307,14 +310,15 @@ class EventValidator:
 
 
 def read_written(process: TrialProcess, payload: bytes, last: int) -> m.CheckpointWritten:
-    """What a process says of a checkpoint that it has written.
+    """Decode and check the event of a written checkpoint.
 
     Args:
-        host: the process.
-        last: the number of its last one.
+        process: the trial process.
+        payload: the encoded event.
+        last: number of the process's previous checkpoint.
 
     Raises:
-        WireError: it cannot be; names the field.
+        TransportError: the event is invalid; the message names the field.
     """
     try:
         said = _decode_written(payload)
@@ -330,7 +334,7 @@ def read_written(process: TrialProcess, payload: bytes, last: int) -> m.Checkpoi
 
 
 def wrong_key(process: TrialProcess, said: Any, last: int) -> str:
-    """What is wrong with the name of a checkpoint; empty: nothing."""
+    """Say what is wrong with a checkpoint's number or key; "" if nothing."""
     if said.n <= last:
         return f"has the number (n) {said.n}, and {last} came before"
     own = checkpoint_key(os.path.basename(process.start.folder), said.attempt, said.n)
@@ -340,10 +344,10 @@ def wrong_key(process: TrialProcess, said: Any, last: int) -> str:
 
 
 def _deeper(payload: bytes, error: Exception) -> Any:
-    """A result whose metrics are nested more deeply than most are.
+    """Decode a result whose metrics are nested more deeply than `_Metrics` allows.
 
     Raises:
-        WireError: it is none, or they cannot be metrics.
+        TransportError: the event is no result, or the values are not metrics.
     """
     if tag_of(payload) == _RESULT and len(payload) > _LONGEST_DEEP:
         raise TransportError(
@@ -361,7 +365,7 @@ def _deeper(payload: bytes, error: Exception) -> Any:
 
 
 def _unusable(value: Any, depth: int) -> str:
-    """Why a value is no metric; empty if it is one."""
+    """Say why a value is not a metric; "" if it is one."""
     if isinstance(value, _Plain):
         return ""
     if not isinstance(value, dict | list):
@@ -377,7 +381,7 @@ def _unusable(value: Any, depth: int) -> str:
 
 
 def _explained(payload: bytes, error: Exception) -> str:
-    """What msgspec found, with the name of the field instead of its number."""
+    """Return msgspec's error with the field's name instead of its number."""
     said = str(error)
     found = _PLACE.search(said)
     if found is None:
@@ -390,6 +394,6 @@ def _explained(payload: bytes, error: Exception) -> str:
 
 
 def _named(payload: bytes) -> str:
-    """The event, as the subject of a sentence for people."""
+    """Return the event as the subject of a sentence for people."""
     kind = _KINDS.get(tag_of(payload))
     return f"{kind.__name__} of the trial's process" if kind else "an event of the trial's process"

@@ -1,7 +1,7 @@
-"""What the outboxes of a node share: so many bytes in memory, so many altogether, and the spool.
+"""The memory and disk limits that all outboxes of a node share, and the spool.
 
-When memory is used up the outbox that holds most of it moves its oldest block to disk; when the
-disk's share is used up too, the experiments that have more than a fair share of it have to wait.
+When memory is used up, the outbox that holds most of it moves its oldest block to disk. When the
+total limit is reached, too, experiments above their fair share of it have to wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from tunemq_shared.broker.redis_keys import OUTBOX_BYTES, OUTBOX_MEMORY_BYTES
 from tunemq_workers.broker.outbox_spool import Spool
 
-#: A block of events, and with it a batch, ends at so many bytes or events.
+#: Bytes, and events, at which a block is closed, and with it a batch.
 BLOCK_BYTES: Final = 256 * 2**10
 BLOCK_EVENTS: Final = 2_000
 
@@ -20,34 +20,35 @@ _log = logging.getLogger(__name__)
 
 
 class Spillable(Protocol):
-    """An outbox."""
+    """The interface of an outbox that can move blocks to disk."""
 
     @property
     def size(self) -> int:
-        """Bytes altogether."""
+        """Bytes in memory and on disk."""
         ...
 
     @property
     def held(self) -> int:
-        """Bytes that it could move to disk."""
+        """Bytes in memory that `spill` could move to disk."""
         ...
 
     def spill(self) -> None:
-        """Move its oldest block from memory to disk.
+        """Move the oldest block that is in memory to disk.
 
         Raises:
-            OSError: the disk is full or broken; the block stays where it is.
+            OSError: the disk is full or broken; the block stays in memory.
         """
         ...
 
 
 class MemoryBudget:
-    """Counts what outboxes hold. Not thread-safe: the node's loop owns it.
+    """Count the bytes that outboxes hold. Not thread-safe: the node's loop owns it.
 
     Args:
-        spool: takes what does not fit in ``memory_bytes``.
-        memory_bytes: how much is held in memory, a block being filled not counted.
-        limit_bytes: from how much on some outboxes are full; what is added all the same is kept.
+        spool: takes blocks that exceed ``memory_bytes``.
+        memory_bytes: limit for memory, not counting the block that each outbox is filling.
+        limit_bytes: total in bytes from which on `is_full_for` reports outboxes as full; `enter`
+            and `Outbox.add` enforce no limit.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class MemoryBudget:
         self._disk_failed = False
 
     def is_full_for(self, outbox: Spillable) -> bool:
-        """Whether to add no more to an outbox than has to be added.
+        """Return whether an outbox should take only events that cannot wait.
 
-        One that has less than its fair share of a full budget goes on until it has that.
+        Where the budget is used up, an outbox below its fair share may still grow to that share.
         """
         count = len(self._outboxes)
         if self.size >= self._limit_bytes and outbox.size * count >= self._limit_bytes:
@@ -77,15 +78,15 @@ class MemoryBudget:
         return self._disk_failed and over_memory and outbox.held * count >= self._memory_bytes
 
     def enter(self, outbox: Spillable) -> None:
-        """Let an outbox in."""
+        """Register an outbox."""
         self._outboxes.append(outbox)
 
     def leave(self, outbox: Spillable) -> None:
-        """An outbox holds nothing any more, and never will."""
+        """Remove an outbox that is empty and stays so."""
         self._outboxes.remove(outbox)
 
     def make_space(self) -> None:
-        """Have blocks moved to disk until memory suffices, or the disk fails."""
+        """Move blocks to disk until memory suffices or the disk fails."""
         while self.in_memory > self._memory_bytes:
             largest = max(self._outboxes, key=_held)
             if not largest.held:

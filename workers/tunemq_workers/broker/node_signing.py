@@ -1,7 +1,8 @@
-"""`NodeSigning`: where a node signs what it says, and checks what its scheduler says.
+"""`NodeSigning`: sign a node's messages and verify its scheduler's messages.
 
-It is the only place. What is not what the farm's scheduler said to this node is refused here, and
-counted. Without keys nothing is signed, see `tunemq_shared.signing.message_signing`.
+All signing of a node happens here. `NodeSigning` rejects, and counts, each message that the farm's
+scheduler did not send to this node. Without keys it signs nothing; see
+`tunemq_shared.signing.message_signing`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAMES: Final = MappingProxyType(
         "challenge": "A scheduler's challenge to leases",
     }
 )
-#: What a person can do about a message that is refused, by the reason.
+#: For each reason of a rejection, what a person can do about it.
 _ADVICE: Final = MappingProxyType(
     {
         "unsigned": "Start the farm's scheduler with its keys: --keys scheduler.toml.",
@@ -44,11 +45,12 @@ class _Field(NamedTuple):
 
 
 class NodeSigning:
-    """Seals and opens the messages of one node instance; for all threads but `replies`.
+    """Sign and verify the messages of one node instance. Thread-safe except for `replies`.
 
     Args:
-        keys: of the farm; none where nothing is signed.
-        refused: is told of what is refused.
+        instance_id: the node instance.
+        keys: the farm's keys; None where nothing is signed.
+        rejected: counts the rejected messages.
     """
 
     def __init__(
@@ -60,18 +62,18 @@ class NodeSigning:
         self.keys = LiveKeys.none() if keys is None else keys
         self.rejected = RejectionCounter() if rejected is None else rejected
         self._instance_id = instance_id.encode()
-        #: What was read last of the reply.
+        #: The fields of the reply as they were read last.
         self._reply: dict[str, _Field] = {}
         self._version = self.keys.version
-        #: The challenge that was read last, with the version of the keys then; and the last one
-        #: that was believed.
+        #: The last challenge that was read, with the version of the keys at that time; and the last
+        #: one with a valid signature.
         self._challenge_read = (b"", -1)
         self._challenge = b""
 
     # --- from the scheduler -----------------------------------------------------------------------
 
     def command(self, text: bytes) -> bytes | None:
-        """The assignment in a task's argument; None where it is refused."""
+        """Return the assignment in a task's argument, or None if it is rejected."""
         if len(text) > limits.COMMAND_TEXT_BYTES:
             self.reject_command("oversized", "is too long")
             return None
@@ -85,21 +87,22 @@ class NodeSigning:
         )
 
     def reject_command(self, reason: str, why: str) -> None:
-        """An assignment was refused for this reason."""
+        """Count a rejected assignment; ``why`` completes the sentence "An assignment ..."."""
         self._reject("command", reason, why)
 
     def reject_key(self, key: str) -> None:
-        """A key of the farm has another type than it has."""
+        """Count a key of the farm that has the wrong type in Redis."""
         why = f"The key {key} in Redis has another type: nothing is read from it."
         self.rejected.add("key", "wrong_type", f"{why} {_OTHER}")
 
     def replies(self, fields: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What the fields of the scheduler's reply say, as they are now; empty what is refused.
+        """Return the current content of the reply's fields; rejected fields are empty.
 
-        It is read again and again: what stays the same is looked at once, and refused once.
+        The publisher reads the reply every second, so an unchanged field is verified, and rejected,
+        only once.
         """
         before, self._reply = self._reply, {}
-        if self._version != self.keys.version:  # what was refused may be believed now
+        if self._version != self.keys.version:  # new keys may accept what old ones rejected
             self._version, before = self.keys.version, {}
         for name, signed_message in fields.items():
             field = before.get(name)
@@ -109,9 +112,9 @@ class NodeSigning:
         return {name: field.opened for name, field in self._reply.items()}
 
     def hear_challenge(self, signed_message: bytes) -> bool:
-        """Take note of what leases have to repeat from now on; whether that is news.
+        """Store the challenge that leases must repeat; return whether it changed.
 
-        Where there are no keys nothing has to be repeated.
+        Without keys there is no challenge.
         """
         read = (signed_message, self.keys.version)
         if not self.keys.is_signed or not signed_message or read == self._challenge_read:
@@ -123,7 +126,7 @@ class NodeSigning:
         return self._challenge != before
 
     def _opened_field(self, name: str, signed_message: bytes) -> bytes:
-        if not signed_message:  # it is not there
+        if not signed_message:  # the field does not exist
             return b""
         about = (b"reply", self._instance_id, name.encode())
         return self._open("reply", signed_message, limits.REPLY_BYTES, *about) or b""
@@ -145,29 +148,29 @@ class NodeSigning:
     # --- to the scheduler -------------------------------------------------------------------------
 
     def registration(self, registration: bytes) -> bytes:
-        """An introduction."""
+        """Sign a registration."""
         return self.keys.events.close(registration, b"registration")
 
     def deregistration(self) -> bytes:
-        """That this attempt ends in peace."""
+        """Sign the deregistration of this node instance."""
         return self.keys.events.close(self._instance_id, b"bye")
 
     def lease(self, value: str) -> bytes:
-        """What a lease says, which begins with a number that grows with each renewal.
+        """Sign a lease; ``value`` begins with a number that grows with each renewal.
 
-        Where there are keys the scheduler's challenge stands behind it.
+        With keys, the scheduler's challenge is appended.
         """
         answer = b":" + self._challenge if self.keys.is_signed else b""
         return self.keys.events.close(value.encode() + answer, b"lease", self._instance_id)
 
     def node_metrics(self, node_metrics: bytes) -> bytes:
-        """How this machine is."""
+        """Sign encoded node metrics."""
         return self.keys.events.close(node_metrics, b"node_metrics", self._instance_id)
 
     def header(self, events_key: str, header: bytes, events: bytes) -> bytes:
-        """The header of a batch of events for this stream."""
+        """Sign the header of a batch of ``events`` for the stream ``events_key``."""
         return self.keys.events.close(header, b"batch", events_key.encode(), events)
 
     def output(self, events_key: str, piece: bytes) -> bytes:
-        """A piece of what a trial of the experiment with these events prints."""
+        """Sign a piece of trial output of the experiment with this events stream."""
         return self.keys.events.close(piece, b"output", events_key.encode())

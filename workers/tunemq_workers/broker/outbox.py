@@ -1,9 +1,10 @@
-"""Events on their way to one experiment's scheduler: numbered, kept until they are journalled.
+"""An outbox: a node's events for one experiment, numbered and kept until they are journalled.
 
-An outbox is a log of events, packed into blocks. A cursor stands behind what was handed out; it
-goes back when a batch did not arrive or the wire was reset, so an event may be sent twice, never
-skipped. The oldest blocks move to disk when the room that all outboxes share has no memory left.
-While much is sent and not journalled, no more is handed out: Redis belongs to all experiments.
+It is a log of events in blocks. A cursor marks the next event to hand out; it moves back when a
+batch was not appended or Redis lost its data, so the node may send an event twice but never skips
+one. The oldest blocks move to disk when the shared memory budget is used up. An outbox stops
+handing out events while too many bytes are sent but not journalled, because all experiments share
+Redis.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from tunemq_shared.broker.redis_keys import SENT_BYTES
 from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox_spool import SpoolPosition
 
-#: What a block costs beside its bytes.
+#: Bytes that a block costs in addition to its events.
 _BLOCK_OVERHEAD: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxBatch:
-    """Consecutive events; ``events`` are their msgpack bytes, one behind another."""
+    """Consecutive events; ``events`` is the concatenation of their msgpack bytes."""
 
     first: int
     count: int
@@ -55,7 +56,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Cursor:
-    """What comes next: event ``n``, which is at ``offset`` of block ``index``."""
+    """The next event to hand out: number ``n``, at ``offset`` of block ``index``."""
 
     index: int
     offset: int
@@ -66,9 +67,9 @@ class Outbox:
     """The events of one node instance for one stream. Not thread-safe: the loop owns it.
 
     Args:
-        room: shared with the other outboxes; this one enters it.
-        last: the number of the last event that went before the first one here.
-        sent_bytes: no more is handed out while so much of it is not journalled.
+        budget: shared by all outboxes; the new outbox registers with it.
+        last: number of the last event before the first one here.
+        sent_bytes: limit for bytes that are handed out and not journalled.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Outbox:
         self.size = self.held = 0
         self._budget, self._sent_bytes = budget, sent_bytes
         self._blocks: list[_Block] = []
-        self._spooled = 0  # that many blocks, the oldest, are on disk
+        self._spooled = 0  # number of blocks, from the oldest, that are on disk
         self._cursor = _Cursor(0, 0, last + 1)
         budget.enter(self)
 
@@ -90,25 +91,25 @@ class Outbox:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `take` has something to hand out, now or when something is journalled."""
+        """Whether events are left to hand out, now or once more are journalled."""
         return self._cursor.n <= self.last
 
     @property
     def sent(self) -> int:
-        """Bytes that were handed out and are not journalled."""
+        """Bytes that are handed out and not journalled."""
         cursor = self._cursor
         return sum(block.size for block in self._blocks[: cursor.index]) + cursor.offset
 
     @property
     def unsent(self) -> int:
-        """Bytes that `take` would hand out now."""
+        """Bytes that `take` could hand out now."""
         if self.sent >= self._sent_bytes:
             return 0
         cursor = self._cursor
         return sum(block.size for block in self._blocks[cursor.index :]) - cursor.offset
 
     def add(self, event: bytes) -> int:
-        """Append an encoded event; the number that it gets."""
+        """Append an encoded event and return its number."""
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.is_closed:
             block = self._open_block()
@@ -125,7 +126,11 @@ class Outbox:
         return self.last
 
     def take(self, max_batches: int) -> list[OutboxBatch]:
-        """Hand out the next batches, oldest first; none when all, or enough, are out."""
+        """Hand out at most ``max_batches`` next batches, oldest first, within the limit.
+
+        Raises:
+            OSError: a block on disk cannot be read.
+        """
         batches: list[OutboxBatch] = []
         cursor = self._cursor
         sent = self.sent
@@ -139,7 +144,7 @@ class Outbox:
         return batches
 
     def rewind(self, n: int = 1) -> None:
-        """Hand out event ``n`` and all after it again; a few before it may come along."""
+        """Hand out event ``n`` and all later ones again, from the start of its block."""
         n = max(n, self._blocks[0].first if self._blocks else self.last + 1)
         if n >= self._cursor.n:
             return
@@ -147,7 +152,7 @@ class Outbox:
         self._cursor = _Cursor(index, 0, self._blocks[index].first)
 
     def acknowledge(self, acknowledged_up_to: int) -> None:
-        """Forget the events up to number ``acknowledged_up_to``, block by block."""
+        """Drop each block whose events all have numbers up to ``acknowledged_up_to``."""
         freed = 0
         while freed < len(self._blocks) and self._blocks[freed].last <= acknowledged_up_to:
             freed += 1
@@ -167,13 +172,13 @@ class Outbox:
         failpoint("events.after_release")
 
     def spill(self) -> None:
-        """Move the oldest block from memory to disk.
+        """Move the oldest block that is in memory to disk.
 
         Raises:
-            OSError: the disk is full or broken; the block stays where it is.
+            OSError: the disk is full or broken; the block stays in memory.
         """
         block = self._blocks[self._spooled]
-        assert block.data is not None  # the blocks behind the spooled ones are in memory
+        assert block.data is not None  # blocks after the spooled ones are in memory
         failpoint("events.before_spill")
         block.place = self._budget.spool.write(block.data)
         failpoint("events.after_spill")
@@ -183,7 +188,7 @@ class Outbox:
         self._spooled += 1
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all events and leave the budget."""
         self.acknowledge(self.last)
         self._budget.leave(self)
 
@@ -197,7 +202,7 @@ class Outbox:
         return block
 
     def _pass(self, block: _Block) -> None:
-        """Move the cursor behind what ``block`` holds, and into the next block if there is one."""
+        """Move the cursor past ``block``, and into the next block if there is one."""
         cursor = self._cursor
         cursor.n, cursor.offset = block.last + 1, block.size
         if cursor.index + 1 < len(self._blocks):

@@ -1,7 +1,7 @@
-"""The outbox's part on disk: what does not fit in memory, in files that nobody else can see.
+"""`Spool`: the outboxes' files for events that do not fit in memory.
 
-The files have no name (they are unlinked as soon as they are open), so a crash leaves nothing
-behind: what an outbox holds is of no use to anybody after its node.
+The node unlinks each file as soon as it is open, so a crash leaves nothing behind. The content of
+an outbox has no meaning after its node instance ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class SpoolPosition:
-    """Where a piece lies."""
+    """The position of a piece in the spool."""
 
     segment: _Segment = field(repr=False)
     offset: int
@@ -33,11 +33,11 @@ class SpoolPosition:
 
 
 class Spool:
-    """Keeps pieces of bytes in segments, whose room comes back when all their pieces are freed.
+    """Keep pieces of bytes in segment files; a segment is deleted when all its pieces are freed.
 
     Args:
-        folder: where the segments are made.
-        segment_bytes: a new segment begins when one holds so much.
+        folder: the folder in which to create segments.
+        segment_bytes: size from which on a new segment is begun.
     """
 
     def __init__(self, folder: str, segment_bytes: int = _SEGMENT_BYTES) -> None:
@@ -51,7 +51,7 @@ class Spool:
         return sum(segment.size for segment in self._segments)
 
     def write(self, data: bytes | bytearray) -> SpoolPosition:
-        """Keep ``data``.
+        """Write ``data`` to the spool and return its position.
 
         Raises:
             OSError: the disk is full or broken; nothing is kept.
@@ -66,7 +66,7 @@ class Spool:
         return SpoolPosition(segment, offset, len(data))
 
     def read(self, place: SpoolPosition) -> bytes:
-        """The bytes kept at ``place``.
+        """Return the bytes at ``place``.
 
         Raises:
             OSError: the disk is broken.
@@ -77,7 +77,7 @@ class Spool:
         return data
 
     def free(self, place: SpoolPosition) -> None:
-        """Forget a piece; its place is void."""
+        """Free a piece; its position becomes invalid."""
         segment = place.segment
         segment.pieces -= 1
         if not segment.pieces:
@@ -85,7 +85,7 @@ class Spool:
             self._segments.remove(segment)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Delete all segments."""
         for segment in self._segments:
             os.close(segment.fd)
         self._segments.clear()
@@ -97,7 +97,7 @@ class Spool:
 
 
 def is_spool(name: str) -> bool:
-    """Whether a file of this name is a segment whose maker died before it had lost its name."""
+    """Return whether this is the name of a segment that a killed node did not unlink."""
     return name.startswith(_PREFIX)
 
 

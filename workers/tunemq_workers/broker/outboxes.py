@@ -1,9 +1,9 @@
-"""A node's outboxes: one for each experiment whose events it has, each sent by itself.
+"""A node's outboxes: one for each experiment with events, each sent independently.
 
-What happens to one experiment's stream holds up no other: each has at most one piece under way, so
-the pump serves them in turn, and each waits by itself after a failure. An experiment that is over
-is forgotten; of it only the number of its last event is kept, because numbers go on for as long as
-the node lives.
+One experiment's stream never delays another's: each has at most one group of batches in flight, so
+the publisher serves all in turn, and each has its own pause after a failure. Of a finished
+experiment only the number of its last event is kept, because numbering continues for as long as the
+node lives.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
 
-#: A stream that nobody uses and that is missing for so long belonged to an experiment that is over.
+#: Seconds after which a missing and unused stream counts as that of a finished experiment.
 MISSING_S: Final = 5.0
-#: Batches under way at a time, of one experiment.
+#: Batches of one experiment that may be in flight.
 _PIPELINED: Final = 4
 _RETRY_S: Final = (0.05, 1.0)
 
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """An experiment's events, and what became of the last attempts to send some."""
+    """An experiment's outbox and the state of its sending."""
 
     outbox: Outbox
-    #: The first event of what is under way.
+    #: Number of the first event in flight.
     sending: int | None = None
     failures: int = 0
     retry: Timer | None = None
@@ -43,7 +43,7 @@ class _Stream:
 
     @property
     def is_settled(self) -> bool:
-        """Whether to wait for nothing: all is sent, or there is nowhere to send it to."""
+        """Whether there is nothing to wait for: all is sent, or the stream does not exist."""
         is_sent = self.sending is None and not self.outbox.has_unsent
         return is_sent or self.missing_since is not None
 
@@ -55,14 +55,14 @@ class _Stream:
 
 
 class Outboxes:
-    """The events of one node instance, by the key of the stream they are for.
+    """The events of one node instance, by the key of their stream.
 
     Args:
-        room: what all share.
-        timers: for pauses after failures.
-        order: tells the pump what to do.
-        header: makes the header of a batch from the number of its first event.
-        now: a monotonic clock.
+        budget: memory and disk budget that all outboxes share.
+        timers: schedules retries.
+        order: passes orders to the event publisher.
+        header: returns the header of a batch, given the number of its first event.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Outboxes:
         header: Callable[[int], bytes],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: The streams for which there is an outbox.
+        #: The streams that have an outbox.
         self.keys: tuple[str, ...] = ()
         self._budget, self._timers, self._now = budget, timers, now
         self._order, self._header = order, header
         self._streams: dict[str, _Stream] = {}
-        #: Where numbering goes on, for experiments that were forgotten.
+        #: The last event number of each stream whose outbox was forgotten.
         self._last: dict[str, int] = {}
 
     @property
     def full(self) -> frozenset[str]:
-        """The streams to which to add no more than has to be added."""
+        """The streams whose outboxes should take only events that cannot wait."""
         is_full_for = self._budget.is_full_for
         return frozenset(key for key, one in self._streams.items() if is_full_for(one.outbox))
 
@@ -100,7 +100,7 @@ class Outboxes:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all is sent that can be."""
+        """Whether all events are sent that can be."""
         return all(stream.is_settled for stream in self._streams.values())
 
     def add(self, key: str, event: bytes) -> None:
@@ -113,7 +113,7 @@ class Outboxes:
         stream.outbox.add(event)
 
     def send(self, generation: bytes) -> None:
-        """Hand each stream's news to the pump, unless it has some of that stream already."""
+        """Pass the next batches of each stream that has none in flight to the publisher."""
         for key, stream in self._streams.items():
             if stream.sending is not None or stream.retry is not None:
                 continue
@@ -124,12 +124,12 @@ class Outboxes:
                 self._order(AppendBatches(key, generation, pieces))
 
     def appended(self, key: str) -> None:
-        """What was under way is in the stream."""
+        """Note that the batches in flight are in the stream."""
         stream = self._streams[key]
         stream.sending, stream.failures = None, 0
 
     def not_appended(self, key: str, reason: str) -> None:
-        """What was under way may not be in the stream: send it again after a pause."""
+        """Send the batches in flight again after a pause, because they may not be in the stream."""
         stream = self._streams[key]
         if stream.sending is not None:
             stream.outbox.rewind(stream.sending)
@@ -142,14 +142,14 @@ class Outboxes:
         stream.retry = self._timers.after(delay_s, stream.may_retry)
 
     def rewind(self) -> None:
-        """The wire was reset: send again whatever is not journalled."""
+        """Send all events that are not journalled again, after Redis lost its data."""
         for stream in self._streams.values():
             stream.outbox.rewind()
             stream.may_retry()
             stream.missing_since = None
 
     def acknowledge(self, acknowledged_up_to: Mapping[str, int], missing: Collection[str]) -> None:
-        """Forget events that are journalled, by stream; ``missing`` streams do not exist now."""
+        """Drop the events that are journalled, by stream, and note which streams do not exist."""
         for key, number in acknowledged_up_to.items():
             if (stream := self._streams.get(key)) is None:
                 continue
@@ -160,9 +160,10 @@ class Outboxes:
                 stream.missing_since = self._now()
 
     def forget_all_but(self, used: Collection[str]) -> None:
-        """Forget experiments that are over.
+        """Forget finished experiments.
 
-        Those are not in ``used``, and all is journalled or there has been no stream for a while.
+        An experiment has finished if it is not in ``used`` and either all its events are journalled
+        or its stream has been missing for `MISSING_S`.
         """
         over = [
             key

@@ -1,4 +1,4 @@
-"""What the node's loop tells the pump to do, and what the pump tells the loop."""
+"""The orders of a node's loop to the event publisher, and the publisher's reports."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class AppendBatches:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Order: introduce this node."""
+    """Order: register this node."""
 
     registration: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetStream:
-    """Order: how far the events for this stream are journalled is of no interest any more."""
+    """Order: delete this stream's acknowledgement from the reply; it is no longer needed."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendOutput:
-    """Order: tell pieces of output of the experiments with these keys; what fails is lost."""
+    """Order: send pieces of trial output, by their events stream; a failure loses them."""
 
     pieces: tuple[tuple[str, bytes], ...]
 
@@ -44,7 +44,7 @@ class RenewLeaseNow:
 
 @dataclass(frozen=True, slots=True)
 class Deregister:
-    """Order: give the lease back, remove the queue, and end."""
+    """Order: deregister the node, delete its keys, and end the thread."""
 
 
 PublisherOrder: TypeAlias = (
@@ -54,14 +54,14 @@ PublisherOrder: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class BatchesAppended:
-    """Fact: the batches are in the stream."""
+    """Report: the batches are in the stream."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """Fact: the batches may or may not be in the stream."""
+    """Report: the batches may or may not be in the stream."""
 
     key: str
     reason: str
@@ -69,29 +69,32 @@ class AppendFailed:
 
 @dataclass(frozen=True, slots=True)
 class OutputSent:
-    """Fact: the pieces are told, or given up."""
+    """Report: the pieces of output are sent or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Fact: the node is introduced."""
+    """Report: the node is registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationFailed:
-    """Fact: Redis has no memory for the introduction."""
+    """Report: Redis rejected the registration: its memory is full or a key has a wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """Fact: Redis answered.
+    """Report: Redis answered.
 
-    ``announced`` is the newest assignment's (term, version). ``acknowledged_up_to`` says for each
-    stream that was asked for how far its events are; those ``missing`` do not exist. ``fenced``
-    says why this attempt must end, ``retired`` why somebody wants it to, in peace; empty where
-    it may live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded
-    one belongs to needs none. ``signs``: the id of the key that it signs with, in hex, as anybody
-    may have written it.
+    Attributes:
+        generation: the generation in Redis; None if there is none.
+        announced: (term, version) of the newest assignment.
+        acknowledged_up_to: by stream, the number up to which its events are journalled.
+        missing: the streams that do not exist.
+        fenced: why this node instance must end at once; "" if it may live.
+        retired: why this node instance should end in an orderly way; "" if it may live.
+        has_scheduler: whether a farm's scheduler holds its lease; an embedded farm needs none.
+        signs: id, in hex, of the key with which the scheduler signs; unverified.
     """
 
     generation: bytes | None
@@ -106,7 +109,7 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True)
 class RedisLost:
-    """Fact: Redis does not answer; said once an outage."""
+    """Report: Redis is unreachable; sent once an outage."""
 
     reason: str
 

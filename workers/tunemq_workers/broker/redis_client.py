@@ -1,8 +1,7 @@
-"""A Redis client of the node's size: one connection, pipelines, no retry that nobody asked for.
+"""A small Redis client for nodes: one connection, pipelines, and no automatic retry.
 
-redis-py would cost a node 70 ms of its start and 15 MiB for good, and since its version 8 it
-repeats commands whose reply was lost; the pump has to know which those are. The few commands that a
-node uses need no more than this.
+redis-py would add 70 ms to a node's start and 15 MiB to its memory. Since its version 8 it also
+repeats commands whose reply was lost, but the event publisher has to know which commands those are.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ RedisArgument: TypeAlias = bytes | bytearray | str | int
 RedisCommand: TypeAlias = Sequence[RedisArgument]
 
 _CONNECT_TIMEOUT_S: Final = 2.0
-#: A reply that takes longer is an outage. A connection that has died in silence is found, and
-#: another one made, before the lease is void.
+#: Seconds to wait for a reply. Shorter than the lease, so that a node finds a dead connection and
+#: opens another before its lease expires.
 _REPLY_TIMEOUT_S: Final = 3.0
-#: More than a Redis says, or than a node asks for: whoever says so is none.
+#: Limits that no reply of Redis to a node exceeds; a server that does is not Redis.
 _LONGEST_LINE: Final = 2**16
 _LONGEST_NUMBER: Final = 20
 _LARGEST: Final = 2**63
@@ -32,16 +31,16 @@ _DEEPEST: Final = 4
 
 
 class RedisCommandError(TransportError):
-    """Redis answered a command with an error; the connection goes on."""
+    """Redis answered a command with an error; the connection stays usable."""
 
     @property
     def is_full(self) -> bool:
-        """Whether Redis has no memory left for what the command would write."""
+        """Whether Redis lacks the memory that the command needs."""
         return str(self).startswith("OOM ")
 
     @property
     def is_wrong_type(self) -> bool:
-        """Whether somebody gave the key another type than the farm's has."""
+        """Whether the key has another type in Redis than the farm gives it."""
         return str(self).startswith("WRONGTYPE ")
 
 
@@ -49,10 +48,13 @@ RedisReply: TypeAlias = "bytes | int | list[RedisReply] | RedisCommandError | No
 
 
 class RedisClient:
-    """One connection, closed after any error but a `RedisCommandError` reply: open another.
+    """One connection; any error but a `RedisCommandError` reply closes it.
+
+    Args:
+        address: the address of Redis.
 
     Raises:
-        WireUnavailable: Redis cannot be reached at ``address``, or does not let us in.
+        RedisUnavailable: Redis is unreachable or rejects the credentials.
     """
 
     def __init__(self, address: RedisAddress) -> None:
@@ -66,10 +68,10 @@ class RedisClient:
         self._greet()
 
     def pipeline(self, commands: Sequence[RedisCommand]) -> list[RedisReply]:
-        """Send all commands, then read all replies, with `RedisCommandError` for refusals.
+        """Send all commands, then read all replies; a rejected command's is a `RedisCommandError`.
 
         Raises:
-            WireUnavailable: the connection broke or a reply is overdue; some commands may be done.
+            RedisUnavailable: the connection broke or a reply is overdue; some commands may be done.
         """
         try:
             self._sock.sendall(pack(commands))
@@ -79,7 +81,7 @@ class RedisClient:
             raise RedisUnavailable(f"Redis at {self._address} was lost: {problem}.") from problem
 
     def close(self) -> None:
-        """Close the connection; again is allowed."""
+        """Close the connection; may be called again."""
         with contextlib.suppress(OSError):
             self._replies.close()
             self._sock.close()
@@ -129,7 +131,7 @@ class RedisClient:
 
 
 def _number(text: bytes, most: int) -> int:
-    """A number that a reply may have."""
+    """Parse an integer of a reply, at most ``most``."""
     if len(text) > _LONGEST_NUMBER or not text.removeprefix(b"-").isdigit():
         raise _other_protocol(text)
     number = int(text)
@@ -143,7 +145,7 @@ def _other_protocol(said: bytes) -> ConnectionAbortedError:
 
 
 def pack(commands: Sequence[RedisCommand]) -> bytes:
-    """The bytes of ``commands`` on the wire."""
+    """Encode ``commands`` in the Redis protocol."""
     parts: list[bytes | bytearray] = []
     for command in commands:
         parts.append(b"*%d\r\n" % len(command))

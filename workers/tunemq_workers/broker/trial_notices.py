@@ -1,4 +1,4 @@
-"""What the node itself says of the trials that it hosts, or cannot host, to their experiments."""
+"""`TrialEvents`: the events about trials that the node itself reports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tunemq_shared.protocol.messages import (
 )
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
-#: Of a sentence; it may repeat what a trial's process said.
+#: Length limit, in characters, of a reason: it may repeat text of a trial process.
 _LONGEST: Final = 4000
 
 _log = logging.getLogger(__name__)
 
 
 class TrialEvents:
-    """Says it, in sentences of bounded length. Owned by the node's loop.
+    """Report trials' starts, waits and failures. Owned by the node's loop.
 
     Args:
         emit: takes (events stream, encoded event).
@@ -35,25 +35,25 @@ class TrialEvents:
         self._emit = emit
 
     def freed(self, key: AttemptId, events_key: str) -> None:
-        """Its slot is free."""
+        """Report that an attempt's slot is free."""
         self._emit(events_key, encode(SlotFreed(*key)))
 
     def waits(self, key: AttemptId, events_key: str, what: str, reason: str) -> None:
-        """Its host cannot start yet; without a reason, it does now."""
+        """Report why a trial process cannot start yet, or, with an empty reason, that it starts."""
         waits = TrialWaits(*key, what if reason else "", shortened(reason, _LONGEST))
         self._emit(events_key, encode(waits))
 
     def not_started(
         self, key: AttemptId, events_key: str, reason: str, kind: str = "start"
     ) -> None:
-        """Its host will not start."""
+        """Report that the trial process could not start, as a failure of the trial."""
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
         error = shortened(f"The trial's process could not start: {reason}", _LONGEST)
         failed = TrialFailed(*key, kind, error, "", time.time())
         self._emit(events_key, encode(failed))
 
     def given_back(self, key: AttemptId, events_key: str, reason: str) -> None:
-        """Its host will not start here, which is not its fault: it waits for another slot."""
+        """Report that the attempt needs another slot, which is no failure of the trial."""
         _log.warning("host.given_back trial=%s reason=%r", key[0], reason)
         self._emit(events_key, encode(TrialPaused(*key)))
         self.freed(key, events_key)
@@ -61,7 +61,14 @@ class TrialEvents:
     def failed(
         self, process: TrialProcess, kind: str, reason: str, *, is_shared: bool = False
     ) -> None:
-        """It failed by what it did; or its forkserver was lost, maybe by other trials."""
+        """Report that the trial failed.
+
+        Args:
+            process: the trial process.
+            kind: the kind of the failure.
+            reason: for people.
+            is_shared: whether other trials may have caused the failure of its forkserver.
+        """
         failed = TrialFailed(
             *process.key, kind, shortened(reason, _LONGEST), "", time.time(), is_shared=is_shared
         )
@@ -70,7 +77,7 @@ class TrialEvents:
     def died(
         self, process: TrialProcess, signal: int | None, exit_code: int | None, cause: str
     ) -> None:
-        """Its host ended without a word."""
+        """Report that the trial process ended without a final event."""
         trial, attempt = process.key
         died = TrialProcessDied(trial, attempt, process.pid, signal, exit_code, time.time(), cause)
         self._emit(process.start.events_key, encode(died))
