@@ -240,7 +240,7 @@ class EventValidator:
         self._reject(problem)
 
     def _problem(self, event: Any) -> str:
-        """Say what is wrong with an event whose fields are within their bounds; "" if nothing."""
+        """Describe the error in an event whose fields are within their bounds; "" if none."""
         if problem := self._wrong_attempt(event):
             return problem
         if isinstance(event, _Started):
@@ -334,7 +334,7 @@ def read_written(process: TrialProcess, payload: bytes, last: int) -> m.Checkpoi
 
 
 def wrong_key(process: TrialProcess, said: Any, last: int) -> str:
-    """Say what is wrong with a checkpoint's number or key; "" if nothing."""
+    """Describe the error in a checkpoint's number or key; "" if none."""
     if said.n <= last:
         return f"has the number (n) {said.n}, and {last} came before"
     own = checkpoint_key(os.path.basename(process.start.folder), said.attempt, said.n)

@@ -1,1 +1,1 @@
-"""A node's checkpoints: its cache, and the queue of uploads of each trial."""
+"""A node's checkpoints: the cache on its disk, and each trial's upload queue."""

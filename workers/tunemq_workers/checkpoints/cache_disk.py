@@ -1,7 +1,7 @@
-"""What the cache of checkpoints does on the disk, which may take its time: a thread does it.
+"""Disk operations of the checkpoint cache, and the thread that runs them.
 
-Files that several checkpoints share are hard links to one inode, so what a checkpoint takes is told
-by inode, and is counted once however many checkpoints have it.
+Checkpoints share unchanged files by hard links. So a checkpoint's size is measured by inode, and a
+shared inode counts once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tunemq_shared.system.folder_trees import remove_tree, walk
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_workers.runtime.reactor import Reactor
 
-#: What the names of folders begin with that are being removed.
+#: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
 
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
@@ -41,7 +41,7 @@ Inodes = Mapping[tuple[int, int], int]
 
 
 class LeftoverCheckpoint(NamedTuple):
-    """A committed checkpoint that a node before this one has left in its cache."""
+    """A committed checkpoint that an earlier node left in its cache."""
 
     key: str
     sha256: str
@@ -50,16 +50,16 @@ class LeftoverCheckpoint(NamedTuple):
 
 
 class CacheContents(NamedTuple):
-    """What is in a cache when a node opens it, and how large the disk is that it is on."""
+    """The content of a cache when a node opens it, and the size of its disk in bytes."""
 
     checkpoints: list[LeftoverCheckpoint]
     disk_bytes: int
 
 
 class CacheDisk:
-    """Does jobs one after another in a thread of its own; the reactor hears of their ends.
+    """Run disk jobs one after another in a thread; the reactor gets their results.
 
-    The thread begins with the first job.
+    The thread starts with the first job.
     """
 
     def __init__(self, reactor: Reactor) -> None:
@@ -73,7 +73,7 @@ class CacheDisk:
         then: Callable[[_T], None],
         failed: Callable[[OSError], None] | None = None,
     ) -> None:
-        """Have ``job`` done, then call ``then`` with what it returns, or ``failed``."""
+        """Queue ``job``; afterwards the reactor calls ``then`` with its result, or ``failed``."""
         if not self._thread.is_alive():
             self._thread.start()
         self._jobs.put(partial(self._do, job, then, failed or _log_failure))
@@ -97,13 +97,14 @@ class CacheDisk:
 
 
 def take_over(root: str) -> CacheContents:
-    """Make ``root`` a cache: remove what is of no use, and say what is; the longest unused first.
+    """Make ``root`` a cache, remove leftovers and return its checkpoints.
 
-    Checkpoints that were never committed belonged to a node that is no more: the scheduler has
-    forgotten them with it.
+    The least recently used one comes first.
+    Checkpoints that were never committed belonged to an earlier node; the scheduler forgot them
+    with that node.
 
     Raises:
-        OSError: the folder cannot be made or read.
+        OSError: the folder cannot be created or read.
     """
     os.makedirs(root, mode=0o700, exist_ok=True)
     StagingFolder(Path(root)).remove_leftovers()
@@ -123,7 +124,7 @@ def take_over(root: str) -> CacheContents:
                         raise FileNotFoundError(errno.ENOENT, "it is no manifest", committed)
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                     used_at = os.fstat(file.fileno()).st_mtime
-            except OSError:  # there is none, or a trial keeps others from reading it
+            except OSError:  # it does not exist, or a trial has made it unreadable
                 _remove_if_possible(root, key)
                 continue
             if os.path.isdir(os.path.join(entry.path, FILES)):
@@ -135,7 +136,7 @@ def take_over(root: str) -> CacheContents:
 
 
 def _remove_if_possible(root: str, key: str) -> None:
-    """Remove a checkpoint, or leave it: a trial may keep others from removing what it made."""
+    """Remove a checkpoint; log a failure, since a trial can make its files undeletable."""
     try:
         remove(root, key)
     except StoreError as error:
@@ -143,7 +144,7 @@ def _remove_if_possible(root: str, key: str) -> None:
 
 
 def measure(root: str, key: str) -> Inodes:
-    """What a checkpoint takes; what somebody removes or hides meanwhile does not count."""
+    """Return the bytes that a checkpoint takes, by inode; skip files that cannot be accessed."""
     inodes: dict[tuple[int, int], int] = {}
     for path, _, names in walk(os.path.join(root, key)):
         for name in ("", *names):
@@ -156,7 +157,7 @@ def measure(root: str, key: str) -> Inodes:
 
 
 def remove(root: str, key: str) -> None:
-    """Remove a checkpoint; one that is not there is no error.
+    """Remove a checkpoint, if it exists.
 
     Raises:
         StoreError: it cannot be removed.
@@ -165,9 +166,13 @@ def remove(root: str, key: str) -> None:
 
 
 def remove_strays(root: str, folder: str, attempt: int, last: int) -> None:
-    """Remove what a dead host has left: files half written, checkpoints nobody was told of.
+    """Remove partly written and unreported checkpoints of a dead trial process.
 
-    ``folder`` is its trial's, ``last`` the number of the last checkpoint that it told of.
+    Args:
+        root: the cache.
+        folder: name of the trial's folder in it.
+        attempt: the attempt that the process ran.
+        last: number of the last checkpoint that the process reported.
     """
     StagingFolder(Path(root)).remove_leftovers()
     for entry in _folders(os.path.join(root, folder)):
@@ -177,16 +182,16 @@ def remove_strays(root: str, folder: str, attempt: int, last: int) -> None:
 
 
 def age_of(key: str) -> tuple[int, int]:
-    """The epoch and the number of a checkpoint, by its key."""
+    """Return the (attempt, number) of a checkpoint, parsed from its key; (0, 0) if it has none."""
     named = _NAME.fullmatch(key.rpartition("/")[2])
     return (int(named[1]), int(named[2])) if named else (0, 0)
 
 
 def remove_folder(path: str) -> None:
-    """Remove a whole cache: at once from where it is looked for, then from the disk.
+    """Remove a whole cache: first rename it out of the way, then delete it.
 
     Raises:
-        OSError: it cannot be moved away.
+        OSError: it cannot be renamed.
     """
     parent, name = os.path.split(path)
     trash = name

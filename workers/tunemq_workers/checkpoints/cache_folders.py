@@ -1,7 +1,7 @@
-"""The folders of a node's cache: one for each experiment whose checkpoints are in a store.
+"""The folders of a node's cache: one for each experiment that has its checkpoints in a store.
 
-The scheduler may say which folder; then it also removes it. Where it does not, the node makes one,
-named by the experiment's events stream, and removes it once the experiment is over.
+If the scheduler names the folder, it also removes it. Otherwise the node creates one, named after
+the experiment's events stream, and removes it when the experiment has finished.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_cache import CheckpointCache
 from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
 
-#: An experiment whose stream is missing for so long is over.
+#: Seconds after which an experiment without a stream counts as finished.
 MISSING_S: Final = 5.0
 
-#: What the node calls a folder; trials may make others in the same place.
+#: Names that the node gives to folders; trials may create others beside them.
 _FOLDER: Final = re.compile(quote(redis_keys.events(""), safe="") + r"[A-Za-z0-9_.~%-]+")
 
 _log = logging.getLogger(__name__)
@@ -39,23 +39,23 @@ _Answer = Callable[[str, str], object]
 class _Folder:
     root: str
     events_key: str
-    #: The node has chosen it.
+    #: Whether the node chose the folder.
     is_ours: bool
     is_open: bool = False
-    #: Who waits until it is open.
+    #: Callbacks that wait until the folder is open.
     waiting: list[_Answer] = field(default_factory=list)
     missing_since: float | None = None
 
 
 class CacheFolders:
-    """Opens the experiments' folders, and forgets those of experiments that are over.
+    """Open experiments' folders, and forget those of finished experiments.
 
     Args:
-        cache: what is in them.
-        disk: looks what is there.
-        limits: hear of the disks.
-        folder: where the node makes those that it chooses.
-        now: a monotonic clock.
+        cache: the checkpoints in the folders.
+        disk: runs disk jobs.
+        limits: receives the sizes of the disks.
+        folder: parent of the folders that the node chooses.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -74,19 +74,24 @@ class CacheFolders:
         self.events_keys: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Take over what a node before this one has left."""
+        """Open the folders that an earlier node left."""
         left = os.listdir(self._folder) if os.path.isdir(self._folder) else []
         for name in left:
             root = os.path.join(self._folder, name)
-            # The folder may be people's, who have other things in it.
+            # The folder may belong to a user who keeps other things in it.
             if name.startswith(TRASH):
                 self._disk.run(partial(cache_disk.remove_folder, root), _ignore)
-            elif _FOLDER.fullmatch(name):  # else a trial made it
+            elif _FOLDER.fullmatch(name):  # a trial made all others
                 events_key = unquote(name)
                 self._add(root, events_key, is_ours=True)
 
     def open(self, start: TrialSpec, answer: Callable[[str, str], object]) -> None:
-        """Call ``answer`` with the folder for a trial and an empty text, or with what is wrong."""
+        """Find or open a trial's folder, then call ``answer``.
+
+        Args:
+            start: the trial.
+            answer: takes the folder and "", or "" and the problem.
+        """
         root = start.cache or os.path.join(self._folder, quote(start.events_key, safe=""))
         folder = self._folders.get(root)
         if folder is None:
@@ -99,10 +104,10 @@ class CacheFolders:
     def forget_all_but(
         self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
     ) -> set[str]:
-        """Forget the folders of experiments that are over, and return their streams.
+        """Forget the folders of finished experiments and return their streams.
 
-        Those are not ``used``, and the scheduler wants none of their events any more, or their
-        stream has been ``missing`` for a while.
+        An experiment has finished if it is not in ``used`` and either the scheduler wants none of
+        its events any more or its stream has been missing for `MISSING_S`.
         """
         over = set()
         for folder in list(self._folders.values()):
@@ -156,4 +161,4 @@ class CacheFolders:
 
 
 def _ignore(_: None) -> None:
-    """It is done."""
+    """No-op callback."""

@@ -1,21 +1,21 @@
-"""How much of a disk checkpoints may take: what people say, else a share of it."""
+"""`CacheLimits`: how many bytes checkpoints may take on a node's disk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-#: Of the disk that the cache is on: a tenth for copies, as much for what is not uploaded yet.
+#: One tenth of the cache's disk for copies, and as much for checkpoints that wait for their upload.
 _SHARE: Final = 10
 
 
 @dataclass(slots=True, eq=False)
 class CacheLimits:
-    """Two numbers of bytes; where nobody gave one, the largest disk that has a cache decides.
+    """Limits in bytes; by default a share of the largest disk that has a cache.
 
     Args:
-        copies_given: for copies of committed checkpoints; None for the share.
-        uploads_given: for what is not committed yet; likewise.
+        copies_given: limit for copies of committed checkpoints; None for the share.
+        uploads_given: limit for checkpoints that are not committed yet; None for the share.
     """
 
     copies_given: int | None = None
@@ -24,14 +24,14 @@ class CacheLimits:
 
     @property
     def copies(self) -> int:
-        """What copies of committed checkpoints may take."""
+        """Bytes that copies of committed checkpoints may take."""
         return self._share if self.copies_given is None else self.copies_given
 
     @property
     def uploads(self) -> int:
-        """Beyond so much that is not committed yet nobody may write, unless there is nothing."""
+        """Bytes that uncommitted checkpoints may take, unless it is a single larger one."""
         return self._share if self.uploads_given is None else self.uploads_given
 
     def found(self, disk_bytes: int) -> None:
-        """There is a cache on a disk of this size."""
+        """Take into account that a cache is on a disk of this size."""
         self._share = max(self._share, disk_bytes // _SHARE)

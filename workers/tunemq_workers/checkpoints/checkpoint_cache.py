@@ -1,10 +1,10 @@
-"""Which checkpoints are on a node's disk, who uses them, and which of them have to go.
+"""`CheckpointCache`: the checkpoints on a node's disk, their users, and the choice of deletions.
 
-What is not committed stays, and so does what somebody uses. Of the rest, the copies, each trial has
-its newest and the one before it: from those it goes on when it fails. Older ones go at once, while
-they are only in memory: to write them to the disk would take half of what the disk can do, and what
-memory they take would be missing to the others. All together have at most so many bytes: those go
-first that were not used for longest, but the newest of a trial after all others.
+The cache keeps uncommitted checkpoints and those in use. Of the others, which are copies, each
+trial keeps its newest two, from which it continues after a failure. The cache deletes older copies
+at once, while they are still in the page cache: writing them to disk would take half of the disk's
+bandwidth, and their memory is needed elsewhere. If all copies together exceed the limit, it deletes
+the least recently used ones first, and trials' newest ones last.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tunemq_workers.checkpoints.cache_disk import Inodes, LeftoverCheckpoint
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
 
-#: So many committed copies of a trial stay while there is room.
+#: Committed copies that each trial keeps while there is space.
 _COPIES_OF_A_TRIAL: Final = 2
-#: Of so many commits it is known what their manifests are, whatever became of the copies.
+#: Number of commits whose manifest hashes are remembered, even after their copies are deleted.
 _KNOWN_COMMITS: Final = 10_000
 
 _log = logging.getLogger(__name__)
@@ -33,10 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class CachedCheckpoint:
-    """A checkpoint in a folder of the cache, from the moment when all of it is there.
+    """A complete checkpoint in a folder of the cache.
 
-    ``written`` is the hash of the manifest that its host wrote, ``sha256`` that of the store's;
-    each is empty where there is none.
+    Attributes:
+        root: the folder.
+        key: the checkpoint's key, its path in the folder.
+        written: hash of the manifest that the trial process wrote; "" if it wrote none.
+        sha256: hash of the manifest in the store; "" before the commit.
+        users: names of those who need it; it stays while there are any.
     """
 
     root: str
@@ -44,62 +48,63 @@ class CachedCheckpoint:
     written: str = ""
     sha256: str = ""
     users: set[str] = field(default_factory=set)
-    #: Nobody will ever want it.
+    #: It will never be committed or restored.
     is_lost: bool = False
-    #: It was removed from the cache.
+    #: It is removed from the cache.
     is_gone: bool = False
     inodes: Inodes = field(default_factory=dict)
 
     @property
     def trial(self) -> tuple[str, str]:
-        """Its cache and its trial's folder there."""
+        """The cache's folder and the trial's folder in it."""
         return self.root, self.key.partition("/")[0]
 
     def fits(self, ref: CheckpointRef) -> bool:
-        """Whether it is what ``ref`` refers to."""
+        """Return whether it is the checkpoint that ``ref`` refers to."""
         return (bool(ref.sha256) and ref.sha256 == self.sha256) or (
             bool(ref.written) and ref.written == self.written
         )
 
 
 class CheckpointCache:
-    """What a node has of checkpoints. Owned by the node's loop; the disk does the work.
+    """The checkpoints on a node's disk. Owned by the node's loop.
 
     Args:
-        disk: removes and measures.
-        limits: say what copies of committed checkpoints may take on the disk.
+        disk: removes and measures checkpoints.
+        limits: the limit for copies of committed checkpoints.
     """
 
     def __init__(self, disk: DiskJobs, limits: CacheLimits) -> None:
-        #: Bytes that the copies take on the disk, as far as they were measured.
+        #: Bytes that the measured copies take on the disk.
         self.size = 0
         self._disk, self._limits = disk, limits
         self._cached: dict[tuple[str, str], CachedCheckpoint] = {}
         self._newest: dict[tuple[str, str], CachedCheckpoint] = {}
         self._commits: dict[tuple[str, str], str] = {}
-        # The committed ones, the longest unused first: those that go first, and those that go last.
+        # Committed copies, least recently used first: those to delete first, and those to delete
+        # last.
         self._others: dict[CachedCheckpoint, None] = {}
         self._last: dict[CachedCheckpoint, None] = {}
         self._committed = defaultdict[tuple[str, str], list[CachedCheckpoint]](list)
         self._links = Counter[tuple[int, int]]()
 
     def __len__(self) -> int:
-        """How many checkpoints there are."""
+        """Return the number of checkpoints in the cache."""
         return len(self._cached)
 
     def find(self, root: str, key: str) -> CachedCheckpoint | None:
-        """The checkpoint with this key, if it is there."""
+        """Return the checkpoint with this key, or None."""
         return self._cached.get((root, key))
 
     def committed_as(self, root: str, key: str) -> str:
-        """The hash of the store's manifest of what this node has committed; empty if it has not.
+        """Return the hash of a checkpoint's manifest in the store; "" if this node did not commit it.
 
-        Whoever is to restore a checkpoint may have been ordered before it was committed.
+        A trial process needs it if its order to restore was written before the commit.
         """
         return self._commits.get((root, key), "")
 
     def add(self, cached: CachedCheckpoint) -> None:
-        """It is there now: written by a host, or downloaded."""
+        """Add a checkpoint that a trial process wrote or the node downloaded."""
         self._cached[cached.root, cached.key] = cached
         newest = self._newest.get(cached.trial)
         if newest is None or cache_disk.age_of(newest.key) <= cache_disk.age_of(cached.key):
@@ -111,16 +116,16 @@ class CheckpointCache:
             self._enlist(cached)
 
     def take_over(self, root: str, found: Iterable[LeftoverCheckpoint]) -> None:
-        """These were left by a node before this one."""
+        """Add the checkpoints that an earlier node left."""
         for key, sha256, _, inodes in found:
             cached = CachedCheckpoint(
                 root, key, sha256=sha256, inodes=inodes
-            )  # it is measured, once
+            )  # so `add` does not measure it again
             self.add(cached)
             self._measured(cached, inodes)
 
     def commit(self, cached: CachedCheckpoint, sha256: str) -> None:
-        """It is in the store: what is here is a copy."""
+        """Note that the checkpoint is in the store, so that the one here is a copy."""
         cached.sha256 = sha256
         self._commits[cached.root, cached.key] = sha256
         if len(self._commits) > _KNOWN_COMMITS:
@@ -129,12 +134,12 @@ class CheckpointCache:
             self._enlist(cached)
 
     def lose(self, cached: CachedCheckpoint) -> None:
-        """It will never be in the store, and nobody may restore it: it goes with its last user."""
+        """Note that the checkpoint will never be in the store; remove it after its last user."""
         cached.is_lost = True
         self._remove_if_lost(cached)
 
     def use(self, cached: CachedCheckpoint, user: str) -> None:
-        """It stays until ``user`` has released it."""
+        """Keep the checkpoint until ``user`` releases it."""
         cached.users.add(user)
         for order in (self._others, self._last):
             if cached in order:
@@ -142,21 +147,21 @@ class CheckpointCache:
                 order[cached] = None
 
     def release(self, cached: CachedCheckpoint, user: str) -> None:
-        """``user`` needs it no more; one that did not use it is ignored."""
+        """End the use by ``user``; ignored if there is none."""
         cached.users.discard(user)
         self._remove_if_lost(cached)
         self._drop_older(cached.trial)
         self._trim()
 
     def discard(self, cached: CachedCheckpoint) -> None:
-        """Remove it, whoever uses it."""
+        """Remove the checkpoint even if it is in use."""
         if cached.is_gone:
             return
         self._forget(cached)
         self._disk.run(partial(cache_disk.remove, cached.root, cached.key), _ignore)
 
     def forget(self, root: str) -> None:
-        """Forget a whole folder, which stays on the disk."""
+        """Forget all checkpoints of a folder; its files stay on the disk."""
         for cached in [cached for cached in self._cached.values() if cached.root == root]:
             self._forget(cached)
         for place in [place for place in self._commits if place[0] == root]:
@@ -169,10 +174,10 @@ class CheckpointCache:
         if not cached.inodes:
             job = partial(cache_disk.measure, cached.root, cached.key)
             self._disk.run(job, partial(self._measured, cached))
-        self._drop_older(cached.trial, spare=cached)  # somebody may be about to use it
+        self._drop_older(cached.trial, spare=cached)  # its user may come next
 
     def _drop_older(self, trial: tuple[str, str], spare: CachedCheckpoint | None = None) -> None:
-        """Remove what is older than the trial's last copies, unless it is in use."""
+        """Remove copies older than the trial's newest ones, unless they are in use."""
         copies = sorted(self._committed.get(trial, ()), key=lambda one: cache_disk.age_of(one.key))
         for cached in copies[:-_COPIES_OF_A_TRIAL]:
             if not cached.users and cached is not spare:
@@ -220,4 +225,4 @@ class CheckpointCache:
 
 
 def _ignore(_: None) -> None:
-    """It is done."""
+    """No-op callback."""

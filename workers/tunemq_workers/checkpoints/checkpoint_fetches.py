@@ -1,6 +1,6 @@
-"""Gets checkpoints for hosts that restore them: from the node's cache, else from the store.
+"""`CheckpointFetches`: get checkpoints for trial processes that restore them, from cache or store.
 
-However many hosts wait for a checkpoint, it is downloaded once.
+A checkpoint is downloaded once, however many trial processes wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _PendingFetch:
     process: TrialProcess
     root: str
     ref: CheckpointRef
-    #: Of its manifest in the store.
+    #: Hash of its manifest in the store.
     sha256: str
     transfer: int | None = None
     reason: str = ""
@@ -35,21 +35,21 @@ class _PendingFetch:
 
 @dataclass(slots=True, eq=False)
 class _Download:
-    """A checkpoint that is being downloaded, once ``is_clear``: nothing stands in its place."""
+    """Requests for one download; ``is_clear``: the target path is free, so it may run."""
 
     questions: dict[str, _PendingFetch] = field(default_factory=dict)
     is_clear: bool = False
 
 
 class CheckpointFetches:
-    """Answers hosts that ask for a checkpoint. Owned by the node's loop.
+    """Answer trial processes that request a checkpoint. Owned by the node's loop.
 
     Args:
-        transfers: download.
-        cache: knows what is there; what a host was given stays until its user is released.
-        disk: makes place.
-        emit: takes events.
-        on_given: takes the host and what it was given.
+        transfers: downloads checkpoints.
+        cache: the checkpoints on disk; a process's checkpoints stay until `leave`.
+        disk: clears target paths.
+        emit: takes (events stream, encoded event).
+        on_given: takes the trial process and the checkpoint that it received.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class CheckpointFetches:
         self._given: dict[str, list[CachedCheckpoint]] = {}
 
     def fetch(self, process: TrialProcess, root: str, asked: FetchCheckpoint) -> None:
-        """Have the checkpoint in the folder ``root``, and tell the host."""
+        """Get the checkpoint into the folder ``root`` and answer the trial process."""
         ref = asked.ref
         sha256 = ref.sha256 or self._cache.committed_as(root, ref.key)
         cached = self._cache.find(root, ref.key)
         if cached is not None and not cached.is_lost:
-            # Another host may have found the same damage, and had the copy replaced since.
+            # Another process may have found the same damage, after which the copy was replaced.
             is_damaged = asked.again and cached in self._given.get(process.name, ())
             if cached.fits(ref) and not is_damaged:
                 self._give(process, ref, cached)
@@ -89,7 +89,7 @@ class CheckpointFetches:
             self._await(_PendingFetch(process, root, ref, sha256))
 
     def leave(self, name: str) -> None:
-        """The host is gone."""
+        """Release the checkpoints of a trial process that is gone, and cancel its requests."""
         for cached in self._given.pop(name, ()):
             self._cache.release(cached, name)
         for arrival in self._arrivals.values():
@@ -115,7 +115,7 @@ class CheckpointFetches:
             self._order(question)
 
     def _clear(self, place: tuple[str, str]) -> None:
-        """Nothing stands where the checkpoint is to appear."""
+        """Begin the downloads after the target path became free."""
         arrival = self._arrivals[place]
         arrival.is_clear = True
         if not arrival.questions:
@@ -128,7 +128,7 @@ class CheckpointFetches:
             self._answer(question, FetchAnswer("", str(problem)))
 
     def _order(self, question: _PendingFetch) -> None:
-        # Each host waits for itself, with its own patience; the transfers do the same thing once.
+        # Each process has its own timeout; `TransferClient` performs equal downloads once.
         start, ref = question.process.start, question.ref
         folder = os.path.join(question.root, ref.key)
         question.transfer = self._transfers.start(

@@ -1,4 +1,4 @@
-"""What a host asks its node about checkpoints, and what the node answers; payloads of frames."""
+"""Requests of trial processes about checkpoints, and the node's answers; payloads of frames."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tunemq_shared.protocol.messages import CheckpointRef
 
 
 class SaveAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint may be written into the folder ``cache``, or ``error`` says why not."""
+    """Answer: write the checkpoint into the folder ``cache``, or ``error`` says why not."""
 
     cache: str
     error: str = ""
 
 
 class FetchCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Have a checkpoint on this node's disk; ``again``: the copy that is there is damaged."""
+    """Request: get a checkpoint onto the node's disk; ``again``: the copy there is damaged."""
 
     ref: CheckpointRef
     again: bool = False
 
 
 class FetchAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The checkpoint is in the folder ``cache`` under its key, or ``error`` says why not.
+    """Answer: the checkpoint is in the folder ``cache`` under its key, or ``error`` says why not.
 
-    ``is_corrupt``: it is damaged or missing in the store, so that asking again is of no use.
-    ``sha256`` is the hash of its manifest in the store where the question did not know that: it was
-    committed since the host was ordered.
+    ``is_corrupt``: it is damaged or missing in the store, so a retry cannot succeed. ``sha256`` is
+    the hash of its manifest in the store if the request did not contain it, because the checkpoint
+    was committed after the order was written.
     """
 
     cache: str

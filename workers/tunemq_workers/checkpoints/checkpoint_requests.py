@@ -1,10 +1,9 @@
-"""A node's care for checkpoints that go to a store: hosts ask, and say what they have written.
+"""`CheckpointRequests`: serve trial processes that save checkpoints to a store or restore them.
 
-Of each host it knows what it asked and what it was given;
-`tunemq_workers.checkpoints.upload_queues` brings into the store what is written,
-`tunemq_workers.checkpoints.upload_backpressure` says when more may be,
-`tunemq_workers.checkpoints.checkpoint_fetches` gets what is to be restored. Of trials whose store
-is a local folder nothing comes here: their hosts write into it themselves.
+This module tracks each trial process's requests and answers. `upload_queues` uploads written
+checkpoints, `upload_backpressure` decides when a process may write the next one, and
+`checkpoint_fetches` gets checkpoints to restore. Trials whose store is a local folder need none of
+this: their processes write into it directly.
 """
 
 from __future__ import annotations
@@ -44,26 +43,26 @@ from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 
 class _TrialClient:
-    """A host that has to do with checkpoints."""
+    """A trial process that saves or restores checkpoints."""
 
     def __init__(self, process: TrialProcess) -> None:
         self.process, self.key, self.trial = process, process.key, trial_of(process)
         self.root = ""
-        #: What it has written last: it links to that, and goes on from there if it is to.
+        #: The newest checkpoint that it wrote: the next one links to its files.
         self.newest: CachedCheckpoint | None = None
         self.written = 0
 
 
 class CheckpointRequests:
-    """Serves the hosts of a node. Owned by the node's loop.
+    """Serve the trial processes of a node. Owned by the node's loop.
 
     Args:
-        timers: for hosts that wait too long.
-        disk: removes, measures and looks.
-        transfers: upload and download.
+        timers: schedules timeouts of waiting processes.
+        disk: runs disk jobs.
+        transfers: uploads and downloads checkpoints.
         emit: takes (events stream, encoded event).
-        folder: where caches are made for experiments that name none.
-        limits: say how much may be in all caches together.
+        folder: parent of the caches of experiments that name none.
+        limits: limits for all caches together.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class CheckpointRequests:
         folder: str,
         limits: CacheLimits,
     ) -> None:
-        #: Takes a trial whose checkpoints cannot be uploaded, and why: it is to fail.
+        #: Takes a trial that must fail because its checkpoints cannot be uploaded, and the reason.
         self.on_given_up: Callable[[TrialKey, str], object] = _nobody_is_told
         self._disk, self._transfers, self._emit = disk, transfers, emit
         self._cache = CheckpointCache(disk, limits)
@@ -92,16 +91,16 @@ class CheckpointRequests:
         self._fetches = CheckpointFetches(transfers, self._cache, disk, emit, on_given=self._given)
         self._guests: dict[str, _TrialClient] = {}
         self._is_closed = False
-        #: Those that were told that the process which uploads had died.
+        #: The streams that were warned about the death of the transfers process.
         self._told_of_death: set[str] = set()
         transfers.on_death = self._transfers_died
 
     def start(self) -> None:
-        """Look what a node before this one has left."""
+        """Open the caches that an earlier node left."""
         self._folders.start()
 
     def close(self) -> None:
-        """Give up whatever is under way; what is not committed never will be."""
+        """Cancel all transfers; uncommitted checkpoints are lost."""
         self._is_closed = True
         self._backpressure.close()
         self._transfers.close()
@@ -109,10 +108,10 @@ class CheckpointRequests:
     # --- hosts ----------------------------------------------------------------------------------
 
     def said(self, process: TrialProcess, kind: int, payload: bytes) -> None:
-        """A host asked, or wrote.
+        """Handle a frame about checkpoints from a trial process.
 
         Raises:
-            WireError: no host of ours says such a thing.
+            TransportError: a correct trial process would not send this.
         """
         if self._is_closed:
             return
@@ -135,12 +134,12 @@ class CheckpointRequests:
             raise TransportError(f"what it says of a checkpoint cannot be: {problem}") from problem
 
     def told(self, process: TrialProcess) -> None:
-        """A host was told to stop or to pause: it waits no longer for room."""
+        """Let a trial process that was ordered to stop or pause write at once."""
         if is_leaving(process):
             self._backpressure.look()
 
     def process_gone(self, name: str) -> None:
-        """Nothing is left of a host, or it waits for another trial; again is allowed."""
+        """Clean up after a process that ended or waits for another trial; may be called again."""
         guest = self._guests.pop(name, None)
         if guest is None:
             return
@@ -158,32 +157,32 @@ class CheckpointRequests:
     # --- experiments ----------------------------------------------------------------------------
 
     def unsettled(self) -> set[str]:
-        """The streams of experiments of which something is not uploaded."""
+        """Return the streams of experiments that have checkpoints to upload."""
         return self._uploads.events_keys()
 
     @property
     def size(self) -> int:
-        """Bytes of the copies that are kept."""
+        """Bytes that the cached copies take."""
         return self._cache.size
 
     @property
     def traffic(self) -> StoreTraffic:
-        """What the node asks of stores, and how many bytes of checkpoints wait to be sent."""
+        """Requests to stores and their results, and the bytes that wait for their upload."""
         return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self._uploads.size))
 
     def try_store(self, store: str) -> None:
-        """Find out whether this node can use a store, before a trial needs it; see `traffic`."""
+        """Test whether this node can use a store before a trial needs it; see `traffic`."""
         self._transfers.try_store(store)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The streams of experiments of which copies are kept."""
+        """The streams of experiments that have a cache folder."""
         return self._folders.events_keys
 
     def forget_all_but(
         self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
     ) -> set[str]:
-        """Forget experiments that are over; see `CacheFolders.forget_all_but`."""
+        """Forget finished experiments; see `CacheFolders.forget_all_but`."""
         over = self._folders.forget_all_but(used, acknowledged_up_to, missing)
         self._told_of_death -= over
         return over
@@ -193,7 +192,7 @@ class CheckpointRequests:
     def _ask(self, guest: _TrialClient, root: str, problem: str) -> None:
         process = guest.process
         if self._guests.get(process.name) is not guest:
-            return  # it is gone meanwhile
+            return  # it ended meanwhile
         guest.root = root
         if problem:
             process.answer(checkpoint_messages.encode(SaveAnswer("", problem)))
@@ -235,7 +234,7 @@ class CheckpointRequests:
         self._backpressure.written(name)
 
     def _transfers_died(self, why: str) -> None:
-        """Of large files the store keeps the parts that had come, until somebody removes them."""
+        """Warn each experiment: stores keep the parts of interrupted multipart uploads."""
         for events_key in self._uploads.events_keys() - self._told_of_death:
             self._told_of_death.add(events_key)
             warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
@@ -249,11 +248,11 @@ class CheckpointRequests:
 
 
 def _nobody_is_told(_trial: TrialKey, _reason: str) -> None:
-    """Until `TrialSupervisor` listens."""
+    """No-op until `TrialSupervisor` sets a callback."""
 
 
 def _disk_bytes(folder: str) -> float:
-    """How large the disk is that a folder is on; infinite where that is not known."""
+    """Return the size of a folder's disk in bytes; infinity if it is unknown."""
     try:
         return shutil.disk_usage(folder).total or math.inf
     except OSError:  # a trial has removed the folder
@@ -261,4 +260,4 @@ def _disk_bytes(folder: str) -> float:
 
 
 def _ignore(_: None) -> None:
-    """It is done."""
+    """No-op callback."""

@@ -1,9 +1,9 @@
-"""Who may write a checkpoint, and who has to wait until others are uploaded.
+"""`UploadBackpressure`: make trial processes wait before writing while too much is not uploaded.
 
-A host asks before it writes. It is told at once that it may as long as few enough checkpoints of
-its trial are not committed, and few enough bytes of all trials; else it waits, first come, first
-served, and the scheduler hears of it. A host that was told to end never waits: nothing due is
-skipped.
+A trial process asks before it writes a checkpoint. It may write at once while its trial has few
+enough uncommitted checkpoints and all trials together have few enough uncommitted bytes. Otherwise
+it waits in order of arrival, and the node reports that to the scheduler. A process that was ordered
+to stop or pause never waits, so that no due checkpoint is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GrantedSave:
-    """A host is writing; ``size`` is what it is expected to write."""
+    """A permission to write; ``size`` is the expected size in bytes."""
 
     trial: TrialKey
     size: int
@@ -46,14 +46,14 @@ class _PendingSave:
 
 
 class UploadBackpressure:
-    """Answers the hosts that ask for room. Owned by the node's loop.
+    """Answer trial processes that ask whether they may write. Owned by the node's loop.
 
     Args:
-        timers: for hosts that wait too long.
-        uploads: know what is not committed.
-        emit: takes events.
-        limits: say beyond how many bytes that are not committed nobody may write, unless there are
-            none at all: a single checkpoint may be larger.
+        timers: schedules timeouts of waiting processes.
+        uploads: the uncommitted checkpoints.
+        emit: takes (events stream, encoded event).
+        limits: limit for uncommitted bytes; it does not apply to a checkpoint that is alone, which
+            may be larger.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class UploadBackpressure:
         self._questions: dict[str, _PendingSave] = {}
 
     def ask(self, process: TrialProcess, cache: str) -> None:
-        """May this host write a checkpoint into the folder ``cache``?"""
-        self._granted.pop(process.name, None)  # what it was granted before came to nothing
+        """Handle a process's question whether it may write a checkpoint into ``cache``."""
+        self._granted.pop(process.name, None)  # an earlier permission was not used
         self._questions[process.name] = _PendingSave(process, cache)
         self.look()
 
     def look(self) -> None:
-        """Answer those that have waited long enough, and say why the others wait."""
+        """Answer the processes that may write now, and report why others wait."""
         for question, reason in self._answerable():
             if not reason:
                 self._grant(question)
@@ -79,15 +79,15 @@ class UploadBackpressure:
                 self._hold_up(question, reason)
 
     def is_writing(self, name: str) -> bool:
-        """Whether a host was told that it may write, and has not said what it wrote."""
+        """Return whether a process has a permission and has not reported its checkpoint yet."""
         return name in self._granted
 
     def written(self, name: str) -> None:
-        """The host has written what it was granted."""
+        """Note that the process has written its checkpoint."""
         self._granted.pop(name, None)
 
     def leave(self, name: str) -> None:
-        """The host is gone."""
+        """Forget a trial process that is gone."""
         self._granted.pop(name, None)
         question = self._questions.pop(name, None)
         if question is not None and question.timer is not None:
@@ -95,15 +95,15 @@ class UploadBackpressure:
         self.look()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Drop all questions without an answer."""
         for question in self._questions.values():
             if question.timer is not None:
                 question.timer.cancel()
         self._questions.clear()
 
     def _answerable(self) -> Iterator[tuple[_PendingSave, str]]:
-        """Each question, in order, and what stands against it; empty where nothing does."""
-        is_full = False  # then who comes later does not overtake
+        """Yield each question, in order, with the reason why it must wait; "" if it need not."""
+        is_full = False  # if it is, later questions must not overtake
         for question in list(self._questions.values()):
             if is_leaving(question.process):
                 yield question, ""

@@ -1,9 +1,9 @@
-"""The checkpoints that a node has written and not committed: one queue for each trial.
+"""`UploadQueues`: the checkpoints that a node wrote and has not committed, in a queue per trial.
 
-A checkpoint's way: written, waiting, in flight, committed; or lost, when its upload is given up,
-and then all behind it of the same trial are lost as well. A trial's are uploaded one after another
-in the order in which they were written, over all its epochs on this node; those of different trials
-beside each other.
+A checkpoint is written, waits, is in flight, and is committed. If its upload is given up, it is
+lost, and so are all later ones of the same trial in the queue. The node uploads a trial's
+checkpoints one after another in the order of writing, over all its attempts on this node, and
+different trials' in parallel.
 """
 
 from __future__ import annotations
@@ -41,36 +41,37 @@ class _WrittenCheckpoint:
 
 @dataclass(slots=True, eq=False)
 class _TrialQueue:
-    """One trial's; the first is in flight if ``transfer`` is there."""
+    """One trial's queue; its first checkpoint is in flight if ``transfer`` is set."""
 
     key: TrialKey
     waiting: deque[_WrittenCheckpoint] = field(default_factory=deque)
     transfer: int | None = None
-    #: By epoch, what it last committed, and what it was restored from. Before its first commit the
-    #: scheduler keeps the one for it, then the other; so its uploads may refer to their objects.
+    #: For each attempt, the checkpoint that it committed last and the one that it was restored
+    #: from. The scheduler keeps the restored one until the attempt's first commit, and then the
+    #: committed one, so uploads may refer to their objects.
     committed: dict[int, CachedCheckpoint] = field(default_factory=dict)
     restored: dict[int, CachedCheckpoint] = field(default_factory=dict)
-    #: Epochs that have a host now, and those of them that have lost a checkpoint.
+    #: Attempts that have a trial process, and those of them that lost a checkpoint.
     started: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     trouble: str = ""
     last_size: int = 0
 
     def base(self, attempt: int) -> CachedCheckpoint | None:
-        """The checkpoint whose objects an upload of this epoch may refer to."""
+        """Return the checkpoint whose objects an upload of this attempt may refer to."""
         base = self.committed.get(attempt) or self.restored.get(attempt)
         return base if base is not None and base.sha256 and not base.is_gone else None
 
 
 class UploadQueues:
-    """Uploads what hosts have written. Owned by the node's loop.
+    """Upload the checkpoints that trial processes write. Owned by the node's loop.
 
     Args:
-        transfers: do it.
-        cache: where the checkpoints are.
-        emit: takes events.
-        on_change: called when a checkpoint was committed or lost, or its upload has trouble.
-        on_given_up: takes the trial, and why its checkpoints cannot be uploaded.
+        transfers: performs the uploads.
+        cache: contains the checkpoints.
+        emit: takes (events stream, encoded event).
+        on_change: called after a commit or loss, and when the state of an upload changes.
+        on_given_up: takes the trial and the reason why its checkpoints cannot be uploaded.
     """
 
     def __init__(
@@ -82,43 +83,43 @@ class UploadQueues:
         on_change: Callable[[], object],
         on_given_up: Callable[[TrialKey, str], object],
     ) -> None:
-        #: Bytes of all files of the checkpoints that are not committed.
+        #: Bytes of all files of uncommitted checkpoints.
         self.size = 0
         self._transfers, self._cache, self._emit = transfers, cache, emit
         self._on_change, self._on_given_up = on_change, on_given_up
         self._queues: dict[TrialKey, _TrialQueue] = {}
 
     def events_keys(self) -> set[str]:
-        """The streams of the experiments that have something to upload."""
+        """Return the streams of the experiments that have checkpoints to upload."""
         return {key.events_key for key, queue in self._queues.items() if queue.waiting}
 
     def count(self, trial: TrialKey) -> int:
-        """How many checkpoints of a trial are written and not committed."""
+        """Return how many checkpoints of a trial are written and not committed."""
         queue = self._queues.get(trial)
         return len(queue.waiting) if queue else 0
 
     def trouble(self, trial: TrialKey | None = None) -> str:
-        """Why the upload of a trial, or of any, does not go on; empty while it does."""
+        """Say why the upload of a trial, or of any trial, is delayed; "" if it is not."""
         queues = self._queues.values() if trial is None else [self._queues[trial]]
         return next((queue.trouble for queue in queues if queue.trouble), "")
 
     def last_size(self, trial: TrialKey) -> int:
-        """Bytes of the newest checkpoint of a trial that has a host; 0 before the first."""
+        """Return the bytes of the newest checkpoint of a running trial; 0 before its first."""
         return self._queues[trial].last_size
 
     # --- hosts ----------------------------------------------------------------------------------
 
     def started(self, trial: TrialKey, attempt: int) -> None:
-        """This epoch has a host; again is allowed."""
+        """Note that this attempt has a trial process; may be called again."""
         queue = self._queues.setdefault(trial, _TrialQueue(trial))
         queue.started.add(attempt)
 
     def restored(self, trial: TrialKey, attempt: int, cached: CachedCheckpoint) -> None:
-        """The epoch, which has a host, begins from this checkpoint."""
+        """Note that a running attempt begins from this checkpoint."""
         self._queues[trial].restored[attempt] = cached
 
     def ended(self, trial: TrialKey, attempt: int) -> None:
-        """The epoch's host is gone."""
+        """Note that the attempt's trial process is gone."""
         queue = self._queues.get(trial)
         if queue is not None:
             queue.started.discard(attempt)
@@ -127,10 +128,10 @@ class UploadQueues:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def add(self, start: TrialSpec, said: CheckpointWritten, cached: CachedCheckpoint) -> None:
-        """Upload this checkpoint of a trial that has a host, after those before it."""
+        """Upload this checkpoint of a running trial after the earlier ones."""
         queue = self._queues[TrialKey(start.events_key, said.trial)]
         written = _WrittenCheckpoint(said, cached, start)
-        if said.attempt in queue.given_up:  # its host has not died of that yet
+        if said.attempt in queue.given_up:  # the process has not ended yet
             self._lose(queue, written, "its trial has lost a checkpoint before this one.")
             return
         queue.waiting.append(written)
@@ -164,7 +165,7 @@ class UploadQueues:
     def _committed(
         self, queue: _TrialQueue, base: CachedCheckpoint | None, uploaded: UploadResult | None
     ) -> None:
-        assert uploaded is not None  # the process says so of every upload
+        assert uploaded is not None  # the transfers process reports it for each upload
         written = self._end(queue, base)
         said = written.said
         failpoint("node.before_commit_event")
@@ -183,7 +184,7 @@ class UploadQueues:
         _log.info("checkpoint.committed key=%s sent=%d", said.key, uploaded.sent)
         self._cache.commit(written.cached, uploaded.sha256)
         queue.committed[said.attempt] = written.cached
-        queue.last_size = uploaded.size  # counted, where the trial's process said a number before
+        queue.last_size = uploaded.size  # counted; before, the trial process's claim
         self._begin(queue)
         self._tidy(queue)
         self._on_change()
@@ -191,7 +192,7 @@ class UploadQueues:
     def _given_up(
         self, queue: _TrialQueue, base: CachedCheckpoint | None, reason: str, _is_corrupt: bool
     ) -> None:
-        """Nothing behind it may be committed: a trial's checkpoints are, in order, or are not."""
+        """Give up the trial's queue: checkpoints are committed in order or not at all."""
         written = self._end(queue, base)
         key = written.said.key
         text = f"checkpoint {key} could not be uploaded: {reason}"
@@ -225,7 +226,7 @@ class UploadQueues:
         self._cache.lose(written.cached)
 
     def _tidy(self, queue: _TrialQueue) -> None:
-        """Forget epochs of which nothing is left to come."""
+        """Forget attempts that have no process and no checkpoint to upload."""
         left = queue.started | {written.said.attempt for written in queue.waiting}
         for of_attempt in (queue.committed, queue.restored):
             for attempt in of_attempt.keys() - left:

@@ -1,4 +1,4 @@
-"""Uploads and downloads of checkpoints: a child process of the node, and the node's end of it.
+"""Uploads and downloads between a node and stores, performed by a child process.
 
-`link` is the node's end and imports no client of a store; `process` is the child.
+`transfer_client` is the node's end and imports no store client; `transfer_process` is the child.
 """

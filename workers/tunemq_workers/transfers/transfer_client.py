@@ -1,7 +1,7 @@
-"""The node's end of its transfers: what is to be done, who waits for it, and until when.
+"""`TransferClient`: the node's end of its transfers, with their listeners and timeouts.
 
-The process holds nothing that would be missed: when it dies another is started and told again all
-that is unfinished, since every transfer may be done twice.
+The transfers process holds no state: when it dies, the node starts another and repeats all
+unfinished orders, since every transfer may be done twice.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tunemq_workers.runtime.transfer_messages import (
     encode,
 )
 
-#: What the process may take to leave a transfer that is given up: a read from a store that answers
-#: no more ends by itself within less.
+#: Seconds that the process may take to stop a cancelled transfer: a read from a store that does not
+#: answer times out earlier.
 _LEAVING_S: Final = 90.0
-#: A process that has had nothing to do for so long is let go, with its clients and their memory.
+#: Seconds without work after which the node ends the process, to free its clients' memory.
 _IDLE_S: Final = 60.0
 
-#: A store is tried for so long, and again so much later.
+#: Seconds for which `try_store` tries a store, and the pause before it tries again.
 _TRIED_S: Final = 3600.0
 _TRY_AGAIN_S: Final = 60.0
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Listener:
-    """Somebody who waits for a transfer."""
+    """A caller that waits for a transfer."""
 
     id: int
     job: _Job
@@ -66,47 +66,50 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One transfer, as the process knows it."""
+    """One transfer, as the transfers process knows it."""
 
     id: int
     transfer: Transfer
     listeners: list[_Listener] = field(default_factory=list)
-    #: The process that runs now was told to do it; it stays known until that has answered.
+    #: The current process has the order and has not answered it.
     is_begun: bool = False
-    #: ... and then to leave it.
+    #: ... and has the order to abandon it.
     is_abandoned: bool = False
-    #: Why it does not go on, where it does not; and why it last did not.
+    #: Why the transfer is delayed now; and why it was delayed last.
     trouble: str = ""
     problem: str = ""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits whose time is not over."""
+        """Whether a listener waits whose timeout has not passed."""
         return not all(listener.is_late for listener in self.listeners)
 
 
 class TransferClient:
-    """Uploads and downloads by a process of their own, started with the first. Never blocks.
+    """Upload and download in a child process, which the first transfer starts. Never blocks.
 
-    To be used in the reactor's thread, which is the one whose end is the process's end. Of the
-    callbacks exactly one of ``on_done`` and ``on_failed`` is called, once, and never before the
-    call that ordered the transfer has returned; after that nothing of the transfer goes on, unless
-    others wait for it too. ``on_done`` takes what an upload came to, None for others. ``on_failed``
-    takes the reason and whether the checkpoint is damaged or missing where it was to be read, so
-    that trying again is of no use; ``on_disk_failed``, where it is given, is called instead of it
-    if this machine's own disk does not take what is fetched. ``on_trouble`` takes why the transfer
-    does not go on, for people to read, and an empty text when it does again.
+    Use it in the reactor's thread, because the child ends with the thread that started it. For each
+    transfer exactly one of ``on_done`` and ``on_failed`` is called, once, and only after `start`
+    has returned. After that call the transfer is no longer active, unless other listeners wait for
+    it.
+
+    * ``on_done`` takes an upload's result; None for other transfers.
+    * ``on_failed`` takes the reason, and whether the source is damaged or missing, so that a retry
+      cannot succeed.
+    * ``on_disk_failed``, if given, is called instead of ``on_failed`` if the local disk rejects the
+      data.
+    * ``on_trouble`` takes the reason for a delay, for people, and "" when the transfer continues.
 
     Args:
-        reactor: calls back.
+        reactor: runs the callbacks.
         start: starts a transfers process.
-        children: the pids of the node's own children; the process's is kept there.
+        children: the pids of the node's own children; receives the process's.
     """
 
     def __init__(
         self, reactor: Reactor, *, start: Callable[[], ChildProcess], children: set[int]
     ) -> None:
-        #: Takes why the process ended, where that was not our wish.
+        #: Takes the reason why the process ended, unless the node ended it.
         self.on_death: Callable[[str], object] = _nobody_is_told
         self._reactor = reactor
         self._ids = itertools.count(1)
@@ -114,7 +117,7 @@ class TransferClient:
         self._fetched: dict[tuple[str, ...], _Job] = {}
         self._listeners: dict[int, _Listener] = {}
         self._idle: Timer | None = None
-        #: What processes that have ended had asked of stores, and what this one says.
+        #: Store traffic of earlier processes, and of the present one.
         self._traffic_before = self._traffic = StoreTraffic()
         self._child = ChildSupervisor(
             reactor,
@@ -127,17 +130,17 @@ class TransferClient:
         )
 
     def __len__(self) -> int:
-        """How many transfers are waited for."""
+        """Return the number of transfers that have a listener."""
         return sum(1 for job in self._jobs.values() if job.listeners)
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one."""
+        """The pid of the transfers process; None if there is none."""
         return self._child.pid
 
     @property
     def traffic(self) -> StoreTraffic:
-        """What was asked of stores since the node began."""
+        """Store traffic since the node began."""
         return self._traffic_before.plus(self._traffic)
 
     def start(
@@ -148,7 +151,7 @@ class TransferClient:
         on_trouble: Callable[[str], None],
         on_disk_failed: Callable[[str], None] | None = None,
     ) -> int:
-        """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
+        """Begin a transfer, or join one that fetches the same; return a number for `cancel`."""
         target = _target(transfer)
         job = self._fetched.get(target)
         if job is None:
@@ -167,7 +170,7 @@ class TransferClient:
         return number
 
     def try_store(self, store: str) -> None:
-        """Ask a store for something until it answers; `traffic` says meanwhile what is wrong."""
+        """Test a store until it answers; meanwhile `traffic` contains the problem."""
 
         def failed(_reason: str, _is_corrupt: bool) -> None:
             self._reactor.after(_TRY_AGAIN_S, lambda: self.try_store(store))
@@ -181,7 +184,7 @@ class TransferClient:
         self.start(TryStore(store, _TRIED_S), lambda _: None, failed, trouble)
 
     def cancel(self, number: int) -> None:
-        """Wait no more; the callbacks are not called. One that is over is ignored."""
+        """Stop waiting without a callback; ignored if the transfer has ended."""
         listener = self._listeners.get(number)
         if listener is None:
             return
@@ -190,7 +193,7 @@ class TransferClient:
             self._abandon(listener.job)
 
     def close(self) -> None:
-        """End the process and forget everything, telling nobody."""
+        """End the process and drop all transfers without callbacks."""
         for listener in list(self._listeners.values()):
             self._dismiss(listener)
         self._jobs.clear()
@@ -202,7 +205,7 @@ class TransferClient:
     # --- what is to be done -------------------------------------------------------------------
 
     def _begin(self, job: _Job) -> None:
-        """Have the process do it; if there is none, it will be told when it is there."""
+        """Order the transfer from the process; if there is none, start it and order later."""
         if self._child.is_up:
             job.is_begun, job.is_abandoned = True, False
             self._child.send(encode(BeginTransfer(job.id, job.transfer)))
@@ -217,7 +220,7 @@ class TransferClient:
             self._set_trouble(job, "")
 
     def _abandon(self, job: _Job) -> None:
-        """Have the process leave what nobody wants; its answer is waited for."""
+        """Order the process to abandon an unwanted transfer; the job stays until it answers."""
         if not job.is_begun:
             self._over(job)
         elif not job.is_abandoned:
@@ -243,14 +246,14 @@ class TransferClient:
             self._traffic = answer.traffic
             return
         job = self._jobs.get(answer.id)
-        if job is None:  # whoever was told of the answer before has closed all this
+        if job is None:  # a callback for the answer before this one closed the client
             return
         match answer:
             case TransferRetrying(_, reason):
                 self._set_trouble(job, reason)
             case TransferDone(_, uploaded):
                 job.is_begun = False
-                # Who came after it had been abandoned may have removed what was there by then.
+                # A listener that joined after the abandonment may have removed the files since.
                 if job.is_abandoned and job.is_wanted:
                     self._over(job)
                 else:
@@ -272,7 +275,7 @@ class TransferClient:
                     )
 
     def _over(self, job: _Job) -> None:
-        """Nothing of it goes on. Those whose time is over are told; for others it begins anew."""
+        """Handle the end of an abandoned job: fail late listeners, restart it for others."""
         late = [listener for listener in job.listeners if listener.is_late]
         if job.is_wanted:
             self._begin(job)
@@ -294,7 +297,7 @@ class TransferClient:
 
     def _time_is_over(self, listener: _Listener) -> None:
         listener.is_late = True
-        if listener.job.is_wanted:  # by others
+        if listener.job.is_wanted:  # by other listeners
             self._finish([listener], self._give_up)
             return
         self._abandon(listener.job)
@@ -323,7 +326,7 @@ class TransferClient:
 
     def _finish(self, listeners: Iterable[_Listener], call: Callable[[_Listener], None]) -> None:
         for listener in list(listeners):
-            # The one before may have cancelled it.
+            # an earlier callback may have cancelled it
             if listener.id in self._listeners:
                 self._dismiss(listener)
                 call(listener)
@@ -336,11 +339,11 @@ class TransferClient:
 
 
 def _nobody_is_told(_why: str) -> None:
-    """Until somebody listens."""
+    """No-op until a callback is set."""
 
 
 def _target(transfer: Transfer) -> tuple[str, ...]:
-    """What it fetches and where to, which is done once for all; empty for what is sent."""
+    """Return a key that equal fetches share; () for uploads, which are never shared."""
     match transfer:
         case FetchBlob():
             return transfer.store, transfer.blob.sha256, transfer.folder

@@ -1,8 +1,9 @@
-"""Performs transfers in threads: for each store a few that send, and others that fetch.
+"""`TransferPerformer`: perform transfers in threads, with separate threads per store and direction.
 
-A trial waits for what is fetched, so that is never behind what is sent; and a store that does not
-answer holds up only its own transfers. A store that refuses is tried again like one that is away: a
-search found it usable when it began, so somebody may mend the keys, the policy or the bucket.
+Trials wait for downloads, so uploads must not delay them; and a store that does not answer delays
+only its own transfers. A store that denies a request is tried again like one that is unreachable:
+it was usable when the experiment began, so its owner may correct the keys, the policy or the
+bucket.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ from tunemq_workers.runtime.transfer_messages import (
 )
 from tunemq_workers.system.trial_user import own_files
 
-#: How many transfers of a store go on at the same time.
+#: Parallel transfers per store.
 _UPLOADS: Final = 3
 _DOWNLOADS: Final = 3
-#: Of how many stores without a transfer client and threads are kept.
+#: Number of idle stores whose clients and threads are kept.
 _IDLE_STORES: Final = 8
 
-#: A trouble is told at once, and then this often at most if it is another.
+#: Seconds between two reports that a transfer is delayed, after the first.
 _TELL_EVERY_S: Final = 10.0
 
-#: After these another try would end the same.
+#: Errors after which a retry would fail the same way.
 _OF_NO_USE: Final = (CheckpointCorrupt, BlobCorrupt, NoSuchObject)
-#: What a disk says that is full, read-only or closed to us.
+#: Errors of a local disk that is full, read-only or not accessible.
 _DISK_REFUSES: Final = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS})
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ _T = TypeVar("_T")
 
 
 class _Store:
-    """One store's client, made when it is first needed, and its threads."""
+    """One store's threads and its client, which the first use opens."""
 
     def __init__(self, address: str) -> None:
         self.unfinished = 0
@@ -85,26 +86,26 @@ class _Store:
 
     @property
     def objects(self) -> ObjectStore:
-        """The client; for any thread."""
+        """The client; thread-safe."""
         with self._lock:
             if self._objects is None:
-                with own_files():  # a certificate, perhaps
-                    self._objects = open_objects(self._address, own_files)  # and keys
+                with own_files():  # for a certificate
+                    self._objects = open_objects(self._address, own_files)  # for keys
             return self._objects
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether no transfer of this store is running or queued."""
         return not self.unfinished
 
     def submit(self, transfer: Transfer, perform: Callable[[], None]) -> Future[None]:
-        """Have a thread of the kind that the transfer needs call ``perform``."""
+        """Call ``perform`` in an upload or download thread, depending on the transfer."""
         is_sent = isinstance(transfer, UploadCheckpoint | UploadTrialFiles)
         pool = self._senders if is_sent else self._fetchers
         return pool.submit(perform)
 
     def close(self) -> None:
-        """Let go of the client, and of the threads, which are idle."""
+        """Close the client and end the threads, which are idle."""
         self._senders.shutdown(wait=False)
         self._fetchers.shutdown(wait=False)
         if self._objects is not None:
@@ -113,7 +114,7 @@ class _Store:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A transfer that was begun and is not answered."""
+    """A transfer that is begun and not answered."""
 
     order: BeginTransfer
     store: _Store
@@ -124,7 +125,7 @@ class _Running:
 
 
 class TransferPerformer:
-    """Obeys orders, which come from one thread, and answers from any.
+    """Carry out orders, which come from one thread, and answer from any thread.
 
     Args:
         answer: takes answers; called in any thread.
@@ -137,7 +138,7 @@ class TransferPerformer:
         self._running: dict[int, _Running] = {}
 
     def obey(self, order: TransferOrder) -> None:
-        """Begin a transfer, or leave one; one that is not under way is ignored."""
+        """Begin or abandon a transfer; an order to abandon an unknown one is ignored."""
         match order:
             case BeginTransfer():
                 self._begin(order)
@@ -148,7 +149,7 @@ class TransferPerformer:
                     self._abandon(running)
 
     def _begin(self, order: BeginTransfer) -> None:
-        # The node looks after the time: it knows of those who came to wait later.
+        # The node handles timeouts, because it knows listeners that joined later.
         running = _Running(order, self._store(order.transfer.store), CancelToken())
         with self._lock:
             self._running[order.id] = running
@@ -158,7 +159,7 @@ class TransferPerformer:
     def _abandon(self, running: _Running) -> None:
         running.cancel.cancel()
         assert running.future is not None  # orders come from one thread
-        if running.future.cancel():  # it was waiting for a thread, and will not be performed
+        if running.future.cancel():  # still queued, so no thread will perform it
             self._end(
                 running, TransferFailed(running.order.id, "it was called off before it began")
             )
@@ -248,7 +249,7 @@ class TransferPerformer:
         self._patiently(running, put)
 
     def _try(self, running: _Running) -> None:
-        """Ask for an object until the store knows who asks; missing keys are counted, too."""
+        """Request an object until the store accepts the keys; count missing keys as failures."""
         store = running.order.transfer.store
 
         def attempt() -> None:
@@ -256,9 +257,9 @@ class TransferPerformer:
                 _ask(running.store.objects)
             except StoreUnavailable:
                 raise
-            except StoreRequestDenied as rejection:  # counted
+            except StoreRequestDenied as rejection:  # already counted
                 raise StoreUnavailable(str(rejection)) from rejection
-            except TuneError as error:  # no keys, no certificate
+            except TuneError as error:  # missing keys or certificate
                 TRAFFIC.failed(store, str(error))
                 raise StoreUnavailable(str(error)) from error
 
@@ -266,12 +267,12 @@ class TransferPerformer:
         TRAFFIC.answered(store)
 
     def _patiently(self, running: _Running, work: Callable[[ObjectStore], _T]) -> _T:
-        """What ``work`` makes of the store, tried again, all of it, while that is refused."""
+        """Return the result of ``work``, retried as a whole while the store denies requests."""
 
         def attempt() -> _T:
             try:
                 return work(running.store.objects)
-            except StoreRequestDenied as rejection:  # it looks for the keys anew
+            except StoreRequestDenied as rejection:  # the next try reads the keys again
                 raise StoreUnavailable(str(rejection)) from rejection
 
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
@@ -279,7 +280,7 @@ class TransferPerformer:
     def _in_trouble(self, running: _Running, reason: str) -> None:
         now, reason = time.monotonic(), encodable(reason)
         with self._lock:
-            # Files and parts of them that are tried again all say the same, in words of their own.
+            # Retried files and parts of a transfer report the same problem in different words.
             is_notice = not reason or now >= running.told_at + _TELL_EVERY_S
             if reason == running.trouble or not is_notice:
                 return
@@ -295,9 +296,9 @@ class TransferPerformer:
         self._answer(answer)
 
     def _store(self, address: str) -> _Store:
-        """The store; clients of others that have been idle longest are let go."""
+        """Return the store's threads and client; close those of stores that were idle longest."""
         store = self._stores.pop(address, None) or _Store(address)
-        self._stores[address] = store  # the newest is the last
+        self._stores[address] = store  # most recently used last
         with self._lock:
             idle = [at for at, one in self._stores.items() if one is not store and one.is_idle]
         for at in idle[:-_IDLE_STORES]:
@@ -306,10 +307,10 @@ class TransferPerformer:
 
 
 def _ask(objects: ObjectStore) -> None:
-    """Ask for an object that is not there, as any role may.
+    """Request an object that does not exist, which every role may do.
 
-    Who may not list is told of such an object that access is denied, by a server that knows the
-    keys; so that is an answer, too.
+    A server answers "access denied" to a role without the right to list. This also proves that it
+    knows the keys, so it counts as an answer.
     """
     try:
         objects.get_bytes(f"{BLOBS}/{PROBE}none", limit=1)
@@ -322,14 +323,14 @@ def _ask(objects: ObjectStore) -> None:
 
 
 def _copied(ref: BlobRef, folder: BlobFolder) -> BlobRef:
-    """A blob of a folder that all machines share, unless this one does not have it now."""
+    """Copy a blob from a shared folder, unless this machine has it already."""
     source = Path(ref.path)
     with counted(str(source.parent)):
         return folder.take_in(ref, partial(copy_file, source))
 
 
 def _whole_base(upload: UploadCheckpoint) -> Path | None:
-    """The base, unless it was damaged on the disk: it would name objects that are nowhere."""
+    """Return the base's manifest, or None if it is damaged: it could name missing objects."""
     if not upload.base:
         return None
     base = Path(upload.base)
@@ -344,7 +345,7 @@ def _whole_base(upload: UploadCheckpoint) -> Path | None:
 
 
 def _is_of_disk(problem: Exception) -> bool:
-    """Whether this machine's own disk refused; a store that fails is `StoreUnavailable`."""
+    """Return whether the local disk caused the error; a store's failure is `StoreUnavailable`."""
     cause = problem.__cause__
     is_store = isinstance(problem, StoreUnavailable)
     return not is_store and isinstance(cause, OSError) and cause.errno in _DISK_REFUSES

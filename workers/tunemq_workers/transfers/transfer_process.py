@@ -1,11 +1,11 @@
-"""The transfers process: sends checkpoints to object stores and fetches them, for its node.
+"""The transfers process: upload files to object stores and download them, for its node.
 
     python -P -m tunemq_workers.transfers.transfer_process --fd FD --node-pid PID [--trial-user
     USER]
 
-A process of its own, so that neither hashing nor a store's client slows the node's loop, and with a
-lower priority than training. It holds nothing that would be missed, so whatever breaks it, its node
-starts another and orders again what is unfinished. It ends when its node closes the socket.
+It is a separate process so that hashing and store clients do not slow down the node's loop, and it
+has a lower priority than training. It holds no state: after a failure the node starts another one
+and repeats the unfinished orders. It ends when its node closes the socket.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tunemq_workers.runtime.transfer_messages import (
 )
 from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
-#: Added to the node's own: training comes first.
+#: Added to the node's niceness: training comes first.
 _NICENESS: Final = 10
-#: How often the node is told what was asked of stores, where that has changed.
+#: Seconds between two reports of store traffic; one is sent only if the traffic changed.
 _COUNT_EVERY_S: Final = 2.0
-#: The process is broken (EX_SOFTWARE).
+#: Exit code after an internal error (EX_SOFTWARE).
 _EXIT_BROKEN: Final = 70
 
 _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Do what the node orders until it closes the socket named on the command line."""
+    """Carry out the node's orders until it closes the socket named on the command line."""
     node = begin("tunemq_workers.transfers.transfer_process", "tunemq-transfer")
     os.nice(_NICENESS)
     logging.basicConfig(
@@ -53,10 +53,10 @@ def main() -> None:
     code = 0
     try:
         _serve(node)
-    except BaseException:  # noqa: BLE001 - whoever started the process sees its exit code, this the log
+    except BaseException:  # noqa: BLE001 - the node sees the exit code, the log has the error
         _log.critical("transfers.broken", exc_info=True)
         code = _EXIT_BROKEN
-    # Threads may be in the middle of transfers; nothing of them outlives the node.
+    # Threads may still run transfers; none may outlive the node.
     os._exit(code)
 
 
@@ -75,7 +75,7 @@ def _serve(node: socket.socket) -> None:
 
 
 def _count(answer: Callable[[TransferAnswer], None]) -> None:
-    """Tell the node what was asked of stores, until it closes the socket."""
+    """Report store traffic to the node until it closes the socket."""
     told = StoreTraffic()
     with contextlib.suppress(OSError):
         while True:
