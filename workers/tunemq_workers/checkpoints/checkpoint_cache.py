@@ -97,7 +97,7 @@ class CheckpointCache:
         return self._cached.get((root, key))
 
     def committed_as(self, root: str, key: str) -> str:
-        """Return the hash of a checkpoint's manifest in the store; "" if this node did not commit it.
+        """Return the hash of a manifest in the store; "" if this node did not commit it.
 
         A trial process needs it if its order to restore was written before the commit.
         """

@@ -105,7 +105,7 @@ class CheckpointRequests:
         self._backpressure.close()
         self._transfers.close()
 
-    # --- hosts ----------------------------------------------------------------------------------
+    # --- trial processes ------------------------------------------------------------------------
 
     def said(self, process: TrialProcess, kind: int, payload: bytes) -> None:
         """Handle a frame about checkpoints from a trial process.
@@ -187,7 +187,7 @@ class CheckpointRequests:
         self._told_of_death -= over
         return over
 
-    # --- what hosts ask and say -----------------------------------------------------------------
+    # --- requests of trial processes ------------------------------------------------------------
 
     def _ask(self, guest: _TrialClient, root: str, problem: str) -> None:
         process = guest.process

@@ -107,7 +107,7 @@ class UploadQueues:
         """Return the bytes of the newest checkpoint of a running trial; 0 before its first."""
         return self._queues[trial].last_size
 
-    # --- hosts ----------------------------------------------------------------------------------
+    # --- trial processes ------------------------------------------------------------------------
 
     def started(self, trial: TrialKey, attempt: int) -> None:
         """Note that this attempt has a trial process; may be called again."""

@@ -1,1 +1,1 @@
-"""GPUs of a node: found, locked, watched, and given to trials only when free."""
+"""A node's GPUs: discovery, locks, supervision and admission of trials."""

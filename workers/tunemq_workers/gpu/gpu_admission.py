@@ -1,8 +1,8 @@
-"""Trials whose host waits on this node because a GPU that they were given is not clear.
+"""`GpuAdmission`: make trials wait until their GPUs are clear, and return those that cannot start.
 
-The scheduler gives a slot out again as soon as a host has gone, and need not know how long a device
-takes. Where a device is withheld a trial is given back: to be placed elsewhere, which is no failure
-of its own.
+The scheduler assigns a slot again as soon as its trial process is gone, although the GPU may need
+longer to free its memory. If a device is withheld, the node returns the trial to the scheduler,
+which places it elsewhere; this is no failure of the trial.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
-#: A wait that takes longer is told of.
+#: Seconds of waiting after which the node reports the wait.
 _TIMEOUT_S: Final = 1.0
-#: The scheduler hears within this time that a device is withheld, and does not choose it again.
+#: Seconds until a trial is returned. By then the scheduler knows that the device is withheld and
+#: does not choose it again.
 GIVE_BACK_AFTER_S: Final = 2.0
 
 
@@ -34,13 +35,13 @@ class _Waiting:
 
 
 class GpuAdmission:
-    """Holds starts back. Owned by the node's loop.
+    """Delay starts of trial processes. Owned by the node's loop.
 
     Args:
-        watchdog: knows the devices; without one nothing is held back.
-        timers: for what takes too long.
-        news: tells why a trial waits, and that it is given back.
-        given_back: takes a trial that is not to be started here any more.
+        availability: the state of the devices; None: delay nothing.
+        timers: schedules reports and returns.
+        trial_events: reports why a trial waits, and that it is returned.
+        given_back: takes an attempt that must not be started here any more.
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class GpuAdmission:
         self._waiting: dict[AttemptId, _Waiting] = {}
 
     def is_withheld(self, start: TrialSpec) -> bool:
-        """Whether a device of it is, so that no host is to go on with it either."""
+        """Return whether a device of the trial is withheld, also from parked processes."""
         obstacle = self._availability.obstacle(start.devices) if self._availability else None
         return obstacle is not None and obstacle.is_withheld
 
     def is_shut(self, key: AttemptId, start: TrialSpec) -> bool:
-        """Whether no host may be forked for a trial now; whoever waits is to ask again."""
+        """Return whether a fork for the attempt must wait; if so, the caller asks again later."""
         if self._availability is not None:
             self._availability.claim(start.devices)
         obstacle = self._availability.obstacle(start.devices) if self._availability else None
@@ -78,17 +79,17 @@ class GpuAdmission:
         return True
 
     def forget_all_but(self, keys: Collection[AttemptId]) -> None:
-        """Of all others nobody waits any more."""
+        """Stop the waits of all other attempts."""
         for key in [key for key in self._waiting if key not in keys]:
             self._leave(key, is_over=True)
 
     def took(self, process: TrialProcess) -> None:
-        """A host is forked."""
+        """Note that a trial process is forked."""
         if self._availability is not None:
             self._availability.took(process)
 
     def gone(self, name: str) -> None:
-        """Nothing is left of a host."""
+        """Note that a trial process and its process tree are gone."""
         if self._availability is not None:
             self._availability.gone(name)
 

@@ -1,16 +1,18 @@
-"""Which GPUs of a node a host may be forked on now, and which are withheld, and why.
+"""`GpuAvailability`: decide which GPUs a trial process may use now, and which are withheld and why.
 
-A device is *clear* when nothing says that a host that has gone still holds memory of it. Whoever
-has just gone is given some time; a device whose memory does not come back is withheld until it
-does. So is one of which somebody else holds much. What is broken is withheld for good, that is,
-until the worker is started again.
+A device is *clear* when no evidence says that a process that is gone still holds its memory. After
+a process ends, its memory has some time to come back; if it does not, the device is withheld until
+it does. A device is also withheld while foreign processes hold much of its memory, and a broken one
+until the worker restarts.
 
-A script's node has a device only while it is used: it locks it before a host is forked there, and
-gives it back when it was clear and idle for a moment. What another node has meanwhile is withheld.
+An embedded node holds a device only while it uses it: it locks the device before it forks a trial
+process there, and releases it after it was clear and idle for a moment. Meanwhile a device that
+another node has locked is withheld.
 
-While a device has no host of ours, what is used of it is compared with what was used when it had
-none before, so that no pid matters: in a container they say nothing. While it has others, nobody
-can tell what they have taken meanwhile, and the processes themselves are looked for.
+While a device has no trial process of this node, its used memory is compared with the amount that
+was used when it last had none. This needs no pids, which mean nothing in a container. While it has
+other trial processes, their memory cannot be told apart by amounts, so the processes of the one
+that is gone are searched by pid.
 """
 
 from __future__ import annotations
@@ -34,40 +36,42 @@ from tunemq_workers.runtime.checkpoint_interfaces import Timers
 from tunemq_workers.runtime.reactor import Timer
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
-#: Memory that has gone has this long to come back.
+#: Seconds that memory has to come back after a process ended.
 GIVEN_BACK_WITHIN_S: Final = 15.0
-#: Between two looks at a device that is not clear: at least, at most, and when it is withheld.
+#: Seconds between two snapshots: at least and at most while a device is not clear, and while it is
+#: withheld.
 _PAUSES_S: Final = (0.1, 2.0)
 _PAUSE_WITHHELD_S: Final = 3.0
-#: A lock is kept for so long after the last host: the search's next trial mostly comes at once.
+#: Seconds for which a lock is kept after the last process: the next trial mostly follows at once.
 GIVE_BACK_IDLE_AFTER_S: Final = 1.0
-#: Where looks are slow, for so many of them: whoever waits for several devices finds those that
-#: were clear first still locked when the last one is.
+#: The same as a number of snapshots, where these are slow: a trial that waits for several devices
+#: must find the first ones still locked when the last one is clear.
 _GIVE_BACK_IDLE_AFTER_SNAPSHOTS: Final = 3
-#: Between two looks whether another node still has a device.
+#: Seconds between two checks whether another node still has a device.
 _PAUSE_ELSEWHERE_S: Final = 1.0
-#: More than before may be used: this much, or this part of the device.
+#: Tolerated excess over the earlier amount: bytes, or part of the device's memory.
 _SLACK_BYTES: Final = 300 * 2**20
 _SLACK: Final = 0.02
-#: Of somebody else's processes those are told of that hold so much.
+#: Memory from which on a foreign process is reported.
 _NOTED_BYTES: Final = 300 * 2**20
-#: A device is withheld when they hold more than this part of it, and offered again below the other.
+#: Part of its memory below which a crowded device is offered again, and above which a device
+#: becomes crowded.
 _CROWDED: Final = (0.05, 0.1)
-#: Where a device was never seen clear, so much may be used by nobody that is seen, or this part of
-#: it: a desktop's processes may not be listed.
+#: Tolerated memory of unseen processes on a device that was never clear: bytes, or part of the
+#: memory. The processes of a desktop may not be listed.
 _UNSEEN_BYTES: Final = 2 * 2**30
 _UNSEEN: Final = 0.1
-#: A driver that has not said in this time what is used of a device never does. Less than
-#: `GIVEN_BACK_WITHIN_S`, or the device would be withheld for a moment.
+#: Seconds after which a driver that does not report used memory is assumed to never do so. Less
+#: than `GIVEN_BACK_WITHIN_S`, or the device would be withheld for a moment.
 SILENT_FOR_S: Final = 10.0
-#: Of what nobody has looked at since a host has gone, or cannot say anything about.
+#: The reason while the driver has not reported, or cannot report, memory since a process ended.
 _UNKNOWN: Final = "the driver does not say whether its memory is given back"
 
 _log = logging.getLogger(__name__)
 
 
 class GpuObstacle(NamedTuple):
-    """Why no host may be forked on a device now; ``is_withheld``: nor will be soon."""
+    """Why no process may be forked on a device now; ``is_withheld``: it will last."""
 
     reason: str
     is_withheld: bool
@@ -75,21 +79,21 @@ class GpuObstacle(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    """What is known of a device.
+    """The state of a device.
 
     Attributes:
-        memory: all that it has, in bytes; 0 where nobody knows.
-        hosts: those that have it.
-        baseline: what was used of it, foreign processes aside, when it had none; None: not known.
-        left_at: since when nobody has seen that it is clear; None while it is.
-        silent_since: since when looks do not tell what is used; infinite once one did.
-        left: the pids of what hosts that have gone held it with.
-        strangers: the pids that held it when it had no host and was clear.
-        foreign: by pid, those of somebody else's that are told of, with what is said of each.
-        told: which events streams were told what of them.
-        broken, elsewhere, crowded, kept: why it is withheld: for good, because another node has
-            it, because of others, because a host that has gone still holds it.
-        awaited: what it waits for while it is not clear.
+        memory: its memory in bytes; 0 if unknown.
+        processes: names of the trial processes that have it.
+        baseline: bytes used without foreign processes when it had no trial process; None: unknown.
+        left_at: time since which it was not seen clear; None while it is clear.
+        silent_since: time since which snapshots lack used memory; infinite once one had it.
+        left: pids with which processes that are gone held it.
+        strangers: pids that held it when it had no trial process and was clear.
+        foreign: by pid, the reported foreign processes and their descriptions.
+        told: the warnings that were given, as (events stream, text).
+        broken, elsewhere, crowded, kept: the reasons to withhold it: it is broken, another node has
+            it, foreign processes hold much of it, or a process that is gone still holds it.
+        awaited: the reason why it is not clear.
     """
 
     uuid: str
@@ -111,26 +115,26 @@ class _Device:
 
     @property
     def withheld(self) -> str:
-        """Why it is withheld; empty if it is not."""
+        """The reason why it is withheld; "" if it is not."""
         return self.broken or self.elsewhere or self.crowded or self.kept
 
     def is_like_before(self, unexplained: float) -> bool:
-        """Whether no more is used than when it had no host."""
+        """Return whether ``unexplained`` bytes are no more than when it had no trial process."""
         if self.baseline is None:
             return not self.memory or unexplained <= max(_UNSEEN_BYTES, _UNSEEN * self.memory)
         return unexplained <= self.baseline + max(_SLACK_BYTES, _SLACK * self.memory)
 
 
 class GpuAvailability:
-    """Knows the GPUs of a node. Owned by the node's loop.
+    """The GPUs of a node and their state. Owned by the node's loop.
 
     Args:
-        gpus: those that the node offers.
-        timers: for the time that memory has to come back.
-        look_in: has somebody look at all devices in so many seconds, and tell `seen`.
-        now: the monotonic clock.
-        me: this node's process.
-        locks: take devices and give them back; without, they are this node's anyway.
+        gpus: the GPUs that the node offers.
+        timers: schedules timeouts.
+        poll_within: requests a snapshot of all devices, within seconds, for `seen`.
+        now: the monotonic clock, in seconds.
+        me: the node's pid; default: this process's.
+        locks: locks and releases devices; None: the node owns them permanently.
     """
 
     def __init__(
@@ -143,13 +147,14 @@ class GpuAvailability:
         me: int | None = None,
         locks: GpuLocks | None = None,
     ) -> None:
-        #: Called when some device may be used again, or may not be any more.
+        #: Called when a device became usable, or is no longer.
         self.on_change: Callable[[], object] = _nothing
-        #: Takes all that is withheld, and why, whenever that changes.
+        #: Takes all withheld devices and the reasons, whenever they change.
         self.on_withheld: Callable[[dict[str, str]], object] = _nothing
-        #: Takes (events stream, text) for those whose trials use a device.
+        #: Takes (events stream, text) for experiments whose trials use a device.
         self.on_warning: Callable[[str, str], object] = _nothing
-        #: Of devices that somebody else uses, too: what people should know; replaced, not changed.
+        #: By UUID, descriptions of foreign processes, also on usable devices; replaced, not
+        #: changed.
         self.foreign: Mapping[str, str] = {}
         self._timers, self._poll_within, self._now = timers, poll_within, now
         self._locks = locks
@@ -160,15 +165,15 @@ class GpuAvailability:
         self._pids: dict[str, set[int]] = {}
         self._devices = {gpu.uuid: _Device(gpu.uuid, gpu.memory) for gpu in gpus}
         self._withheld: dict[str, str] = {}
-        for device in self._devices.values():  # nobody has looked yet
+        for device in self._devices.values():  # no snapshot yet
             self._await(device)
 
-    # --- what hosts ask and tell ----------------------------------------------------------------
+    # --- trial processes ------------------------------------------------------------------------
 
     def obstacle(self, devices: Iterable[str]) -> GpuObstacle | None:
-        """Why no host may be forked on these devices now; None if one may.
+        """Return why no process may be forked on these devices now; None if one may.
 
-        Those that are not known one by one are nobody's business here.
+        Devices without known UUIDs are ignored.
         """
         found: list[GpuObstacle] = []
         for device in self._known(devices):
@@ -178,9 +183,9 @@ class GpuAvailability:
         return max(found, key=lambda one: one.is_withheld, default=None)
 
     def claim(self, devices: Iterable[str]) -> None:
-        """Have these for this node: all or none, or two nodes would wait for each other for ever.
+        """Lock these devices: all or none, or two nodes could wait for each other for ever.
 
-        Whoever had one before may have left something there, so that it has to be looked at.
+        The previous holder may have left memory in use, so a snapshot is requested.
         """
         locks, taken = self._locks, list[_Device]()
         if locks is None:
@@ -204,7 +209,7 @@ class GpuAvailability:
             self._poll_within(0.0)
 
     def took(self, process: TrialProcess) -> None:
-        """A host is forked, with the devices of its start."""
+        """Note that a trial process is forked, with the devices of its start."""
         devices = self._known(process.start.devices)
         if devices:
             self._processes[process.name], self._pids[process.name] = process, set()
@@ -213,7 +218,7 @@ class GpuAvailability:
             self._tell_of_foreign(device)
 
     def gone(self, name: str) -> None:
-        """Nothing is left of a host; one that had no device is ignored."""
+        """Note that a trial process and its process tree are gone; ignored if it had no device."""
         process = self._processes.pop(name, None)
         if process is None:
             return
@@ -224,10 +229,10 @@ class GpuAvailability:
             self._await(device)
         self._poll_within(0.0)
 
-    # --- what the driver says -------------------------------------------------------------------
+    # --- snapshots ------------------------------------------------------------------------------
 
     def seen(self, snapshot: GpuSnapshot) -> None:
-        """Somebody has looked."""
+        """Handle a snapshot of all devices."""
         clear = self._clear()
         self._snapshot_took_s = self._now() - snapshot.asked_at
         for xid in snapshot.xids:
@@ -285,7 +290,7 @@ class GpuAvailability:
     def _sorted(
         self, device: _Device, holdings: Iterable[GpuMemoryHolder]
     ) -> tuple[list[GpuMemoryHolder], list[GpuMemoryHolder]]:
-        """What is of hosts that have gone, or may be, and what is certainly somebody else's."""
+        """Return the holders that are, or may be, processes that are gone, and the foreign ones."""
         ours: list[GpuMemoryHolder] = []
         theirs: list[GpuMemoryHolder] = []
         for holding in holdings:
@@ -296,7 +301,7 @@ class GpuAvailability:
                 ours.append(holding)
             elif holding.line or holding.pid in device.strangers:
                 theirs.append(holding)
-            elif not device.processes:  # while there are some, it may be one of theirs
+            elif not device.processes:  # while there are some, it may belong to one of them
                 (theirs if device.baseline is None else ours).append(holding)
         return ours, theirs
 
@@ -311,19 +316,19 @@ class GpuAvailability:
         theirs: list[GpuMemoryHolder],
         asked_at: float,
     ) -> str:
-        """Why a device that has no host is not clear."""
+        """Say why a device without trial processes is not clear; "" if it is."""
         rest = _unexplained(snapshot, theirs)
         if rest is None:
             if device.silent_since is None:
                 device.silent_since = asked_at
-            if asked_at - device.silent_since < SILENT_FOR_S:  # it may only have been slow
+            if asked_at - device.silent_since < SILENT_FOR_S:  # the driver may only be slow
                 return _UNKNOWN
             return _not_back(ours) if ours else ""
         device.silent_since = math.inf
         if device.is_like_before(rest):
             return ""
         if device.baseline is None and any(one.memory is None for one in theirs):
-            return ""  # it may be all theirs
+            return ""  # all of it may be foreign
         if ours:
             return _not_back(ours)
         if device.baseline is None:
@@ -331,11 +336,11 @@ class GpuAvailability:
         more = show_bytes(int(rest - device.baseline))
         return f"memory not given back: {more} more is used than before, by nobody that is seen"
 
-    # --- others ---------------------------------------------------------------------------------
+    # --- foreign processes ----------------------------------------------------------------------
 
     def _look_at_others(self, device: _Device, theirs: list[GpuMemoryHolder]) -> None:
         noted = [one for one in theirs if (one.memory or 0.0) >= _NOTED_BYTES]
-        # What is said of one stays what it is, however much it takes later.
+        # Descriptions do not change with the amount, so that each is reported once.
         device.foreign = {one.pid: device.foreign.get(one.pid, str(one)) for one in noted}
         if not noted:
             device.told.clear()
@@ -348,7 +353,7 @@ class GpuAvailability:
         self._tell_of_foreign(device)
 
     def _tell_of_foreign(self, device: _Device) -> None:
-        """Tell the experiments that use it, each once; of what is withheld all are told."""
+        """Warn each experiment that uses the device once; withheld devices are reported to all."""
         if device.withheld:
             return
         for text in device.foreign.values():
@@ -363,7 +368,7 @@ class GpuAvailability:
     # --- other nodes ----------------------------------------------------------------------------
 
     def _look_for_users(self) -> None:
-        """Who has what this node has not."""
+        """Update which devices other nodes have locked."""
         if self._locks is None:
             return
         for device in self._devices.values():
@@ -372,7 +377,7 @@ class GpuAvailability:
                 self._await(device)
                 self._poll_within(0.0)
             device.elsewhere = user
-            if user:  # what is held of it is no news
+            if user:  # memory use on another node's device is normal
                 device.crowded, device.foreign = "", {}
                 self._poll_again_later()
 
@@ -391,10 +396,10 @@ class GpuAvailability:
         if self._locks is not None and not device.processes:
             self._locks.give_back(device.uuid)
 
-    # --- clear, and withheld --------------------------------------------------------------------
+    # --- clear and withheld devices -------------------------------------------------------------
 
     def _await(self, device: _Device) -> None:
-        """From now on it has to be seen that it is clear."""
+        """Wait for a snapshot that shows that the device is clear."""
         device.left_at = self._now()
         device.awaited = _UNKNOWN
         if device.timer is not None:
@@ -420,12 +425,12 @@ class GpuAvailability:
             self._tell(clear)
 
     def _tell(self, clear_before: set[str]) -> None:
-        """Say what has changed."""
+        """Report what changed."""
         if self._tell_of_withheld() or self._clear() != clear_before:
             self.on_change()
 
     def _tell_of_withheld(self) -> bool:
-        """Say what is withheld, if that is news."""
+        """Report the withheld devices if they changed, and return whether they did."""
         withheld = {one.uuid: one.withheld for one in self._devices.values() if one.withheld}
         is_notice = withheld != self._withheld
         if is_notice:
@@ -443,7 +448,7 @@ class GpuAvailability:
         return {one.uuid for one in devices if one.left_at is None and not one.withheld}
 
     def _pause(self, device: _Device) -> float:
-        """How long not to look at a device that is not clear."""
+        """Return the seconds until the next snapshot of a device that is not clear."""
         if device.kept or device.left_at is None:
             return _PAUSE_WITHHELD_S
         shortest, longest = _PAUSES_S
@@ -457,7 +462,7 @@ class GpuAvailability:
 
 
 def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> float | None:
-    """What is used of a device, foreign processes aside; None where nobody says."""
+    """Return the bytes in use without those of foreign processes; None if unknown."""
     if snapshot.used is None:
         return None
     return max(0.0, snapshot.used - sum(one.memory or 0.0 for one in theirs))
@@ -468,4 +473,4 @@ def _not_back(ours: list[GpuMemoryHolder]) -> str:
 
 
 def _nothing(*_: object) -> None:
-    """Until somebody listens."""
+    """No-op until a callback is set."""

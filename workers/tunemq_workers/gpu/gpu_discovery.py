@@ -1,4 +1,4 @@
-"""Which GPUs a node offers: those that there are, that it may see, and that it was told to."""
+"""Choose the GPUs that a node offers: those that exist, are visible, and match ``--gpus``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import GpuDriver, PhysicalGpu
 
-#: What CUDA programs may see; a node keeps to it, too.
+#: The GPUs that CUDA programs may see; a node respects it, too.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _NAME: Final = re.compile(r"\d+|[A-Za-z][\w./-]*")
-#: More are a slip of the hand.
+#: A larger number is a typing error.
 _MOST: Final = 64
 
 _log = logging.getLogger(__name__)
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OfferedGpus:
-    """What a node offers.
+    """The GPUs that a node offers.
 
     Attributes:
-        gpus: those that it knows one by one.
-        number: how many; where ``gpus`` is empty they have no names, and trials see all of them.
-        driver: says what they do, where there is one.
+        gpus: the GPUs with their UUIDs; empty if these are unknown.
+        number: how many; if ``gpus`` is empty, each trial sees all of them.
+        driver: reports their state; None if there is none.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -39,15 +39,15 @@ class OfferedGpus:
 def offered_gpus(
     option: str | None, visible: str | None, open_driver: Callable[[], GpuDriver | None]
 ) -> OfferedGpus:
-    """The GPUs to offer.
+    """Return the GPUs to offer.
 
     Args:
         option: ``--gpus``: a number, or UUIDs and indices with commas between them; None: all.
-        visible: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
-        open_driver: asked only where it matters.
+        visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        open_driver: opens the driver; called only if it is needed.
 
     Raises:
-        ConfigError: the option is of no use here; says what there is.
+        ConfigError: the option does not fit this machine; the message lists its GPUs.
     """
     wanted = None if option is None else _wanted(option)
     if wanted == 0 or (wanted is None and visible is not None and not visible.strip()):
@@ -63,7 +63,7 @@ def offered_gpus(
         if wanted > len(_devices(seen)):
             raise ConfigError(f"--gpus is {wanted}, and {_listed(seen)}.")
         chosen = _devices(seen)[:wanted]
-    elif not there:  # nobody knows better
+    elif not there:  # without a driver the names cannot be checked
         chosen = [Gpu(name) for name in wanted]
     else:
         chosen = [_named(name, seen) for name in wanted]
@@ -79,7 +79,7 @@ def _wanted(option: str) -> int | list[str]:
             raise ConfigError(f"--gpus is {option}; a machine has {_MOST} at most.")
         return int(option)
     names = [name.strip() for name in option.split(",")]
-    if len(names) > 1 and not names[-1]:  # "1," is the one with the index 1
+    if len(names) > 1 and not names[-1]:  # "1," names the GPU with index 1
         del names[-1]
     wrong = next((name for name in names if not _NAME.fullmatch(name)), None)
     if wrong is not None:
@@ -101,7 +101,7 @@ def _all(driver: GpuDriver | None) -> list[PhysicalGpu]:
 
 
 def _visible(text: str, there: Sequence[PhysicalGpu]) -> list[PhysicalGpu]:
-    """Those that CUDA would show; as there, an entry that names none ends the list."""
+    """Return the GPUs that CUDA would show; as in CUDA, an unknown entry ends the list."""
     found: list[PhysicalGpu] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         gpu = _find(entry, there)
@@ -132,9 +132,9 @@ def _refuse_split(who: str, found: PhysicalGpu) -> None:
 
 
 def _find(name: str, among: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
-    """By its index, or by its UUID or the beginning of that; a part of one stands for itself.
+    """Find a GPU or MIG device by index, UUID or unique prefix of the UUID; else None.
 
-    Indices are those of whole GPUs, as nvidia-smi counts them, or of what may be seen.
+    Indices count whole GPUs in nvidia-smi's order, or in the order of ``among``.
     """
     if name.isascii() and name.isdecimal():
         return among[int(name)] if int(name) < len(among) else None
@@ -144,7 +144,7 @@ def _find(name: str, among: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
 
 
 def _devices(gpus: Iterable[PhysicalGpu]) -> list[Gpu]:
-    """What of them can be used."""
+    """Return the usable devices: whole GPUs, or their MIG devices."""
     return [device for gpu in gpus for device in gpu.usable]
 
 

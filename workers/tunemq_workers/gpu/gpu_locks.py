@@ -1,9 +1,8 @@
-"""A GPU belongs to one node: a lock file for each, which is free when its process is gone.
+"""GPU lock files: each GPU belongs to one node, until that node's process ends.
 
-Nodes of one machine find each other by it, whoever started them: all look in the same folder. Those
-in containers do where they share it. A
-farm's worker locks what it offers when it starts; a script's node what its trials use, while they
-do (`GpuLocks`).
+All nodes of a machine look in the same folder, so the locks work across users, and across
+containers that share the folder. A farm's worker locks the GPUs that it offers at its start
+(`take_gpus`); an embedded node locks a GPU only while its trials use it (`GpuLocks`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from tunemq_shared.system.plain_files import open_plain
 
 #: Where the files may be: in the first that is for everybody, else in the last.
 FOLDERS: Final = ("/dev/shm", "/run/lock", "/tmp")  # noqa: S108  not $TMPDIR, which users differ in
-#: Everybody makes files there, and nobody removes another's.
+#: The mode of a folder in which all users may create files and nobody may delete others' files.
 _FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
-#: Workers of other users have to be able to lock it, too.
+#: Other users' workers must be able to lock the file, too.
 _MODE: Final = 0o666
-#: Who only looks whether it is taken has the lock for a moment, too: tries, and seconds between.
+#: A node that only tests a lock holds it for a moment: number of tries, seconds between them.
 _TRIES: Final = (10, 0.005)
 
 
 class GpuLocks:
-    """The GPUs of a node that it locks one by one, and gives back. For one thread.
+    """The GPUs that a node locks and releases one by one. Not thread-safe.
 
     Args:
-        me: what others are told of us, beside the process.
-        folder: for the files; see `take_gpus`.
+        me: describes this node to others, in addition to the pid.
+        folder: the folder of the lock files; see `take_gpus`.
     """
 
     def __init__(self, me: str, folder: str | None = None) -> None:
@@ -46,11 +45,11 @@ class GpuLocks:
         self._held: dict[str, int] = {}
 
     def has(self, uuid: str) -> bool:
-        """Whether this node has locked it."""
+        """Return whether this node holds the lock."""
         return uuid in self._held
 
     def take(self, uuid: str) -> str:
-        """Lock it; who has it, or what else is in the way, and empty where it is ours now."""
+        """Lock a GPU; return "" on success, else the holder or the problem, for people."""
         if uuid in self._held:
             return ""
         try:
@@ -64,13 +63,13 @@ class GpuLocks:
         return ""
 
     def give_back(self, uuid: str) -> None:
-        """Others may have it, if it was ours."""
+        """Release a GPU's lock if this node holds it."""
         descriptor = self._held.pop(uuid, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def user(self, uuid: str) -> str:
-        """Who else has it, or what else is in the way; empty where nobody has."""
+        """Return who else holds the lock, or why that is unknown; "" if the lock is free."""
         if uuid in self._held:
             return ""
         try:
@@ -78,7 +77,7 @@ class GpuLocks:
         except OSError as problem:
             return _unusable(problem)
         try:
-            # Several may look at the same time; who wants it waits for them.
+            # A shared lock, so that several nodes may test at once; `take` retries meanwhile.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return _user(descriptor)
@@ -87,17 +86,18 @@ class GpuLocks:
 
 
 def take_gpus(gpus: Iterable[Gpu], me: str, folder: str | None = None) -> list[int]:
-    """Keep other nodes away from these GPUs for as long as this process lives.
+    """Lock these GPUs for as long as this process lives.
 
     Args:
-        me: what the others are told of us, beside the process.
-        folder: for the files; by default the one of `FOLDERS` that is for everybody.
+        gpus: the GPUs.
+        me: describes this node to others, in addition to the pid.
+        folder: the folder of the lock files; by default the first of `FOLDERS` that all may use.
 
     Returns:
-        Descriptors, which this process and nobody else holds open; closing one gives its GPU back.
+        Descriptors that only this process holds open; closing one releases its GPU.
 
     Raises:
-        ConfigError: another process has one of them, or the file cannot be made.
+        ConfigError: another process holds a lock, or a lock file cannot be opened.
     """
     folder = folder or _folder()
     held: list[int] = []
@@ -142,7 +142,7 @@ def _is_locked_by_us(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int, me: str) -> None:
-    with suppress(OSError):  # who may not write may lock all the same
+    with suppress(OSError):  # a lock on a read-only file is valid without a note
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} ({me})\n".encode())
 
@@ -152,7 +152,7 @@ def _user(descriptor: int) -> str:
 
 
 def _holder(descriptor: int) -> str:
-    """Who has the lock; closes the file."""
+    """Return the lock holder's note and close the file."""
     said = os.read(descriptor, 200).decode(errors="replace")
     os.close(descriptor)
     return "".join(filter(str.isprintable, said.strip())) or "a process that is not known"
@@ -168,7 +168,7 @@ def _folder() -> str:
 
 
 def _is_for_all(folder: str) -> bool:
-    """Whether it is, which must not depend on who asks: root may write anywhere."""
+    """Check the mode bits, not access rights, so that root gets the same answer as other users."""
     try:
         mode = os.stat(folder).st_mode
     except OSError:
@@ -181,13 +181,13 @@ def _path(folder: str, uuid: str) -> str:
 
 
 def _open(path: str) -> int:
-    """The file, made where it is not there; no link of somebody's to elsewhere is followed."""
-    # Where it is there it is not "created": in a folder for all, the kernel refuses others that.
+    """Open the lock file, creating it if needed, without following links."""
+    # Not O_CREAT on an existing file: in sticky folders the kernel denies that to other users.
     while True:
         try:
             descriptor = open_plain(path, os.O_RDWR)
         except FileNotFoundError:
-            with suppress(FileExistsError):  # somebody was faster
+            with suppress(FileExistsError):  # another process created it first
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
                 os.fchmod(descriptor, _MODE)
                 return descriptor

@@ -1,8 +1,8 @@
-"""What hosts use of the GPUs that they have, added up from what is seen of these every few seconds.
+"""`GpuMeter`: measure trial processes' GPU use by periodic snapshots.
 
-A host has the memory that its family's processes have. Where the driver does not say who has how
-much, or names processes that nobody can see (in a container), it is what is used of the device
-above what was used while it had no host, by the hosts' shares of it.
+A trial process's memory is the sum over its process tree. If the driver does not report memory by
+process, or reports pids that are not visible (in a container), the meter takes the memory above the
+amount that was used without trial processes, and divides it by the processes' shares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProc
 
 @dataclass(slots=True)
 class _DeviceCounter:
-    """Of one device; ``counted`` is up to where its counter of energy was taken in."""
+    """The use of one device; ``counted`` is the last reading of its energy counter."""
 
     share: float
     counted: float | None
@@ -32,7 +32,7 @@ class _DeviceCounter:
 
 @dataclass(slots=True, eq=False)
 class _RunSegment:
-    """A trial's time in a host."""
+    """A trial's time in a trial process."""
 
     process: TrialProcess
     key: AttemptId
@@ -41,24 +41,25 @@ class _RunSegment:
 
 
 class GpuMeter:
-    """Knows what each host used of its devices. Owned by the node's loop.
+    """Measure each trial process's use of its devices. Owned by the node's loop.
 
     Args:
-        gpus: those that the node offers.
-        now: the monotonic clock.
+        gpus: the GPUs that the node offers.
+        now: the monotonic clock, in seconds.
     """
 
     def __init__(self, gpus: Iterable[Gpu], now: Callable[[], float] = time.monotonic) -> None:
         self._models = {gpu.uuid: gpu.model for gpu in gpus}
         self._now = now
         self._segments: dict[str, _RunSegment] = {}
-        #: What was used of each device when it had no host, and what its energy's counter said.
+        #: By UUID, bytes used when the device had no trial process, and its energy counter in
+        #: joules.
         self._before: dict[str, float] = {}
         self._counters: dict[str, float] = {}
         self._looked = 0.0
 
     def began(self, process: TrialProcess) -> None:
-        """A host was given a trial, and the devices of its start."""
+        """Begin to measure a trial process that received a trial."""
         segment = _RunSegment(process, process.key, self._now())
         for uuid, share in process.start.devices.items():
             if uuid in self._models:
@@ -67,7 +68,7 @@ class GpuMeter:
             self._segments[process.name] = segment
 
     def left(self, process: TrialProcess) -> DevicesUsed | None:
-        """The trial has left its host; what it used, where it had devices and ever began."""
+        """Return the use, which ends here; None without devices, or if no process started."""
         segment = self._segments.pop(process.name, None)
         if segment is None or not process.pid:
             return None
@@ -89,7 +90,7 @@ class GpuMeter:
         )
 
     def seen(self, snapshot: GpuSnapshot, gpu_metrics: Iterable[GpuMetrics]) -> None:
-        """Take a snapshot of all devices; ``gpu_metrics`` say how busy they were, where known."""
+        """Add a snapshot of all devices; ``gpu_metrics`` contain their utilization, where known."""
         busy = {one.uuid: one.busy for one in gpu_metrics if one.busy is not None}
         for uuid, device in snapshot.devices.items():
             segments = [segment for segment in self._segments.values() if uuid in segment.uses]
@@ -133,13 +134,13 @@ class GpuMeter:
 
 def _take_energy(use: _DeviceCounter, counter: float | None) -> None:
     if counter is not None and use.counted is not None:
-        # A driver that was loaded again counts from zero.
+        # A reloaded driver counts from zero again.
         use.energy_j = (use.energy_j or 0.0) + max(0.0, counter - use.counted) * use.share
     use.counted = counter
 
 
 def _held_by(pid: int, device: DeviceSnapshot) -> float | None:
-    """What a host's family has of a device; None where that cannot be told."""
+    """Return the bytes that a process tree holds of a device; None if unknown."""
     held = [one.memory for one in device.holdings if pid and pid in one.line]
     if any(memory is None for memory in held):
         return None

@@ -1,8 +1,7 @@
-"""What is seen of the GPUs of a node at one time: who holds how much of each, and what is wrong.
+"""`GpuSnapshot`: the state of a node's GPUs at one time, with the processes that hold memory.
 
-Drivers name processes by their pids in the machine's first pid namespace. In a container these say
-nothing, so that a process is *seen* only where it stands in ``/proc``; of others no more is known
-than what they hold.
+Drivers report pids of the machine's initial pid namespace, which mean nothing in a container. So a
+process is *seen* only if ``/proc`` contains it; of others only their memory is known.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
 
-#: So many holders are named; who has the most comes first.
+#: Number of holders that a message names, largest first.
 _NAMED: Final = 3
 
 
@@ -24,8 +23,10 @@ class GpuMemoryHolder:
     """A process that holds memory of a device.
 
     Attributes:
-        memory: in bytes; None where the driver does not say.
-        line: its pid, its parent's, and so on; empty where it cannot be seen.
+        pid: its pid.
+        name: its name; "" if unknown.
+        memory: in bytes; None if the driver does not report it.
+        line: its pid, its parent's, and so on; () if it is not seen.
     """
 
     pid: int
@@ -34,7 +35,7 @@ class GpuMemoryHolder:
     line: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """What people are told of it."""
+        """Return a description for people."""
         name = "".join(filter(str.isprintable, self.name))[:40]
         who = f"process {self.pid}{f' ({name})' if name else ''}"
         return f"{who} holds {'memory' if self.memory is None else show_bytes(int(self.memory))}"
@@ -42,12 +43,12 @@ class GpuMemoryHolder:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """One device; None where nobody says.
+    """The state of one device; None means unknown.
 
     Attributes:
-        used: what is held of it by whomever, in bytes.
-        holdings: the processes that hold some.
-        energy: what it has taken since some moment, in joules.
+        used: memory in use by all processes, in bytes.
+        holdings: the processes that hold memory.
+        energy: energy consumed since some fixed time, in joules.
     """
 
     used: float | None = None
@@ -57,13 +58,14 @@ class DeviceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """All devices of a node.
+    """The state of a node's devices.
 
     Attributes:
-        asked_at: when the driver was asked, by the monotonic clock: it knows what was before.
+        asked_at: monotonic time of the request, in seconds; the snapshot reflects at least that
+            time.
         devices: by UUID.
-        unusable: those that must not be used, and why.
-        xids: what the driver has complained of since the look before.
+        unusable: the devices that must not be used, and why.
+        xids: errors that the driver reported since the previous snapshot.
     """
 
     asked_at: float
@@ -73,7 +75,7 @@ class GpuSnapshot:
 
 
 def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
-    """Ask the driver about these devices; takes as long as the driver does."""
+    """Ask the driver about these devices; blocks as long as the driver does."""
     devices = {
         uuid: DeviceSnapshot(
             driver.memory_used(uuid),
@@ -87,7 +89,7 @@ def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSna
 
 
 def in_words(holdings: list[GpuMemoryHolder]) -> str:
-    """Who holds the most, for people."""
+    """Describe the largest holders for people."""
     largest = sorted(holdings, key=lambda one: one.memory or 0.0, reverse=True)
     more = f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
     return ", ".join(map(str, largest[:_NAMED])) + more

@@ -1,6 +1,6 @@
-"""Asks the driver about the GPUs of a node again and again, in a thread of its own.
+"""`GpuWatch`: take snapshots of a node's GPUs periodically, in a thread.
 
-A driver may make who asks wait for ever. Nobody else asks it while hosts run.
+A driver call may block for ever, so only this thread calls the driver while trials run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _log = logging.getLogger(__name__)
 
 
 class GpuWatch:
-    """Looks every ``driver.period_s``, and sooner where somebody cannot wait.
+    """Take a snapshot every ``driver.period_s`` seconds, and earlier on request.
 
     Args:
-        driver: is asked.
-        gpus: those that the node offers.
-        post: has the node's loop call something.
+        driver: the GPU driver.
+        gpus: the GPUs that the node offers.
+        post: makes the node's loop call a function.
     """
 
     def __init__(
         self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
     ) -> None:
-        #: Takes what was seen; called by the loop.
+        #: Takes each snapshot; called by the loop.
         self.on_snapshot: Callable[[GpuSnapshot], object] = _nobody_looks
-        #: What the devices do, as the driver said last.
+        #: The newest metrics of the devices; empty if the driver failed to report any.
         self.gpu_metrics: tuple[GpuMetrics, ...] = ()
         self._driver, self._post = driver, post
         self._uuids = frozenset(gpu.uuid for gpu in gpus)
@@ -44,17 +44,17 @@ class GpuWatch:
         self._thread = threading.Thread(target=self._run, name="gpu watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End the thread after its current driver call."""
         with self._changed:
             self._has_ended = True
             self._changed.notify()
 
     def poll_within(self, delay_s: float) -> None:
-        """Look in so many seconds, if that is not too late already."""
+        """Take the next snapshot within ``delay_s`` seconds."""
         with self._changed:
             self._due = min(self._due, time.monotonic() + delay_s)
             self._changed.notify()
@@ -100,4 +100,4 @@ class GpuWatch:
 
 
 def _nobody_looks(_poll: GpuSnapshot) -> None:
-    """Until the watchdog does."""
+    """No-op until a callback is set."""

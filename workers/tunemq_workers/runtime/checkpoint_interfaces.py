@@ -1,4 +1,4 @@
-"""What the parts that care for a node's checkpoints need of each other, and of what is around."""
+"""Interfaces between a node's checkpoint modules and the services that they use."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Emit = Callable[[str, bytes], object]
 
 
 class TrialKey(NamedTuple):
-    """A trial of one of the experiments on this node, whatever its epoch."""
+    """A trial of an experiment on this node, in any attempt."""
 
     events_key: str
     trial: str
 
 
 def trial_of(process: TrialProcess) -> TrialKey:
-    """The trial that a host is there for."""
+    """Return the key of a process's trial."""
     return TrialKey(process.start.events_key, process.order.trial)
 
 
 def is_leaving(process: TrialProcess) -> bool:
-    """Whether a host was told to end, so that nothing holds it up."""
+    """Return whether a process is ordered to stop or pause, so that nothing may delay it."""
     return process.order.stop or process.order.pause
 
 
 class Timers(Protocol):
-    """Calls later: `tunemq_workers.runtime.reactor.Reactor`."""
+    """Schedules calls: `tunemq_workers.runtime.reactor.Reactor`."""
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Call once, ``delay_s`` from now."""
+        """Call once, ``delay_s`` seconds from now."""
         ...
 
 
 class DiskJobs(Protocol):
-    """Does what takes its time on the disk: `tunemq_workers.checkpoints.cache_disk.CacheDisk`."""
+    """Runs slow disk jobs in a thread: `tunemq_workers.checkpoints.cache_disk.CacheDisk`."""
 
     def run(
         self,
@@ -50,22 +50,22 @@ class DiskJobs(Protocol):
         then: Callable[[_T], None],
         failed: Callable[[OSError], None] | None = None,
     ) -> None:
-        """Have ``job`` done, after those before it, then call ``then`` or ``failed``."""
+        """Queue ``job``; afterwards call ``then`` with its result, or ``failed``."""
         ...
 
 
 class TransferService(Protocol):
     """Uploads and downloads: `tunemq_workers.transfers.transfer_client.TransferClient`.
 
-    Never calls back before the call that ordered a transfer has returned.
+    Never calls back before `start` has returned.
     """
 
-    #: Takes why the process that does them ended; another goes on with what is unfinished.
+    #: Takes the reason why the transfers process ended; another repeats the unfinished transfers.
     on_death: Callable[[str], object]
 
     @property
     def traffic(self) -> StoreTraffic:
-        """What was asked of stores since the node began."""
+        """Requests to stores and their results since the node began."""
         ...
 
     def start(
@@ -76,17 +76,17 @@ class TransferService(Protocol):
         on_trouble: Callable[[str], None],
         on_disk_failed: Callable[[str], None] | None = None,
     ) -> int:
-        """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
+        """Begin a transfer, or join one that fetches the same; return a number for `cancel`."""
         ...
 
     def try_store(self, store: str) -> None:
-        """Ask a store for something until it answers; `traffic` says what is wrong with it."""
+        """Test a store until it answers; meanwhile `traffic` contains the problem."""
         ...
 
     def cancel(self, number: int) -> None:
-        """Wait no more."""
+        """Stop waiting, without a callback."""
         ...
 
     def close(self) -> None:
-        """End everything, telling nobody."""
+        """End all transfers without callbacks."""
         ...

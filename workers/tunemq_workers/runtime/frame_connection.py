@@ -1,4 +1,4 @@
-"""The node's end of a trial host's socket."""
+"""`FrameConnection`: the node's end of a socket to a trial process or the consumer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _RECEIVE_BYTES: Final = 256 * 2**10
 
 
 def _nobody_listens(_event: bytes) -> None:
-    """Until somebody does; the reactor cannot call before."""
+    """No-op until a callback is set, which happens before the reactor can call."""
 
 
 class FrameConnection:
-    """Reads a host's frames and sends it orders, never waiting.
+    """Read frames from a process and send frames to it, without blocking.
 
     Args:
-        reactor: calls back.
-        sock: the socket; owned from now on.
-        on_event: takes each event, undecoded; whoever sends none needs none.
-        on_other: takes the kind and payload of every other frame, and of what is none.
-        on_end: the host closed its end, or sent what no frame is.
-        most_unsent: bytes that may wait for a process that does not read; then `UNREAD` comes.
+        reactor: runs the callbacks.
+        sock: the socket; owned by the connection from now on.
+        on_event: takes each event, undecoded; optional if the process sends none.
+        on_other: takes kind and payload of each other frame, and `UNREADABLE` or `UNREAD`.
+        on_end: called when the process closed its end or sent an invalid frame.
+        most_unsent: bytes that may wait for a process that does not read; beyond them, ``on_other``
+            takes `UNREAD`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class FrameConnection:
         self._watch()
 
     def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame as soon as the host has room for it."""
+        """Send a frame as soon as the socket has space for it."""
         if len(self._unsent) > self._most_unsent:
             return
         self._unsent += frame(kind, payload)
@@ -64,21 +65,21 @@ class FrameConnection:
             self._on_other(UNREAD, b"")
 
     def hold(self, is_held: bool) -> None:
-        """Stop reading, so that the host waits when its socket is full; or go on."""
+        """Pause or resume reading; while paused, the process blocks when its socket is full."""
         if self._is_held != is_held:
             self._is_held = is_held
             self._watch()
 
     def drain(self) -> None:
-        """Take in all that a dead host has sent."""
-        # Others may have got its end of the socket, and write for ever.
+        """Read all that a dead process has sent."""
+        # Another process may have inherited its end of the socket, and write for ever.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
         while self._receive():
             pass
 
     def close(self) -> None:
-        """Close the socket; again is allowed."""
+        """Close the socket; may be called again."""
         if self._is_open:
             self._is_open = False
             self._reactor.unwatch(self._sock)
@@ -106,13 +107,13 @@ class FrameConnection:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it is dying: its forkserver tells
+        except OSError:  # the process is dying; its forkserver reports that
             self._unsent.clear()
         if had_waited or self._unsent:
             self._watch()
 
     def _receive(self) -> bool:
-        """Take in what one receive gives; whether there may be more."""
+        """Handle the data of one receive call; return whether there may be more."""
         if not self._is_open:
             return False
         try:
@@ -120,7 +121,7 @@ class FrameConnection:
             frames = self._decoder.feed(data)
         except BlockingIOError:
             return False
-        except ConnectionError:  # it ended with orders unread
+        except ConnectionError:  # the process ended without reading its orders
             data, frames = b"", []
         except TransportError as problem:
             data, frames = b"", [*self._decoder.whole, (UNREADABLE, str(problem).encode())]
@@ -137,4 +138,4 @@ class FrameConnection:
 
 
 def _nobody_asks(_kind: int) -> None:
-    """What is sent to most hosts need not be watched."""
+    """No-op for connections whose sent frames are not observed."""

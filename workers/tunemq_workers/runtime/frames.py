@@ -1,20 +1,21 @@
-"""Frames on the stream socket between a trial host and its node.
+"""Frames on the stream socket between a trial process and its node.
 
-A frame is a 4-byte big-endian length of what follows, one byte that says what it is, and a payload:
+A frame is a 4-byte big-endian length of the rest, one byte for its kind, and a payload:
 
-    host -> node   E  a NodeEvent (msgpack), which the node checks and hands on as it is
-                   F  the last event of a trial: TrialFinished, TrialFailed or TrialPaused
-                   I  no payload: the trial is over and the host waits to be reused
-                   W  a CheckpointWritten (msgpack), to be handed on and uploaded
-                   R  no payload: may a checkpoint be written? the host waits for the answer
-                   H  how many orders it has had (4 bytes): it waits for another; said only by one
-                      whose time is limited
-                   G  a FetchCheckpoint (msgpack): where is it? the host waits for the answer
-    node -> host   r  a RoomAnswer (msgpack)
-                   g  a FetchAnswer (msgpack)
-                   O  a HostOrder (msgpack); the newest counts
-                   N  a HostOrder with its ``start``: the next trial of a host that waits
-                   L  no payload: no next trial comes, a host that waits leaves
+    process -> node   E  a NodeEvent (msgpack), which the node checks and passes on unchanged
+                      F  the last event of an attempt: TrialFinished, TrialFailed or TrialPaused
+                      I  no payload: the attempt has ended and the process waits for another trial
+                      W  a CheckpointWritten (msgpack), which the node passes on; it then uploads
+                         the checkpoint
+                      R  no payload: request to write a checkpoint; the process waits for `r`
+                      H  number of received orders (4 bytes): the process waits for another order;
+                         sent only if its time is limited
+                      G  a FetchCheckpoint (msgpack); the process waits for `g`
+    node -> process   r  a SaveAnswer (msgpack)
+                      g  a FetchAnswer (msgpack)
+                      O  a TrialOrder (msgpack); the newest counts
+                      N  a TrialOrder with its ``start``: the next trial of a waiting process
+                      L  no payload: no next trial follows, a waiting process exits
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from typing import Final
 
 from tunemq_shared.base.errors import TransportError
 
-#: No frame, but what the node's end of the socket passes on where it read none: the payload says
-#: what is wrong.
+#: No kind of frame: the node's end of the socket reports an invalid frame; the payload says why.
 UNREADABLE: Final = 0
-#: Likewise: the other end does not read what is sent.
+#: No kind of frame: the node's end of the socket reports that the process does not read.
 UNREAD: Final = -1
 EVENT: Final = ord("E")
 ENDING: Final = ord("F")
@@ -42,11 +42,11 @@ SAVE_ANSWER: Final = ord("r")
 FETCH: Final = ord("G")
 FETCHED: Final = ord("g")
 
-#: Longer frames are refused by both ends: a host whose code writes to a stray descriptor must not
-#: make its node wait for gigabytes that never come.
+#: Both ends reject longer frames: a process whose code writes to a stray descriptor must not make
+#: its node wait for gigabytes that never come.
 MAX_FRAME_BYTES: Final = 32 * 2**20
-#: The longest event of a trial's process. Its node makes objects of all that it holds, in the loop
-#: that serves all trials: some 60 bytes and 2 µs for each byte of the worst.
+#: The longest event of a trial process. The node's loop, which serves all trials, decodes it into
+#: objects: up to 60 bytes of memory and 2 µs for each byte.
 MAX_EVENT_BYTES: Final = 4 * 2**20
 
 _HEADER: Final = struct.Struct(">IB")
@@ -55,24 +55,24 @@ _unpack_header = _HEADER.unpack_from
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
-    """One frame, ready to be sent."""
+    """Return the bytes of one frame."""
     return _pack_header(len(payload) + 1, kind) + payload
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes, in whatever pieces it arrives, into frames."""
+    """Split a stream of bytes, which may arrive in any pieces, into frames."""
 
     def __init__(self) -> None:
-        #: The frames that came just before a length that no frame has.
+        #: The frames that the last `feed` completed before an invalid length.
         self.whole: list[tuple[int, bytes]] = []
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The (kind, payload) of every frame that ``data`` completes, in order.
+        """Return the (kind, payload) of each frame that ``data`` completes, in order.
 
         Raises:
-            WireError: a length that no frame has; the stream cannot be read any further. What it
-                completed before is in `whole`.
+            TransportError: the length of a frame is invalid, and the rest of the stream is
+                unreadable. `whole` contains the frames before it.
         """
         if self._rest:
             data = self._rest + data

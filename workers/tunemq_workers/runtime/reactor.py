@@ -1,4 +1,4 @@
-"""The node's selector loop: sockets, timers, and what other threads and signal handlers post."""
+"""The node's selector loop: sockets, timers, and calls from other threads and signal handlers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class HasFileno(Protocol):
     """A socket or file."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its descriptor."""
         ...
 
 
 @dataclass(slots=True, order=True)
 class Timer:
-    """A call that is due at a time; `cancel` it or let it happen."""
+    """A scheduled call, which `cancel` prevents."""
 
     at: float
     order: int
     call: Callable[[], None] | None = field(compare=False)
 
     def cancel(self) -> None:
-        """Do not call; again, or too late, is allowed."""
+        """Prevent the call; no effect if it happened already."""
         self.call = None
 
 
 class Reactor:
-    """Calls back when a descriptor is ready, a timer is due or a call was posted; one thread."""
+    """Run callbacks, in one thread, for ready descriptors, due timers and posted calls."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -59,29 +59,29 @@ class Reactor:
             self._selector.register(source, events, call)
 
     def unwatch(self, source: int | HasFileno) -> None:
-        """Forget ``source``; do that before closing it. One that is not watched is ignored."""
+        """Stop watching ``source``, before closing it; ignored if it is not watched."""
         try:
             self._selector.unregister(source)
         except KeyError:
             return
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Call once, ``delay_s`` from now."""
+        """Call once, ``delay_s`` seconds from now."""
         timer = Timer(time.monotonic() + delay_s, next(self._orders), call)
         heapq.heappush(self._timers, timer)
         return timer
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have the loop call; for any thread and for signal handlers."""
+        """Make the loop call a function; safe in any thread and in signal handlers."""
         self._posted.append(call)
         os.eventfd_write(self._wake, 1)
 
     def run(self, after_round: Callable[[], None]) -> None:
-        """Go round until `stop`; call ``after_round`` after each round of callbacks."""
+        """Run callbacks until `stop`; call ``after_round`` after each round of them."""
         self._is_running = True
         while self._is_running:
             for key, events in self._selector.select(self._until_due()):
-                # A callback before this one may have stopped watching it.
+                # An earlier callback may have stopped watching it.
                 if self._selector.get_map().get(key.fd) is key:
                     key.data(events)
             self._call_due()

@@ -1,7 +1,7 @@
-"""What a node orders of its transfers process, and what that answers; payloads of frames.
+"""Orders of a node to its transfers process, and the answers; payloads of frames.
 
-Addresses of stores hold no secrets: the process finds credentials where every program on this
-machine finds them.
+Store addresses contain no secrets: the process finds credentials where every program on this
+machine does.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.node_orders import BlobRef
 
-#: The kinds of frames: node to process, and process to node.
+#: The kinds of frames: from node to process, and from process to node.
 ORDER: Final = ord("O")
 ANSWER: Final = ord("A")
 
 
 class UploadCheckpoint(msgspec.Struct, frozen=True, tag="upload"):
-    """Bring the cached checkpoint in ``folder`` into ``store`` under ``key``.
+    """Upload the cached checkpoint in ``folder`` to ``store`` under ``key``.
 
-    ``base`` is the path of an older checkpoint's ``committed.json``, whose objects may be referred
-    to instead of sending a file again, and ``base_sha256`` its hash; both are empty where there is
-    none. Whoever waits for a transfer gives it up ``timeout_s`` after ordering it.
+    ``base`` is the path of an older checkpoint's ``committed.json``, whose objects the new manifest
+    may refer to instead of sending unchanged files again, and ``base_sha256`` its hash; both are ""
+    if there is none. The node gives the transfer up ``timeout_s`` seconds after ordering it.
     """
 
     store: str
@@ -36,7 +36,7 @@ class UploadCheckpoint(msgspec.Struct, frozen=True, tag="upload"):
 
 
 class DownloadCheckpoint(msgspec.Struct, frozen=True, tag="download"):
-    """Bring checkpoint ``key``, whose manifest has this hash, into the new folder ``folder``."""
+    """Download checkpoint ``key``, with manifest hash ``sha256``, into a new ``folder``."""
 
     store: str
     key: str
@@ -46,7 +46,7 @@ class DownloadCheckpoint(msgspec.Struct, frozen=True, tag="download"):
 
 
 class FetchBlob(msgspec.Struct, frozen=True, tag="blob"):
-    """Bring a blob into ``folder``, which is made, under its hash; of a bundle, its folder."""
+    """Fetch a blob into ``folder``, created if needed, under its hash; unpack bundles."""
 
     blob: BlobRef
     folder: str
@@ -55,12 +55,12 @@ class FetchBlob(msgspec.Struct, frozen=True, tag="blob"):
 
     @property
     def store(self) -> str:
-        """Where it is fetched from; empty for a file on this machine."""
+        """The store to fetch from; "" for a file on this machine."""
         return self.blob.store
 
 
 class UploadTrialFiles(msgspec.Struct, frozen=True, tag="files"):
-    """Bring the files of the trial's folder ``folder`` into ``store``, below ``key``."""
+    """Upload the files in the trial's folder ``folder`` to ``store``, below ``key``."""
 
     store: str
     key: str
@@ -70,7 +70,7 @@ class UploadTrialFiles(msgspec.Struct, frozen=True, tag="files"):
 
 
 class TryStore(msgspec.Struct, frozen=True, tag="try"):
-    """Ask the store for something, so that wrong keys are known before a trial needs it."""
+    """Request an object from the store, so that wrong keys are noticed before a trial needs it."""
 
     store: str
     timeout_s: float
@@ -82,14 +82,14 @@ Transfer: TypeAlias = (
 
 
 class BeginTransfer(msgspec.Struct, frozen=True, tag="begin"):
-    """Order: do this. An ``id`` is ordered once more at most after it has failed."""
+    """Order: begin this transfer. An ``id`` is ordered again only after it failed."""
 
     id: int
     transfer: Transfer
 
 
 class AbandonTransfer(msgspec.Struct, frozen=True, tag="abandon"):
-    """Order: nobody waits for this transfer any more; it is answered all the same."""
+    """Order: abandon this transfer, which has no listener any more; it is answered all the same."""
 
     id: int
 
@@ -98,10 +98,13 @@ TransferOrder: TypeAlias = BeginTransfer | AbandonTransfer
 
 
 class UploadResult(msgspec.Struct, frozen=True, tag="uploaded"):
-    """A checkpoint is committed.
+    """The result of an upload: the checkpoint is committed.
 
-    ``sha256`` is its manifest's in the store, ``size`` the bytes of its files, ``sent`` those that
-    were sent now; ``shared`` are objects of other checkpoints, ``<that checkpoint's key>/<name>``.
+    Attributes:
+        sha256: hash of its manifest in the store.
+        size: bytes of its files.
+        shared: objects of other checkpoints to which it refers, ``<that checkpoint's key>/<name>``.
+        sent: bytes that this upload sent.
     """
 
     sha256: str
@@ -111,17 +114,17 @@ class UploadResult(msgspec.Struct, frozen=True, tag="uploaded"):
 
 
 class TransferDone(msgspec.Struct, frozen=True, tag="done"):
-    """Answer: the transfer is complete; ``uploaded`` is there for uploads."""
+    """Answer: the transfer is complete; ``uploaded`` is set for uploads of checkpoints."""
 
     id: int
     uploaded: UploadResult | None = None
 
 
 class TransferFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Answer: the transfer ended without success, and nothing of it goes on.
+    """Answer: the transfer failed and is no longer active.
 
-    ``is_corrupt``: what was to be read is damaged or missing there, so that trying again is of no
-    use. ``is_disk``: this machine's own disk does not take it, and the store is not at fault.
+    ``is_corrupt``: the source is damaged or missing, so a retry cannot succeed. ``is_disk``: the
+    local disk rejected the data; the store is not at fault.
     """
 
     id: int
@@ -131,14 +134,14 @@ class TransferFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class TransferRetrying(msgspec.Struct, frozen=True, tag="trouble"):
-    """Answer: the transfer is being tried again, and why; without a reason when it goes on."""
+    """Answer: the transfer is being retried for this reason; "" when it continues."""
 
     id: int
     reason: str
 
 
 class TransferTraffic(msgspec.Struct, frozen=True, tag="counted"):
-    """Unasked: what the process has asked of stores since it began."""
+    """Report without an order: the requests to stores since the process began."""
 
     traffic: StoreTraffic
 

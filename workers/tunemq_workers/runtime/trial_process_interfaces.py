@@ -1,7 +1,7 @@
-"""What a node knows of a host, and what its decisions need of sockets and processes.
+"""`TrialProcess`, and the interfaces of sockets and processes that `TrialSupervisor` uses.
 
-`tunemq_workers.trials.trial_supervisor` decides; `FrameConnection` and `ForkserverPool` are the
-real things behind the contracts here.
+`tunemq_workers.trials.trial_supervisor` decides; `FrameConnection` and `ForkserverPool` implement
+the interfaces.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
 from tunemq_workers.runtime.reactor import Timer
 
-#: A trial and its epoch.
+#: A trial and its attempt.
 AttemptId: TypeAlias = tuple[str, int]
 
 
 class TrialConnection(Protocol):
-    """The node's end of a host's socket: `FrameConnection`."""
+    """The node's end of a trial process's socket: `FrameConnection`."""
 
     #: Takes each event, undecoded.
     on_event: Callable[[bytes], object]
@@ -28,71 +28,71 @@ class TrialConnection(Protocol):
     on_sent: Callable[[int], object]
 
     def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame; never waits."""
+        """Send a frame, without blocking."""
         ...
 
     def hold(self, is_held: bool) -> None:
-        """Stop reading, or go on."""
+        """Pause or resume reading."""
         ...
 
     def drain(self) -> None:
-        """Take in all that a dead host has sent."""
+        """Read all that a dead process has sent."""
         ...
 
     def close(self) -> None:
-        """Close the socket; again is allowed."""
+        """Close the socket; may be called again."""
         ...
 
 
 class TrialProcessListener(Protocol):
-    """Hears what becomes of hosts: `tunemq_workers.trials.trial_supervisor.TrialSupervisor`.
+    """Callbacks about trial processes: `tunemq_workers.trials.trial_supervisor.TrialSupervisor`.
 
-    Of each host: `forked`, then `said` and `closed` any number of times, then `exited`; or
-    `not_started` instead of all these. `lost` may come instead of `exited`, and before `forked`. At
-    the end, in any case, `gone`.
+    For each process they come in this order: `forked`, `said` and `closed` any number of times,
+    `exited`; or only `not_started`. `lost` may replace `exited`, or come before `forked`. The last
+    one is always `gone`.
     """
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
-        """A frame came from a host that is no plain event."""
+        """A process sent a frame that is not a plain event."""
         ...
 
     def closed(self, name: str) -> None:
-        """A host closed its socket."""
+        """A process closed its socket."""
         ...
 
     def forked(self, name: str, pid: int) -> None:
-        """A host exists."""
+        """A process was forked."""
         ...
 
     def not_started(self, name: str, reason: str) -> None:
-        """A host could not be forked."""
+        """A process could not be forked."""
         ...
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
-        """A host ended, by a signal or with an exit code."""
+        """A process ended, by a signal or with an exit code."""
         ...
 
     def lost(self, name: str, reason: str) -> None:
-        """A host's forkserver is dead, and so is the host, if it was forked."""
+        """The process's forkserver died, and with it the process, if it was forked."""
         ...
 
     def gone(self, name: str) -> None:
-        """Nothing is left of a host."""
+        """The process and its process tree are gone."""
         ...
 
 
 class TrialProcessLauncher(Protocol):
-    """Starts and ends hosts: `tunemq_workers.forkservers.forkserver_pool.ForkserverPool`."""
+    """Starts and ends processes: `tunemq_workers.forkservers.forkserver_pool.ForkserverPool`."""
 
-    #: Takes (events stream, text): what a forkserver warns those of whose trials it hosts.
+    #: Takes (events stream, text): a forkserver's warning for the experiments of its trials.
     on_warning: Callable[[str, str], object]
 
     def start(
         self, process: str, order: TrialOrder, listener: TrialProcessListener
     ) -> TrialConnection:
-        """Begin to fork a host for ``order``, whose ``start`` is given.
+        """Begin to fork a trial process for ``order``, whose ``start`` is set.
 
-        ``listener`` hears of it, but never before this has returned.
+        ``listener`` is called about it, but only after this has returned.
 
         Raises:
             OSError: the environment has no forkserver and none can be started.
@@ -100,73 +100,73 @@ class TrialProcessLauncher(Protocol):
         ...
 
     def term(self, process: str) -> None:
-        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        """Send SIGTERM to the trial process's process group; ignored if it is gone."""
         ...
 
     def kill(self, process: str) -> None:
-        """Kill the host's family; one that is gone is ignored."""
+        """Kill the trial process's process tree; ignored if it is gone."""
         ...
 
     def dump(self, process: str) -> None:
-        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        """Make the trial process write its threads' stacks to its log; ignored if it is gone."""
         ...
 
     def held_at_kill(self, process: str) -> int:
-        """The most bytes a family held, if the kernel killed one of it for its limit; else 0."""
+        """Return the peak bytes of a process tree that the kernel killed for its limit; else 0."""
         ...
 
     def close(self) -> None:
-        """End all forkservers, and with them all hosts."""
+        """End all forkservers, and with them all trial processes."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class TrialProcess:
-    """One host, and what it was told."""
+    """One trial process, its order and its state."""
 
     name: str
     order: TrialOrder
     start: TrialSpec
     connection: TrialConnection
     pid: int = 0
-    #: It said that its trial has ended.
+    #: It reported that its trial ended.
     has_ended: bool = False
-    #: It was stopped or killed on order: its end is no news.
+    #: It was stopped or killed on order, so its end is not reported.
     is_given_up: bool = False
     is_killed: bool = False
-    #: Its trial failed by what it did, and it is being ended: nothing that it says counts.
+    #: The node failed its trial and ends it; all it sends is ignored.
     is_condemned: bool = False
-    #: It was told to pause at least once, or to stop: it may say that its trial is paused.
+    #: It was ordered at least once to pause or stop, so it may report a pause.
     was_to_pause: bool = False
     is_parked: bool = False
-    #: Parked, and told that no trial comes any more.
+    #: It is parked and has the order to exit.
     is_dismissed: bool = False
-    #: The kind of the answer that it asked its node for and does not have; 0 if none.
+    #: The kind of the answer that it waits for; 0 if none.
     awaits: int = 0
     timer: Timer | None = None
 
     @property
     def key(self) -> AttemptId:
-        """What it hosts, or hosted last."""
+        """The attempt that it runs, or ran last."""
         return self.order.trial, self.order.attempt
 
     def asks(self, answer: int) -> None:
-        """It asked a question whose answer is of this kind.
+        """Note that the process asked a question with this kind of answer.
 
         Raises:
-            WireError: it has asked another that is not answered.
+            TransportError: the node has not answered its previous question.
         """
         if self.awaits:
             raise TransportError("it asked again before it was answered")
         self.awaits = answer
 
     def answer(self, payload: bytes) -> None:
-        """Send it the answer that it awaits."""
+        """Send the answer that the process waits for."""
         kind, self.awaits = self.awaits, 0
         self.connection.send(kind, payload)
 
     def could_run(self, start: TrialSpec) -> bool:
-        """Whether it is, when it is parked, as good as a new one."""
+        """Return whether this process, when parked, can run ``start`` as well as a new process."""
         was = self.start
         return (
             start.reuse
@@ -179,5 +179,5 @@ class TrialProcess:
 
 
 def how_far(order: TrialOrder) -> tuple[Horizon, bool, bool]:
-    """What of an order a host that runs has to be told of."""
+    """Return the parts of an order that a running trial process has to know."""
     return order.run_until, order.pause, order.at_checkpoint

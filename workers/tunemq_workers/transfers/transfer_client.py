@@ -202,7 +202,7 @@ class TransferClient:
             self._idle.cancel()
         self._child.close()
 
-    # --- what is to be done -------------------------------------------------------------------
+    # --- orders to the process ----------------------------------------------------------------
 
     def _begin(self, job: _Job) -> None:
         """Order the transfer from the process; if there is none, start it and order later."""
@@ -239,7 +239,7 @@ class TransferClient:
         if not self._jobs:
             self._child.end()
 
-    # --- what becomes of it -------------------------------------------------------------------
+    # --- answers, timeouts and failures -------------------------------------------------------
 
     def _answered(self, answer: TransferAnswer) -> None:
         if isinstance(answer, TransferTraffic):
