@@ -1,1 +1,1 @@
-"""What trials print: files with a limit, and patterns that are looked for."""
+"""Trial output: size-limited files, log policies, and the excerpts in failure reports."""

@@ -1,7 +1,6 @@
-"""Adds the end of what a trial printed to the news of its failure (`last_output`).
+"""`FailureOutput`: add the end of a trial's output to the event of its failure.
 
-The node adds it, not the host: of most that matters here hosts do not live to tell, and what their
-children print they do not see.
+The node adds it, because a trial process that dies cannot, and does not see its children's output.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from tunemq_workers.logs.log_watch import BEGINS, FAILS, tag_of
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
-#: How long the loop waits for a disk: no longer than for a page that was written a moment ago. It
-#: waits no longer for many together, as when a forkserver dies, in so much time.
+#: Seconds that the loop may wait for a disk in each `PERIOD_S`: enough for a recently written page.
+#: A forkserver's death, which fails many trials at once, must not block the loop for longer.
 TIMEOUT_S: Final = 0.25
 PERIOD_S: Final = 5.0
 _MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
@@ -40,32 +39,32 @@ _Read: TypeAlias = Callable[[str, _Printed], dict[str, bytes]]
 
 
 class FailureOutput:
-    """Passes on what is said of hosts. Owned by the node's loop.
+    """Pass events on, and add the output to failures. Owned by the node's loop.
 
     Args:
         emit: takes (events stream, encoded event).
-        read: see `read_last`.
+        read: returns the end of a trial's output; see `read_last`.
     """
 
     def __init__(self, emit: Emit, read: _Read = read_last) -> None:
-        #: Says which trials have hosts.
+        #: Returns the trials that have a trial process.
         self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._emit, self._read = emit, read
         self._printed: dict[tuple[str, AttemptId], _Printed] = {}
         self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: What was asked and not answered in time: the disk hangs.
+        #: Number of requests that were not answered in time: the disk hangs.
         self._owed = 0
-        #: How long the loop has waited since when, by the monotonic clock.
+        #: Seconds that the loop has waited in this period, and the period's start (monotonic).
         self._waited_s, self._since = 0.0, -math.inf
 
     def close(self) -> None:
-        """Nothing more is to be read."""
+        """End the thread."""
         self._orders.put(None)
 
     def emit(self, events_key: str, event: bytes) -> None:
-        """Take what a host, or the node about one, has said."""
+        """Pass on an event of a trial process, or of the node about one."""
         tag = tag_of(event)
         if tag in _MATTERS:
             event = self._heard(events_key, event)
@@ -89,7 +88,7 @@ class FailureOutput:
         return event
 
     def _output(self, folder: str, printed: _Printed) -> str:
-        """The end of the output; nothing where the disk does not answer."""
+        """Return the end of the output; "" if the disk does not answer in time."""
         while self._owed and not self._answers.empty():
             self._answers.get()
             self._owed -= 1

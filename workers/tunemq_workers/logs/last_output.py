@@ -1,7 +1,7 @@
-"""The end of what a trial printed: what people look for first when it has failed.
+"""The last lines of a trial's output, which the report of its failure contains.
 
-It travels with the news of the failure, because the trial's files may be on another machine than
-the person who asks. So it is short.
+The trial's files may be on another machine than the user, so the excerpt travels with the event of
+the failure and is short.
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from typing import Final
 from tunemq_workers.logs.log_lines import end_of
 from tunemq_workers.logs.output_files import STDERR, STDOUT
 
-#: How many lines of each file are shown, and at most how many bytes of them; beside them, how many
-#: of the stacks of a trial that hung.
+#: Limits of the excerpt: lines of each file, characters of these, and characters of the stacks of a
+#: trial that hung.
 _LINES: Final = 20
 _BYTES: Final = 3 * 1024
 _STACKS_BYTES: Final = 16 * 1024
-#: How far from a file's end is looked.
+#: Bytes at the end of a file that are read.
 READ_BYTES: Final = 64 * 1024
 
-#: What stands above each thread that faulthandler writes.
+#: Ends the line that faulthandler writes above each thread.
 _STACK: Final = "(most recent call first):"
 _MORE: Final = (
     *("Thread 0x", "Current thread 0x", "  File ", "  ...", "  <no Python frame>"),
-    "Extension modules:",  # behind those of a process that crashed
+    "Extension modules:",  # follows the stacks of a process that crashed
 )
-#: Control characters would reach a terminal by way of ``error.txt``.
+#: Control characters would reach a terminal through ``error.txt``.
 _SHOWN: Final = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "�")
 
 
 def read_last(
     folder: str, offsets: tuple[int, int] = (0, 0), most_bytes: int = READ_BYTES
 ) -> dict[str, bytes]:
-    """The end of ``stdout`` and ``stderr`` in a trial's folder; what cannot be read is empty.
+    """Return the end of ``stdout`` and ``stderr`` in a trial's folder; b"" if unreadable.
 
-    ``offsets``: what lies before them was printed by an earlier attempt.
+    Args:
+        folder: the trial's folder.
+        offsets: the sizes of the files when the attempt began; earlier output is skipped.
+        most_bytes: bytes to read of each file.
     """
     names = (STDOUT, STDERR)
     return {
@@ -46,9 +49,9 @@ def read_last(
 
 
 def as_text(read: Mapping[str, bytes]) -> str:
-    """The last lines of each file for people, with a headline; empty if nothing was printed.
+    """Return the last lines of each file with a headline; "" if nothing was printed.
 
-    Stacks that were written at the end of one, because the trial hung, stand below them.
+    Stacks at the end of a file, which the node requested because the trial hung, follow below.
     """
     parts = []
     for name, data in read.items():
@@ -63,7 +66,7 @@ def as_text(read: Mapping[str, bytes]) -> str:
 
 
 def _parted(lines: list[str]) -> tuple[list[str], list[str]]:
-    """What was printed, and the stacks behind it."""
+    """Split lines into the output and the stacks at its end."""
     first = len(lines)
     while first and (not lines[first - 1] or lines[first - 1].startswith(_MORE)):
         first -= 1
@@ -73,7 +76,7 @@ def _parted(lines: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _as_seen(line: str) -> str:
-    """Without control characters; of a line that was rewritten, as by progress bars, the end."""
+    """Remove control characters, and versions of the line that a progress bar replaced."""
     return line.rstrip("\r").rpartition("\r")[2].translate(_SHOWN)
 
 

@@ -1,7 +1,7 @@
-"""Reads the lines that a trial adds to a file of output: of many the newest, of each its start.
+"""Read the lines that a trial adds to an output file: the newest ones, shortened.
 
-The file is the trial's, which may put anything in its place: no link is followed, and nothing that
-could be waited for is opened.
+The trial owns the file and may replace it, so this module follows no links and opens only regular
+files, which cannot block.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ from typing import Final
 
 from tunemq_shared.system.plain_files import open_to_read
 
-#: So much of a file is read at once; of more that has come since, the newest.
+#: Bytes of a file that are read at once; older ones that came since the last read are skipped.
 LOOK_BYTES: Final = 256 * 2**10
-#: So much of a line counts.
+#: Bytes of a line that count.
 LINE_BYTES: Final = 4096
 
-#: What `tunemq_workers.logs.output_files.cap` writes as the first line of a file that it has
-#: shortened.
+#: The first line of a file that `tunemq_workers.logs.output_files.cap` has shortened.
 _DROPPED: Final = re.compile(rb"\[(\d{1,18}) bytes of older output dropped\]\n")
 _FIRST_BYTES: Final = 64
-#: A progress bar goes back to the start of its line.
+#: A progress bar ends its line with a carriage return.
 _ENDS: Final = re.compile(rb"[\r\n]")
 
 
 class LogFile:
-    """A file that grows, and may be shortened.
+    """A file that grows and may be shortened.
 
     Args:
-        path: of the file, which need not be there.
-        offset: where to begin.
+        path: its path; the file need not exist.
+        offset: position in bytes at which to begin.
     """
 
     def __init__(self, path: str, offset: int) -> None:
         self._path, self._offset = path, offset
-        #: What was read of a line that has no end yet.
+        #: The beginning of a line whose end was not read yet.
         self._rest = b""
 
     def lines(self, *, is_last: bool = False) -> list[str]:
-        """What was added since, in whole lines; with ``is_last`` what has no end, too."""
+        """Return the whole lines that were added; with ``is_last`` also an incomplete one."""
         parts = _ENDS.split(self._rest + self._read())
         self._rest = b"" if is_last else parts.pop()[:LINE_BYTES]
         return [part[:LINE_BYTES].decode(errors="replace") for part in parts if part]
@@ -55,16 +54,16 @@ class LogFile:
                 if begin > self._offset:
                     self._rest = b""
                 data = os.pread(file, LOOK_BYTES, begin)
-        except OSError:  # nothing was printed yet, or it is not what it should be
+        except OSError:  # nothing was printed yet, or it is not a regular file
             return b""
         self._offset = begin + len(data)
         return data
 
 
 def end_of(path: str, offset: int, most_bytes: int) -> bytes:
-    """The end of a file, at most so much, and nothing that was there before ``offset``.
+    """Return the last ``most_bytes`` bytes of a file, without those before ``offset``.
 
-    Empty where nothing was printed, or something else has taken the file's place.
+    Returns b"" if nothing was printed, or if the path is not a regular file.
     """
     try:
         with open_to_read(path) as opened:
@@ -78,8 +77,8 @@ def end_of(path: str, offset: int, most_bytes: int) -> bytes:
 
 
 def _offset_after_cut(file: int, offset: int) -> int:
-    """Where what stood at an offset is, now that the older part of the file was dropped."""
+    """Return the new position of an offset after older output was dropped from the file."""
     first = _DROPPED.match(os.pread(file, _FIRST_BYTES, 0))
-    if first is None:  # its code has emptied it
+    if first is None:  # the trial's code has truncated it
         return 0
     return max(first.end(), offset - int(first[1]) + first.end())

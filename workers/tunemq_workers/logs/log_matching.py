@@ -1,8 +1,8 @@
-"""Compares lines with users' patterns, for no longer than a pattern may take.
+"""Search lines for users' patterns, with a limit on processor time.
 
-A regular expression may take exponential time for a line, holds the interpreter's lock meanwhile,
-and cannot be told by its looks. What ends it is a signal, which Python's `re` heeds, and only in
-the main thread of a process: so this is for a process of its own, not for a thread of the node.
+A regular expression can take exponential time, holds the interpreter's lock meanwhile, and its form
+does not reveal this. Only a signal stops Python's `re`, and only in the main thread. So this module
+runs in a separate process, not in a thread of the node.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-#: The processor time that a pattern may take for what was printed between two looks. Most take a
-#: hundredth of this for as much as is looked at.
+#: Seconds of processor time that a pattern may take for the output of one period. Most take a
+#: hundredth of this for the longest output that is read at once.
 BUDGET_S: Final = 0.25
-#: So much is told of a line.
+#: Characters of a line that a report contains.
 SHOWN: Final = 300
-#: ... and so much of it before what matches.
+#: Characters of a line before the match that a report contains.
 _BEFORE: Final = 100
-#: Control characters would reach people's terminals.
+#: Control characters would reach users' terminals.
 _PLAIN: Final = dict.fromkeys([*range(32), *range(127, 160)], " ")
 
 
 class PatternDisabled(Exception):
-    """The pattern is not looked for any more; says why."""
+    """The pattern is not searched for any more; the text says why."""
 
 
 class _TimeIsUp(Exception):
-    """The timer has run out."""
+    """The pattern used up its processor time."""
 
 
 class LogPatterns:
-    """Those in use, compiled once; to be used in the main thread."""
+    """Compiled patterns with a time limit; usable only in the main thread."""
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:
         self._budget_s = budget_s
@@ -44,10 +44,10 @@ class LogPatterns:
         signal.signal(signal.SIGVTALRM, self._ring)
 
     def search(self, pattern: str, lines: Iterable[str]) -> str | None:
-        """The first line that matches, as it is shown; None where none does.
+        """Return the first matching line, shortened for display; None if there is none.
 
         Raises:
-            PatternLeftOut: it takes too long, or has done so before.
+            PatternDisabled: the pattern is invalid or takes too long, now or earlier.
         """
         if pattern in self._left_out:
             raise PatternDisabled(self._left_out[pattern])
@@ -74,7 +74,7 @@ class LogPatterns:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        # Of this process's own time: on a machine that is busy no pattern is to blame.
+        # The process's own time, so that a busy machine does not disable patterns.
         self._is_limited = True
         signal.setitimer(signal.ITIMER_VIRTUAL, self._budget_s)
         try:
@@ -84,5 +84,5 @@ class LogPatterns:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _ring(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._is_limited:  # else it came just before the timer was stopped
+        if self._is_limited:  # otherwise it came just before the timer was stopped
             raise _TimeIsUp

@@ -1,6 +1,6 @@
-"""What a node orders of the process that reads what trials print, and what that answers.
+"""Orders of a node to the log scanner, and its answers; payloads of frames.
 
-Payloads of frames. ``id`` is a number that the node gives to each attempt of a trial.
+``id`` is a number that the node gives to each attempt of a trial.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import msgspec
 
 from tunemq_shared.base import message_encoding
 
-#: The kind of frames from the process to the node; those to it are `frames.ORDER`.
+#: The kind of frames from the scanner to the node; frames to it are `frames.ORDER`.
 ANSWER: Final = ord("A")
 
 
 class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What an attempt prints: the two files in ``folder``, from ``printed`` on.
+    """The output of an attempt: the two files in ``folder``, from offsets ``printed`` on.
 
-    ``patterns`` are those that its lines are compared with.
+    ``patterns`` are the patterns to search for.
     """
 
     folder: str
@@ -27,16 +27,16 @@ class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FollowOutput(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
-    """Read what is printed from now on."""
+    """Order: search the attempt's output periodically."""
 
     id: int
     output: AttemptOutput
 
 
 class FinishOutput(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """The attempt has failed: read the rest, answer `OutputFinished`, and forget it.
+    """Order: search the rest of a failed attempt's output, answer `OutputFinished`, and forget it.
 
-    ``asks_memory``: whether the last that was printed says that a GPU's memory ran out.
+    ``asks_memory``: whether to check if its end reports that a GPU ran out of memory.
     """
 
     id: int
@@ -45,13 +45,13 @@ class FinishOutput(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 
 
 class ForgetOutput(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """Forget it."""
+    """Order: forget the attempt."""
 
     id: int
 
 
 class LineMatched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
-    """A line matches a pattern; told once of each."""
+    """Answer: a line matches a pattern; sent once for each pattern."""
 
     id: int
     pattern: str
@@ -59,7 +59,7 @@ class LineMatched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
 
 
 class PatternDropped(msgspec.Struct, frozen=True, array_like=True, tag="left_out"):
-    """A pattern is not looked for any more, and why."""
+    """Answer: a pattern is not searched for any more, and why."""
 
     id: int
     pattern: str
@@ -67,7 +67,7 @@ class PatternDropped(msgspec.Struct, frozen=True, array_like=True, tag="left_out
 
 
 class OutputFinished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """All was read; ``is_cuda_memory`` as it was asked."""
+    """Answer: all output was searched; ``is_cuda_memory`` if asked for."""
 
     id: int
     is_cuda_memory: bool

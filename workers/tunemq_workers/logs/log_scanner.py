@@ -1,11 +1,12 @@
-"""The process that reads what trials print, for log policies: started by its node when one has any.
+"""The log scanner: a process that searches trial output for log policies, started on demand.
 
     python -P -m tunemq_workers.logs.log_scanner --fd FD --node-pid PID [--trial-user USER]
 
-Why here? In the trial's own process nobody reads what its children print, and nobody is left when
-it has died, which is when it matters. In a thread of the node a pattern could hold the
-interpreter's lock for hours (`tunemq_workers.logs.log_matching`). This process may hang or die
-without harm: the node kills it, starts another, and tells it again what to read, and from where.
+It is a separate process for two reasons. A trial process does not see its children's output and
+cannot search anything after its death, when it matters most. In a thread of the node a pattern
+could hold the interpreter's lock for hours (`tunemq_workers.logs.log_matching`). The scanner may
+hang or die without harm: the node kills it, starts another, and repeats its orders with the
+offsets.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.processes.child_start import begin, receive
 from tunemq_workers.runtime.frames import FrameDecoder, frame
 
-#: Between two looks at what was printed; the last one is when the trial has failed.
+#: Seconds between two searches; the last one happens when the trial has failed.
 PERIOD_S: Final = 1.0
-#: So much of the end of each file may say that a GPU's memory ran out. torchrun prints dozens of
-#: lines behind what its rank has said; what a trial has lived through is farther away.
+#: Bytes at the end of each file that are checked for a GPU's lack of memory. torchrun prints dozens
+#: of lines after its rank's error; errors that a trial survived are farther from the end.
 _END_BYTES: Final = 16 * 2**10
 
 
 class _FollowedOutput:
-    """What one attempt prints, and the patterns that were not found in it yet."""
+    """The output of one attempt, and the patterns that were not found in it yet."""
 
     def __init__(self, output: AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)
@@ -57,7 +58,7 @@ class _FollowedOutput:
 
 
 class LogScanner:
-    """Does what the node orders; to be used in the main thread.
+    """Carry out the node's orders; usable only in the main thread.
 
     Args:
         answer: takes answers.
@@ -69,7 +70,7 @@ class LogScanner:
         self._followed: dict[int, _FollowedOutput] = {}
 
     def obey(self, order: LogOrder) -> None:
-        """Do one thing."""
+        """Carry out one order."""
         match order:
             case FollowOutput(id_, output):
                 self._followed[id_] = _FollowedOutput(output)
@@ -83,7 +84,7 @@ class LogScanner:
                 self._followed.pop(order.id, None)
 
     def look(self) -> None:
-        """See what was printed since the last time."""
+        """Search the output that was added since the last call."""
         for id_, followed in self._followed.items():
             self._look_at(id_, followed)
 
@@ -114,7 +115,7 @@ def _is_cuda_memory(output: AttemptOutput) -> bool:
 
 
 def main() -> None:
-    """Do what the node orders until it closes the socket named on the command line."""
+    """Carry out the node's orders until it closes the socket named on the command line."""
     _serve(begin("tunemq_workers.logs.log_scanner", "tunemq-logs"))
 
 

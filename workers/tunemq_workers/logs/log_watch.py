@@ -1,11 +1,10 @@
-"""What trials print, where it decides what follows from their failures.
+"""`LogWatch`: search trial output that decides how the scheduler handles failures.
 
-Two things are looked for: the patterns of log policies, in all that a trial prints, and words that
-say that a GPU's memory ran out, in the last of it, where a trial that has a GPU dies without having
-said so. A process does it (`tunemq_workers.logs.log_scanner`), so that no pattern holds up the
-node. And because what a trial printed last matters most, the news of its failure, and all behind
-it, are held back until that was read: a LogMatched comes before the TrialFailed or HostDied that it
-is about.
+The log scanner, a separate process, searches for two things: the patterns of log policies, in all
+output; and reports that a GPU ran out of memory, in the last output of a GPU trial that died
+without saying so itself. The last output matters most. So `LogWatch` holds the event of a failure,
+and all later events of the attempt, until that output was searched: a LogMatched precedes its
+TrialFailed or TrialProcessDied.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
-#: How long a failure waits for what its trial printed to be read. It takes milliseconds; this is
-#: for a file system that hangs, and for a machine that does next to nothing.
+#: Seconds for which a failure waits for the search of its output. Normally that takes milliseconds;
+#: the limit is for hanging file systems and overloaded machines.
 TIMEOUT_S: Final = 20.0
-#: A process that has had nothing to read for so long is let go.
+#: Seconds without work after which the node ends the scanner.
 _IDLE_S: Final = 60.0
 
 _Ended: TypeAlias = TrialFailed | TrialProcessDied | TrialFinished | TrialPaused | SlotFreed
-#: The tags of what says that an attempt begins, has failed, or is over.
+#: The tags of events that an attempt began, failed, or ended.
 BEGINS: Final = b"started"
 FAILS: Final = frozenset({b"failed", b"died"})
 _IS_OVER: Final = frozenset({b"finished", b"paused", b"freed"})
-#: The first byte of a msgpack array whose length stands in the two that follow.
+#: The first byte of a msgpack array whose length is in the next two bytes.
 _ARRAY_16: Final = b"\xdc"
 
 _log = logging.getLogger(__name__)
@@ -79,19 +78,19 @@ class _WatchedAttempt:
     output: AttemptOutput
     has_gpu: bool
     told: set[str] = field(default_factory=set)
-    #: Its failure, and what was said behind it, until its output was read.
+    #: The event of its failure and all later ones, while the output is being searched.
     held: list[bytes] = field(default_factory=list)
     asks_memory: bool = False
     timer: Timer | None = None
 
 
 class LogWatch:
-    """Passes on what is said of hosts, and adds what their trials' output says. Never blocks.
+    """Pass events on, with the results of searching trials' output. Never blocks.
 
     Args:
-        reactor: calls back.
-        start: starts a process that reads.
-        children: the pids of the node's own children; the process's is kept there.
+        reactor: runs the callbacks.
+        start: starts a log scanner.
+        children: the pids of the node's own children; receives the scanner's.
         emit: takes (events stream, encoded event).
         warn: takes (events stream, text for people).
     """
@@ -105,7 +104,7 @@ class LogWatch:
         emit: Emit,
         warn: Callable[[str, str], object],
     ) -> None:
-        #: Says which trials have hosts.
+        #: Returns the trials that have a trial process.
         self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self._reactor, self._emit, self._warn = reactor, emit, warn
         self._ids = itertools.count(1)
@@ -126,24 +125,24 @@ class LogWatch:
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is still to be said of hosts that are gone."""
+        """Whether events of ended trial processes are still held."""
         return any(one.held for one in self._followed.values())
 
     def hold_no_more(self) -> None:
-        """Say what is held back, and hold back nothing from now on: the node is about to end.
+        """Release held events, and hold none from now on, because the node is about to end.
 
-        Who died of what is still told; what was printed last is not.
+        Failures are still reported, but without a search of the last output.
         """
         self._is_ending = True
         for followed in [one for one in self._followed.values() if one.held]:
             self._release(followed, is_cuda_memory=False)
 
     def close(self) -> None:
-        """End the process; what is held back is not said any more."""
+        """End the scanner; held events are dropped."""
         self._child.close()
 
     def emit(self, events_key: str, event: bytes) -> None:
-        """Take what a host, or the node about one, has said, in its order."""
+        """Pass on an event of a trial process, or of the node about one, in order."""
         tag = tag_of(event)
         if tag == BEGINS:
             self._emit(events_key, event)
@@ -199,7 +198,7 @@ class LogWatch:
         self._order(followed)
 
     def _release(self, followed: _WatchedAttempt, *, is_cuda_memory: bool) -> None:
-        """Say what was held back."""
+        """Pass on the held events and forget the attempt."""
         if followed.timer is not None:
             followed.timer.cancel()
         held, followed.held = followed.held, []
@@ -237,7 +236,7 @@ class LogWatch:
     # --- the process ------------------------------------------------------------------------------
 
     def _order(self, followed: _WatchedAttempt) -> None:
-        """Have it read; if there is none, it will be told when it is there."""
+        """Order a search; if there is no scanner, start it and order later."""
         if not self._child.is_up:
             self._child.start_if_none()
         elif followed.held:
@@ -262,7 +261,7 @@ class LogWatch:
             return
         match said:
             case LineMatched(_, pattern, line):
-                if pattern not in followed.told:  # a process before this one may have found it
+                if pattern not in followed.told:  # an earlier scanner may have found it
                     followed.told.add(pattern)
                     matched = LogMatched(*followed.key, pattern, line, time.time())
                     self._emit(followed.events_key, encode(matched))
@@ -276,14 +275,14 @@ class LogWatch:
 
 
 def tag_of(event: bytes) -> bytes:
-    """The tag of an encoded event, whose other fields are not looked at: most are results."""
+    """Return an event's tag without decoding its other fields, as most events are results."""
     at = 3 if event.startswith(_ARRAY_16) else 1
-    head = event[at : at + 1]  # a short text, and how long it is
+    head = event[at : at + 1]  # a short string: its length is in the low bits
     return event[at + 1 : at + 1 + (head[0] & 0x1F)] if head else b""
 
 
 def _may_be_memory(failure: TrialFailed | TrialProcessDied) -> bool:
-    """Whether a GPU's memory may be what it died of, as far as itself it does not say."""
+    """Return whether lack of GPU memory may explain a failure that does not name its cause."""
     if isinstance(failure, TrialProcessDied):
         return not failure.cause
     return failure.kind == "user" and is_of_a_child(failure.error)

@@ -1,4 +1,4 @@
-"""Keeps the output files of a node's hosts below a size while they are written."""
+"""`OutputCaps`: keep the output files of a node's trials below a size while they are written."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Final
 from tunemq_workers.logs import output_files
 from tunemq_workers.runtime.reactor import Reactor
 
-#: Between two looks; in between a file may grow beyond its limit.
+#: Seconds between two checks; in between a file may exceed its limit.
 PERIOD_S: Final = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 class OutputCaps:
-    """Looks at the files every few seconds, in a thread of its own: shortening one takes a while.
+    """Check the files periodically in a thread, because shortening one takes a while.
 
     Args:
-        reactor: for the timer.
-        folders: says in which folders hosts write now; called by the loop.
-        period_s: seconds between two looks.
-        limit_bytes: the size above which a file is shortened to its newest half.
+        reactor: runs the timer.
+        folders: returns the folders of the running trials; called by the loop.
+        period_s: seconds between two checks.
+        limit_bytes: size above which a file is cut to its newest half.
     """
 
     def __init__(
@@ -43,18 +43,19 @@ class OutputCaps:
         self._thread = threading.Thread(target=self._run, name="output caps", daemon=True)
 
     def start(self) -> None:
-        """Look from now on, until the process ends."""
+        """Check from now on, until the process ends."""
         self._thread.start()
         self._reactor.after(self._period_s, self._look)
 
     def look_at(self, folder: str) -> None:
-        """Look at a folder now: its host ended before it could do so itself."""
+        """Check a folder now, because its trial process ended before it could do so itself."""
         self._orders.put(frozenset({folder}))
 
     def _look(self) -> None:
         self._reactor.after(self._period_s, self._look)
         now = frozenset(self._folders())
-        # Once more after a host's end: what it started may have printed a lot since the last look.
+        # Check once more after a process ended: its children may have printed much since the last
+        # check.
         due, self._before = now | self._before, now
         if due and self._orders.empty():
             self._orders.put(due)
@@ -68,7 +69,7 @@ class OutputCaps:
     def _cap(self, path: str) -> None:
         try:
             output_files.cap(path, self._limit_bytes)
-        except FileNotFoundError:  # nothing was printed yet, or somebody has cleaned up
+        except FileNotFoundError:  # nothing was printed yet, or the file was removed
             return
         except OSError as problem:
             _log.warning("output.not_capped path=%s problem=%r", path, str(problem))

@@ -1,8 +1,8 @@
-"""A trial's standard output and error: two files in its folder, appended to and kept below a size.
+"""A trial's standard output and error: two append-only files in its folder, with a size limit.
 
-The host writes them directly, so nothing is lost when it dies and no pipe can block it. No limit
-of the operating system fits (RLIMIT_FSIZE would hit checkpoints too), so the node calls `cap`
-every few seconds; between two calls a file may be larger.
+The trial process writes them directly, so its death loses nothing and no pipe can block it. No
+limit of the operating system fits (RLIMIT_FSIZE would also affect checkpoints), so the node calls
+`cap` every few seconds; between two calls a file may be larger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_BYTES: Final = 64 * 2**20
 
 
 def sizes(folder: str) -> tuple[int, int]:
-    """How long the two files in ``folder`` are; 0 where there is none."""
+    """Return the sizes in bytes of the two files in ``folder``; 0 for a missing one."""
     found = [0, 0]
     for place, name in enumerate((STDOUT, STDERR)):
         with suppress(OSError):
@@ -32,18 +32,19 @@ def sizes(folder: str) -> tuple[int, int]:
 
 
 def redirect(folder: str) -> None:
-    """Append what this process and its children print to the two files in ``folder``, line by line.
+    """Append the output of this process and its children to the two files in ``folder``.
+
+    Output is line buffered and UTF-8.
 
     Raises:
-        OSError: one of them cannot be opened.
+        OSError: one of the files cannot be opened.
     """
     flush()
     for name, descriptor in ((STDOUT, 1), (STDERR, 2)):
         file = open_to_write(os.path.join(folder, name), os.O_WRONLY | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
-    # What was printed is to be there when a segmentation fault ends the process, whatever the
-    # locale.
+    # The output must be in the file when a segmentation fault ends the process, in any locale.
     sys.stdout, sys.stderr = _line_buffered(sys.__stdout__), _line_buffered(sys.__stderr__)
 
 
@@ -53,42 +54,42 @@ def _line_buffered(stream: Any) -> TextIO:
 
 
 def flush() -> None:
-    """Write out what Python still holds; a full disk loses it, and so does a broken stream."""
+    """Flush Python's buffers; a full disk or a broken stream loses their content."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a trial's code may have put anything there
+        with suppress(Exception):  # a trial's code may have replaced the streams
             stream.flush()
 
 
 def settle(folder: str) -> None:
-    """Complete the files in ``folder``: write out what Python holds, and shorten long ones."""
+    """Flush Python's buffers and shorten the files in ``folder`` that are too long."""
     flush()
     for name in (STDOUT, STDERR):
-        with suppress(OSError):  # it was removed, or the disk is full: the trial ends all the same
+        with suppress(OSError):  # removed, or the disk is full: the trial ends all the same
             cap(os.path.join(folder, name), LIMIT_BYTES)
 
 
 def cap(path: str, limit: int = LIMIT_BYTES) -> None:
-    """Shorten a file above ``limit`` bytes to its newest half, saying so in its first line.
+    """Cut a file above ``limit`` bytes to its newest half; its first line says so.
 
-    Its writers may go on: they append. What they write in this very moment may be lost.
+    Other processes may keep appending. Output that they write during the cut may be lost.
 
     Raises:
-        OSError: the file is not there, or cannot be read or written.
+        OSError: the file does not exist, or cannot be read or written.
     """
     if os.lstat(path).st_size <= limit:
         return
-    # Opened before anything is read, and read to the end once more just before the cut: what is
-    # printed while the old part is read is kept.
+    # Open it first, and read to the end once more just before the cut, so that output printed while
+    # the old part is read is kept.
     with (
         open_to_read(path) as file,
         FileIO(open_regular(path, os.O_WRONLY | os.O_APPEND), "ab") as out,
     ):
         dropped = file.seek(-limit // 2, os.SEEK_END)
-        dropped += len(file.readline(limit))  # half a line
-        newest = file.read(limit)  # its trial may make it as long as it likes meanwhile
+        dropped += len(file.readline(limit))  # the rest of a cut line
+        newest = file.read(limit)  # limited, as the trial may lengthen it meanwhile
         newest += file.read(limit)
         out.truncate(0)
-        # In one piece: who looks at the file meanwhile finds it empty or whole.
+        # One write, so that a reader finds the file either empty or whole.
         first = b"[%d bytes of older output dropped]\n" % dropped
         rest = memoryview(newest)[os.writev(out.fileno(), [first, newest]) - len(first) :]
         while rest:

@@ -1,1 +1,1 @@
-"""What a node asks of its machine: users, control groups, memory, libraries."""
+"""A node's view of its machine: users, control groups, memory, libraries and credentials."""

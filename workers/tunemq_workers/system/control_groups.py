@@ -1,7 +1,7 @@
-"""`Cgroup`: what the kernel allows this process, by its control group and those above it.
+"""`Cgroup`: the limits that this process's control group and its ancestors impose.
 
-A container's group is the root of what it sees; a service's, or that of a batch system's job, is
-somewhere below, and each group on the way up may allow less than those within.
+In a container the group is the root of the visible tree. In a service or a batch job it is further
+down, and each ancestor may have a lower limit.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _ABOUT: Final = "/proc/self/cgroup"
 
 
 class Cgroup:
-    """That of this process, by both versions of the kernel's interface.
+    """This process's control group, in both versions of the kernel's interface.
 
     Args:
-        root: where the kernel shows control groups.
-        about: the file that says which is this process's.
+        root: the mount point of the control groups.
+        about: the file that names this process's groups.
     """
 
     def __init__(self, root: str = _ROOT, about: str = _ABOUT) -> None:
         self._root = root
-        #: By controller, the groups from this process's own upwards; "" for all, in version 2.
+        #: By controller, the paths from this process's group upwards; key "" in version 2.
         self._folders = {"": [root]}
         with suppress(OSError), open(about, encoding="utf-8", errors="surrogateescape") as groups:
             for line in groups:
@@ -34,15 +34,15 @@ class Cgroup:
                     self._folders[controller] = [top + part for part in _upwards(path)]
 
     def memory_bytes(self) -> int | None:
-        """How much memory all processes of the group may use; None where nothing limits it."""
+        """Return the memory limit of the group in bytes; None if there is none."""
         return min((limit for limit, _ in self._memory()), default=None)
 
     def memory_left_bytes(self) -> int | None:
-        """How much of that is not in use, or in use for files that nobody needs; None as above."""
+        """Return the bytes that are free or hold inactive file pages; None if unlimited."""
         return min((limit - used for limit, used in self._memory()), default=None)
 
     def cpus(self) -> float | None:
-        """How many processors' time the group gets; None where nothing limits it."""
+        """Return the number of CPUs whose time the group may use; None if there is no limit."""
         found = []
         for folder in self._folders[""]:
             with suppress(OSError, ValueError):
@@ -56,24 +56,24 @@ class Cgroup:
         return min(found, default=None)
 
     def _memory(self) -> Iterator[tuple[int, int]]:
-        """Of each group with a limit: that, and what is in use and cannot be had at once."""
+        """Yield (limit, non-reclaimable use) in bytes for each group with a limit."""
         names = {
             "": ("memory.max", "memory.current", "inactive_file"),
             "memory": (
                 "memory.limit_in_bytes",
                 "memory.usage_in_bytes",
-                "total_inactive_file",  # the groups below, too, as the other two
+                "total_inactive_file",  # includes the groups below, as the other two do
             ),
         }
         for controller, (limit, used, cached) in names.items():
             for folder in self._folders.get(controller, ()):
-                with suppress(OSError, ValueError):  # "max", too
+                with suppress(OSError, ValueError):  # also for "max"
                     in_use = int(_read(f"{folder}/{used}")) - _stat(folder, cached)
                     yield int(_read(f"{folder}/{limit}")), max(0, in_use)
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """A path below the root, and all above it; where a container hides the path, its root."""
+    """Yield a path below the root and its ancestors; a container may hide all but its root."""
     while path not in {"", "/"}:
         yield path
         path = path.rpartition("/")[0]
@@ -81,7 +81,7 @@ def _upwards(path: str) -> Iterator[str]:
 
 
 def _stat(folder: str, name: str) -> int:
-    """A line of a group's ``memory.stat``; 0 where there is none."""
+    """Return a value of a group's ``memory.stat``; 0 if it is missing."""
     with suppress(OSError, ValueError):
         for line in _read(f"{folder}/memory.stat").splitlines():
             key, _, value = line.partition(" ")

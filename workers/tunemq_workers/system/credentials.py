@@ -1,11 +1,11 @@
-"""Which variables of a node's environment are the farm's keys, and how they reach its children.
+"""Separate the farm's keys from a node's environment, and pass them to its children.
 
-A node of a farm hides its memory from other processes of its user, and so do its children. What a
-process was started with stands in ``/proc/PID/environ`` from its first moment, before it can hide
-anything: so they get keys over their sockets, see `tunemq_workers.processes.child_process`.
-Embedded, there is nothing to hide: trials have the environment of their script.
+A farm's node and its children hide their memory from other processes of the same user. But
+``/proc/PID/environ`` shows a process's initial environment from the start, before it can hide
+anything. So children receive keys over their sockets; see `tunemq_workers.processes.child_process`.
+An embedded farm has nothing to hide: trials have their script's environment.
 
-Imported before everything else of a node, so it imports next to nothing.
+A node imports this module before all others, so it imports almost nothing itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from tunemq_shared.system.process_control import keep_memory_private
 
-#: What those need who send to stores and fetch from them, and trials must not have.
+#: The variables that processes with access to stores need and that trials must not have.
 STORE_KEYS: Final = frozenset({
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -28,38 +28,39 @@ STORE_KEYS: Final = frozenset({
     "MINIO_ROOT_PASSWORD",
 })  # fmt: skip
 _OURS: Final = "TUNEMQ_"
-#: What consumers need.
+#: The variables that consumers need.
 REDIS_KEYS: Final = frozenset({"TUNEMQ_REDIS"})
 
 _LENGTH_BYTES: Final = 4
 
 
 def is_for_trials(name: str) -> bool:
-    """Whether trials may have this variable of their node's environment."""
+    """Return whether trials may have this variable of their node's environment."""
     return not name.startswith(_OURS) and name not in STORE_KEYS
 
 
 def split(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """An environment's variables: those that all may see, and the keys."""
+    """Split an environment into variables that all may see, and keys."""
     keys = {name: value for name, value in variables.items() if name in REDIS_KEYS | STORE_KEYS}
     return {name: value for name, value in variables.items() if name not in keys}, keys
 
 
 def send_keys(child: socket.socket, keys: Mapping[str, str], *, is_hidden: bool) -> None:
-    """Give a child what `take_keys` waits for; a few hundred bytes, which never block.
+    """Send a child the keys that `take_keys` waits for; a few hundred bytes, so this never blocks.
 
     Args:
-        keys: what is added to its environment.
-        is_hidden: whether it is to hide its memory.
+        child: the socket to the child.
+        keys: variables to add to its environment.
+        is_hidden: whether the child must hide its memory.
     """
     text = b"\0".join(os.fsencode(f"{name}={value}") for name, value in keys.items())
     child.sendall(bytes([is_hidden]) + len(text).to_bytes(_LENGTH_BYTES, "big") + text)
 
 
 def take_keys(node: socket.socket) -> None:
-    """Put what `send_keys` sent into the environment, having hidden this process's memory before.
+    """Hide this process's memory if the node says so, then add its keys to the environment.
 
-    The node may be gone already; then nothing comes, and the next read from ``node`` says so.
+    If the node is gone, nothing arrives, and the next read from ``node`` shows that.
     """
     if _read(node, 1) == b"\1":
         keep_memory_private()

@@ -1,6 +1,6 @@
-"""Which versions of libraries are installed, without importing any of them.
+"""Find the versions of installed libraries without importing them.
 
-Only the names of folders are read: ``importlib.metadata`` costs a node megabytes.
+Only folder names are read, because ``importlib.metadata`` costs a node megabytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-#: Those of which another version may give a trial other results, or not read its checkpoints.
+#: Libraries whose version may change a trial's results or make its checkpoints unreadable.
 OF_TRIALS: Final = frozenset({
     "jax",
     "keras",
@@ -32,11 +32,10 @@ _FOLDER: Final = re.compile(r"([\w.]+)-([\w.!+]+)\.(?:dist|egg)-info")
 
 
 def installed_versions(paths: Iterable[str] | None = None) -> dict[str, str]:
-    """By name as pip writes it, the version of each library of `OF_TRIALS`.
+    """Return the version of each installed library of `OF_TRIALS`, by its name on PyPI.
 
     Args:
-        paths: the folders to look in, of which the first with a library counts; default: those
-            that this process imports from.
+        paths: the folders to search, first match first; default: ``sys.path``.
     """
     found: dict[str, str] = {}
     for path in sys.path if paths is None else paths:

@@ -1,4 +1,4 @@
-"""What this machine is called and what it offers."""
+"""This machine's name, address and resources."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tunemq_workers.system.control_groups import Cgroup
 
 
 def hostname() -> str:
-    """The machine's name."""
+    """Return the machine's host name."""
     return socket.gethostname()
 
 
 def node_ip(towards: str = "") -> str:
-    """The address from which this machine speaks to the host ``towards``; 127.0.0.1 without one.
+    """Return the local address of a connection to ``towards``; 127.0.0.1 without one.
 
     Nothing is sent: the kernel only chooses a route.
     """
@@ -30,21 +30,21 @@ def node_ip(towards: str = "") -> str:
 
 
 def cpus() -> float:
-    """Processors that this process may use: its affinity, cut by its control group's quota."""
+    """Return the CPUs that this process may use: its affinity, limited by its group's quota."""
     allowed = float(len(os.sched_getaffinity(0)))
     quota = Cgroup().cpus()
     return allowed if quota is None else max(1.0, min(allowed, math.floor(quota)))
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, cut by its control group's limit."""
+    """Return the bytes of memory that this process may use, limited by its control group."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Cgroup().memory_bytes()
     return total if limit is None else min(total, limit)
 
 
 def memory_free_bytes() -> float | None:
-    """Memory that may still be used, of what `memory_bytes` says; None where nobody says."""
+    """Return how much of `memory_bytes` is still available, in bytes; None if unknown."""
     free: float | None = None
     with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
         line = file.read().split("MemAvailable:")[1].split("\n")[0]
@@ -56,6 +56,6 @@ def memory_free_bytes() -> float | None:
 
 
 def offered(cpu_count: float | None, others: dict[str, float]) -> dict[str, float]:
-    """The resources that a node announces; what is given stands above what was found."""
+    """Return the resources that a node announces; given values replace measured ones."""
     found = {"cpu": cpus() if cpu_count is None else cpu_count, "memory": float(memory_bytes())}
     return {**found, **others}

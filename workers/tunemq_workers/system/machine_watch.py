@@ -1,6 +1,6 @@
-"""Looks again and again at how this machine is, in a thread of its own.
+"""`MachineWatch`: collect the node metrics periodically, in a thread.
 
-A disk may make who asks wait for ever. What was seen last is said then.
+A disk may block a call for ever; the node then sends the last known values.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 class MachineWatch:
-    """What a node says of its machine.
+    """The node metrics of a machine.
 
     Args:
-        version: of TuneMQ.
-        folder: whose disk is looked at.
-        gpus: says what those do that it offers, and never waits.
-        about: who the node is; what is installed is looked up.
-        refused: what it refused.
-        folders: of trials, in which files have to be made.
+        version: TuneMQ's version.
+        folder: the folder whose disk is measured.
+        gpus: returns the metrics of the offered GPUs, without blocking.
+        about: the node's description; installed libraries are added to it.
+        rejected: counts rejected messages.
+        folders: folders of trials, in which the node must be able to create files.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class MachineWatch:
         self._thread = threading.Thread(target=self._run, name="machine watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._ended.set()
 
     def said(self) -> bytes:
-        """Its encoded `NodeMetrics`; for one thread, and never waits."""
+        """Return the encoded `NodeMetrics`, without blocking; call it from one thread only."""
         self._number += 1
         rejected = self._rejected.counts()
         return encode(
@@ -104,7 +104,7 @@ class MachineWatch:
             disk = os.statvfs(self._folder)
             disk_free = float(disk.f_bavail * disk.f_frsize)
             disk_size = float(disk.f_blocks * disk.f_frsize)
-            # Some file systems, such as btrfs, have as many as they like, and say 0.
+            # Some file systems, such as btrfs, have no fixed number of inodes and report 0.
             disk_free_inodes = float(disk.f_favail) if disk.f_files else None
         disk_problem = next(filter(None, map(_problem_of, self._folders)), "")
         if disk_problem != self._seen.disk_problem:
@@ -122,11 +122,11 @@ class MachineWatch:
 
 
 def _problem_of(folder: str) -> str:
-    """Why no file can be made in a folder, or in what is above it where it is yet to be made."""
+    """Say why no file can be created in a folder, or in its nearest parent; "" if one can."""
     while not os.path.exists(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     try:
-        # Not with its way to the disk: every few seconds that would slow down what trials write.
+        # No fsync: every few seconds it would slow down trials' writes.
         write_probe(folder, sync=False)
     except OSError as error:
         return encodable(f"{error.strerror}: no file can be made in {folder}")[:LINE_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Whether the kernel has lately killed a process because memory ran out."""
+"""`OomKills`: find out whether the kernel recently killed a process for lack of memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Final
 
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
 
-#: Between two readings. A kill counts as late for one to two of these, in which even a large
-#: process has ended.
+#: Seconds between two readings. A kill counts as recent for one to two periods, in which even a
+#: large process has ended.
 PERIOD_S: Final = 30.0
 
 _ROOT: Final = "/sys/fs/cgroup"
 
 
 class OomKills:
-    """Reads the kernel's counter: that of this process's own control group, else the machine's.
+    """Read the kernel's counter of this process's control group, or else of the machine.
 
     Args:
-        timers: for the readings.
-        files: the first of them that has the counter is read; by default they are looked for.
+        timers: schedules the readings.
+        files: candidate files, of which the first one with the counter is read; default: those of
+            this process's control group, then the machine's.
     """
 
     def __init__(self, timers: Timers, files: Sequence[str] | None = None) -> None:
@@ -30,12 +31,12 @@ class OomKills:
         self._before = self._latest = self._count()
 
     def start(self) -> None:
-        """Read from now on, if there is anything to read."""
+        """Read periodically from now on, if there is a counter."""
         if self._file is not None:
             self._timers.after(PERIOD_S, self._read_again)
 
     def is_recent(self) -> bool:
-        """Whether there was one in the last seconds."""
+        """Return whether a kill happened within the last one to two periods."""
         return self._count() > self._before
 
     def _read_again(self) -> None:
@@ -47,12 +48,13 @@ class OomKills:
 
 
 def _files() -> list[str]:
-    """Where the counter may be; the machine's counts what other people's containers did, too."""
+    """Return the files that may have the counter; the machine's counts all containers."""
     files = []
     with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as groups:
         for line in groups:
             _, controllers, path = line.rstrip("\n").split(":", 2)
-            # In a container the path may be as it is outside, where this one's root is elsewhere.
+            # In a container the path may be the one outside, while the group's files are at the
+            # root.
             for folder in (path, ""):
                 if not controllers:
                     files.append(f"{_ROOT}{folder}/memory.events")

@@ -1,12 +1,11 @@
-"""The user that trials run as, where that is not the node's own: ``--trial-user``.
+"""The user that runs trials if it is not the node's own: ``--trial-user``.
 
-The forkservers run as that user from their first instruction, so that neither the modules that they
-preload nor what hosts inherit from them ever had the node's rights. And the node's own work on
-files is done with that user's rights, too: whatever a trial puts into its folder (a link to a file
-that only root may read), the node cannot be led beyond what the trial could do itself. What is the
-node's own is opened within `own_files`.
+Forkservers run as that user from their first instruction, so that neither preloaded modules nor
+inherited state ever had the node's rights. The node also works on trials' files with that user's
+rights: whatever a trial puts into its folder, such as a link to a file that only root may read, the
+node cannot access more than the trial could. The node opens its own files within `own_files`.
 
-Imported before everything else of a node, so it imports little.
+A node imports this module before all others, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tunemq_shared.system.process_control import (
     no_new_privileges,
 )
 
-#: What the node inherited of its own user's that is of no use to another.
+#: Prefixes of variables of the node's user that do not apply to another user.
 _OF_A_LOGIN: Final = ("XDG_", "SUDO_")
 _MAIL: Final = "MAIL"
 
@@ -40,16 +39,16 @@ class UserAccount(NamedTuple):
     home: str
 
     def variables(self, own: Mapping[str, str]) -> dict[str, str]:
-        """A node's variables as this user has them."""
+        """Return a node's environment adapted to this user."""
         kept = {n: v for n, v in own.items() if n != _MAIL and not n.startswith(_OF_A_LOGIN)}
         return {**kept, "HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
 
 def find_account(text: str) -> UserAccount:
-    """The account that ``--trial-user`` names: a name, or a number, with ``:GROUP`` if need be.
+    """Return the account that ``--trial-user`` names: a name or number, optionally ``:GROUP``.
 
     Raises:
-        ConfigError: there is none, it is root, or this process may not act for it.
+        ConfigError: the account does not exist or is root, or this process may not act for it.
     """
     if os.geteuid() != 0:
         raise ConfigError(
@@ -90,11 +89,11 @@ def _is_number(text: str) -> bool:
 
 
 def act_for(account: UserAccount) -> None:
-    """From now on this process, which is root's, works on files with the account's rights.
+    """Make this process, which root runs, work on files with the account's rights from now on.
 
-    No program that it executes gets more rights than the process that executes it, whoever runs it:
-    trials name programs. And no link leads through other users' processes, below ``/proc``. To be
-    called before there are other threads, and before `die_with_parent`, which it undoes.
+    Programs that it executes gain no further rights (no_new_privileges), since trials name
+    programs. The process also cannot follow links in ``/proc`` into other users' processes. Call it
+    before other threads exist, and before `die_with_parent`, which it undoes.
     """
     no_new_privileges()
     look_into_no_other_users_process()
@@ -104,7 +103,7 @@ def act_for(account: UserAccount) -> None:
 
 @contextlib.contextmanager
 def own_files() -> Iterator[None]:
-    """What the calling thread opens within is opened as this process's own user."""
+    """Open files within the context as this process's own user, in the calling thread."""
     uid, gid = files_user()
     if uid == os.geteuid():
         yield
