@@ -47,8 +47,8 @@ class MemoryBudget:
     Args:
         spool: takes blocks that exceed ``memory_bytes``.
         memory_bytes: limit for memory, not counting the block that each outbox is filling.
-        limit_bytes: total in bytes from which on `is_full_for` reports outboxes as full; `enter`
-            and `Outbox.add` enforce no limit.
+        limit_bytes: total in bytes from which on `is_full_for` reports outboxes as full; they
+            still keep events that are added.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MemoryBudget:
         limit_bytes: int = OUTBOX_BYTES,
     ) -> None:
         self.spool = spool
-        #: Bytes altogether, and of those in memory.
+        #: Total bytes, and the part of them in memory.
         self.size = 0
         self.in_memory = 0
         self._memory_bytes, self._limit_bytes = memory_bytes, limit_bytes

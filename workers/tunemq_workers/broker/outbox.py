@@ -76,7 +76,7 @@ class Outbox:
         self, budget: MemoryBudget, last: int = 0, *, sent_bytes: int = SENT_BYTES
     ) -> None:
         self.last = last
-        #: Bytes altogether, and of those in memory that could be on disk.
+        #: Total bytes, and the part of them in memory that `spill` could move to disk.
         self.size = self.held = 0
         self._budget, self._sent_bytes = budget, sent_bytes
         self._blocks: list[_Block] = []

@@ -90,7 +90,7 @@ class _Device:
         left: pids with which processes that are gone held it.
         strangers: pids that held it when it had no trial process and was clear.
         foreign: by pid, the reported foreign processes and their descriptions.
-        told: the warnings that were given, as (events stream, text).
+        told: the warnings that were sent, as (events stream, text).
         broken, elsewhere, crowded, kept: the reasons to withhold it: it is broken, another node has
             it, foreign processes hold much of it, or a process that is gone still holds it.
         awaited: the reason why it is not clear.

@@ -21,9 +21,9 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_shared.system.plain_files import open_plain
 
-#: Where the files may be: in the first that is for everybody, else in the last.
-FOLDERS: Final = ("/dev/shm", "/run/lock", "/tmp")  # noqa: S108  not $TMPDIR, which users differ in
-#: The mode of a folder in which all users may create files and nobody may delete others' files.
+#: Candidate folders for lock files: the first that all users may use, else the last.
+FOLDERS: Final = ("/dev/shm", "/run/lock", "/tmp")  # noqa: S108  not $TMPDIR, which differs by user
+#: The mode of a folder in which all users may create files but not delete others' files.
 _FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 #: Other users' workers must be able to lock the file, too.
@@ -103,7 +103,7 @@ def take_gpus(gpus: Iterable[Gpu], me: str, folder: str | None = None) -> list[i
     held: list[int] = []
     try:
         for gpu in gpus:
-            held.append(_take(gpu, folder, me))  # noqa: PERF401  those before are given back
+            held.append(_take(gpu, folder, me))  # noqa: PERF401  a failure releases those before
     except ConfigError:
         for descriptor in held:
             os.close(descriptor)

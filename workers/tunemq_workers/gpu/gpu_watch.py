@@ -76,7 +76,7 @@ class GpuWatch:
     def _take_snapshot(self, now: float) -> None:
         try:
             snapshot = look_at(self._driver, self._uuids, now)
-        except Exception as problem:  # noqa: BLE001 - this log has it; a look that failed is no look
+        except Exception as problem:  # noqa: BLE001 - logged; no snapshot this time
             if self._was_seen:
                 _log.warning("gpus.not_seen problem=%r", repr(problem), exc_info=True)
             self._was_seen = False
@@ -90,7 +90,7 @@ class GpuWatch:
     def _take_gpu_metrics(self) -> None:
         try:
             found = self._driver.gpu_metrics()
-        except Exception as problem:  # noqa: BLE001 - this log has it; nothing is known then
+        except Exception as problem:  # noqa: BLE001 - logged; the metrics are unknown
             if self._was_known:
                 _log.warning("gpus.not_heard problem=%r", str(problem) or repr(problem))
             self._was_known, self.gpu_metrics = False, ()

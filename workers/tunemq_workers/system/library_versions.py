@@ -39,7 +39,7 @@ def installed_versions(paths: Iterable[str] | None = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path in sys.path if paths is None else paths:
-        with suppress(OSError):  # archives, and folders that are not there
+        with suppress(OSError):  # archives and missing folders
             for entry in os.listdir(path or "."):
                 match = _FOLDER.fullmatch(entry)
                 if match and (name := match[1].lower()) in OF_TRIALS:

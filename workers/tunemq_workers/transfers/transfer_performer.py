@@ -184,7 +184,7 @@ class TransferPerformer:
                 case TryStore():
                     self._try(running)
                     answer = TransferDone(number)
-        except Exception as problem:  # noqa: BLE001 - the node is told, and this log
+        except Exception as problem:  # noqa: BLE001 - reported to the node and logged
             is_expected = isinstance(problem, TuneError)
             _log.warning(
                 "transfer.failed id=%d problem=%r",
