@@ -1,7 +1,7 @@
-"""What the driver of this machine's GPUs says, by NVML (``nvidia-ml-py``, the extra ``gpu``).
+"""Access to this machine's GPU driver through NVML (``nvidia-ml-py``, the extra ``gpu``).
 
-Nothing here touches CUDA: a process that has opened a device could not fork hosts any more, and
-would hold some of its memory.
+Nothing here uses CUDA: a process that has opened a device could not fork trial processes any more,
+and would hold some of its memory.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = [
     "open_driver",
 ]
 
-#: Made by NVIDIA's driver when it is loaded.
+#: NVIDIA's driver creates this file when it is loaded.
 _DRIVER: Final = "/dev/nvidiactl"
 
 _log = logging.getLogger(__name__)
 
 
 def open_driver() -> GpuDriver | None:
-    """The driver; None where there is none that works.
+    """Open the driver; return None if this machine has no working one.
 
     Raises:
-        ConfigError: there is one, and what it is asked with is not installed.
+        ConfigError: the driver exists, but nvidia-ml-py is not installed.
     """
     try:
         return NvmlDriver()

@@ -1,4 +1,4 @@
-"""What a node asks of its GPUs' driver."""
+"""`GpuDriver`: the interface of a GPU driver."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tunemq_shared.protocol.messages import Gpu
 
 @dataclass(frozen=True, slots=True)
 class PhysicalGpu:
-    """A GPU as it is built in.
+    """A GPU as built into the machine.
 
     Attributes:
-        gpu: itself.
-        parts: its MIG devices, where it is in MIG mode: then nothing can use it as a whole.
+        gpu: the whole GPU.
+        parts: its MIG devices in MIG mode, in which the whole GPU is not usable; else None.
     """
 
     gpu: Gpu
@@ -23,18 +23,18 @@ class PhysicalGpu:
 
     @property
     def usable(self) -> tuple[Gpu, ...]:
-        """What of it can be used."""
+        """The usable devices: the whole GPU, or its MIG devices."""
         return (self.gpu,) if self.parts is None else self.parts
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has something on a device.
+    """A process that uses a device.
 
     Attributes:
-        pid: as the driver counts, which is not as a container does.
-        memory: bytes of the device's; None where the driver does not say.
-        name: of its program; empty where nobody knows.
+        pid: as the driver counts, which differs from the pid in a container.
+        memory: bytes of the device's memory; None if the driver does not report it.
+        name: its program's name; "" if unknown.
     """
 
     pid: int
@@ -44,64 +44,63 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error of a device, by the driver's number; see `tunemq_workers.gpu.drivers.xids`."""
+    """An error of a device, with the driver's number; see `tunemq_workers.gpu.drivers.xids`."""
 
     uuid: str
     number: int
 
 
 class GpuDriver(Protocol):
-    """Knows the GPUs of this machine; calls may take a while, and may come from any thread.
+    """The GPUs of this machine; calls may block for a while, and may come from any thread.
 
-    A device is what can be used: a GPU, or of one in MIG mode each of its MIG devices. What the
-    driver, or a device, does not say is None or empty, and so is what is asked of a device that is
-    lost or that nobody knows.
+    A device is a usable unit: a GPU, or each MIG device of a GPU in MIG mode. A value that the
+    driver or a device does not report is None or empty; the same holds for a device that is lost or
+    unknown.
     """
 
-    #: How often to ask what they do.
+    #: Seconds between two requests for metrics.
     period_s: float
 
     def physical(self) -> list[PhysicalGpu]:
-        """All of them, in the driver's order.
+        """Return all GPUs, in the driver's order.
 
         Raises:
-            OSError: it does not say.
+            OSError: the driver does not report them.
         """
 
     def gpu_metrics(self) -> list[GpuMetrics]:
-        """What each device does now; a lost one is left out.
+        """Return the present metrics of each device that is not lost.
 
         Raises:
-            OSError: it does not say.
+            OSError: the driver does not report them.
         """
 
     def memory_used(self, uuid: str) -> float | None:
-        """Bytes in use, by whomever; as far as can be told without what the driver reserves."""
+        """Return the bytes that all processes use, if possible without the driver's own."""
 
     def holders(self, uuid: str) -> list[GpuProcess]:
-        """The processes that have something on a device."""
+        """Return the processes that use a device."""
 
     def energy(self, uuid: str) -> float | None:
-        """Joules since some moment, of which only differences mean something.
+        """Return the energy consumed since a fixed time, in joules; only differences matter.
 
-        Of a MIG device: its GPU's, by its part of the memory.
+        For a MIG device this is its GPU's energy times its part of the memory.
         """
 
     def health(self) -> dict[str, str]:
-        """The devices that must not be used, and why: short, for people."""
+        """Return the devices that must not be used, with short reasons for people."""
 
     def xids(self, timeout_s: float) -> list[Xid]:
-        """What has happened since the last call; waits so long for the first.
+        """Return the errors since the last call; wait ``timeout_s`` seconds for the first one.
 
-        What concerns a whole GPU in MIG mode is told of each of its devices. For one thread at a
-        time.
+        An error of a whole GPU in MIG mode is returned for each of its devices. Not thread-safe.
         """
 
 
 def devices(driver: GpuDriver) -> list[Gpu]:
-    """All that can be used.
+    """Return all usable devices.
 
     Raises:
-        OSError: the driver does not say.
+        OSError: the driver does not report them.
     """
     return [device for gpu in driver.physical() for device in gpu.usable]

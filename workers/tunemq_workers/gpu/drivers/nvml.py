@@ -1,4 +1,4 @@
-"""The driver by NVIDIA's management library."""
+"""`NvmlDriver`: the GPU driver through NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EACH_KIND_OF_PROCESS: Final = (
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
-#: In the place of a GPU instance's number.
+#: Means all GPU instances where a GPU instance's number is expected.
 _ALL_INSTANCES: Final = 0xFFFFFFFF
-#: Of a lost GPU the driver may have news without end; the next call hears the rest.
+#: Limit per call, as a lost GPU may report errors without end; the next call returns the rest.
 _MOST_XIDS: Final = 64
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What can be used; ``card`` is the GPU's handle, ``instance`` a MIG device's number there."""
+    """A usable device; ``card`` is its GPU's handle, ``instance`` a MIG device's number there."""
 
     gpu: Gpu
     handle: Any
@@ -46,7 +46,7 @@ class _Card:
 
 @dataclass(slots=True)
 class _Energy:
-    """Adds up the power of a GPU that does not count its energy."""
+    """Integrate the power of a GPU that has no energy counter."""
 
     at: float
     watts: float
@@ -60,19 +60,20 @@ class _Energy:
 
 
 class NvmlDriver:
-    """By NVIDIA's management library, in this process.
+    """Call NVIDIA's management library in this process.
 
     Raises:
         ImportError: its bindings (``nvidia-ml-py``) are not installed.
-        OSError: the library is not there, or finds no driver.
+        OSError: the library is missing or finds no driver.
     """
 
     period_s = 2.0
 
     def __init__(self) -> None:
         self._nvml: Any = importlib.import_module("pynvml")
-        # Where the driver is older than the bindings some of their functions raise an error that
-        # is no NVMLError. Older bindings lack some, and some decode names that are no UTF-8.
+        # If the driver is older than the bindings, some functions raise errors other than
+        # NVMLError. Older bindings lack some functions, and some fail to decode names that are not
+        # UTF-8.
         mismatch = getattr(self._nvml, "NVMLLibraryMismatchError", self._nvml.NVMLError)
         self._errors: tuple[type[Exception], ...] = (
             self._nvml.NVMLError,
@@ -87,12 +88,12 @@ class NvmlDriver:
         self._events: Any = None
 
     def physical(self) -> list[PhysicalGpu]:
-        """See `GpuDriver`: those that there were when this was made."""
+        """See `GpuDriver`; returns the GPUs that existed when this object was created."""
         return [card.physical for card in self._cards]
 
     def gpu_metrics(self) -> list[GpuMetrics]:
         """See `GpuDriver`."""
-        self._call("nvmlDeviceGetCount")  # one lost device is not the driver's silence
+        self._call("nvmlDeviceGetCount")  # fails if the driver, not just one device, is silent
         found = []
         for uuid, device in self._devices.items():
             used, busy = self.memory_used(uuid), self._busy(device)
@@ -108,7 +109,7 @@ class NvmlDriver:
         info = None
         if (version := getattr(self._nvml, "nvmlMemory_v2", None)) is not None:
             info = self._ask("nvmlDeviceGetMemoryInfo", device.handle, version)
-        if info is None:  # the driver is older; what it reserves counts as used
+        if info is None:  # an older driver; its own memory counts as used
             info = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
         return None if info is None else float(info.used)
 
@@ -122,7 +123,7 @@ class NvmlDriver:
             for one in self._ask(function, device.handle) or ():
                 known = memory.get(one.pid)
                 used = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
-                # One that computes and draws is listed twice, with all that it has.
+                # A process that computes and draws is listed twice, each time with all its memory.
                 memory[one.pid] = used if known is None else max(known, used or 0.0)
         return [GpuProcess(pid, used, self._name(pid)) for pid, used in memory.items()]
 
@@ -161,13 +162,13 @@ class NvmlDriver:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, wait_ms)
             except self._errors as problem:
                 if wait_ms and getattr(problem, "value", 0) != self._nvml.NVML_ERROR_TIMEOUT:
-                    time.sleep(timeout_s)  # it has not waited, and who asks again would spin
+                    time.sleep(timeout_s)  # it failed at once, so the caller would spin
                 break
             found += self._concerned(event)
             wait_ms = 0
         return found
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- discovery --------------------------------------------------------------------------------
 
     def _poll(self) -> Iterator[_Card]:
         for index in range(self._call("nvmlDeviceGetCount")):
@@ -187,7 +188,7 @@ class NvmlDriver:
     def _parts(self, card: Any, whole: Gpu) -> Iterator[_Device]:
         for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", card) or 0):
             handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", card, index)
-            if handle is None:  # nothing was made there
+            if handle is None:  # no MIG device exists there
                 continue
             try:
                 gpu = self._gpu(handle)
@@ -206,7 +207,7 @@ class NvmlDriver:
             float(self._call("nvmlDeviceGetMemoryInfo", handle).total),
         )
 
-    # --- how they are -----------------------------------------------------------------------------
+    # --- metrics and health -----------------------------------------------------------------------
 
     def _busy(self, device: _Device) -> float | None:
         rates = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
@@ -233,7 +234,7 @@ class NvmlDriver:
         if self._ask("nvmlDeviceGetTotalEccErrors", handle, *kinds):
             return "uncorrected memory errors (ECC) since its last reset"
         rows = self._ask("nvmlDeviceGetRemappedRows", handle)
-        # Rows that only wait to be remapped are out of use by then.
+        # A row that only waits to be remapped is not used any more.
         if rows is not None and rows[3]:
             return "a faulty memory row could not be remapped"
         return None
@@ -247,11 +248,11 @@ class NvmlDriver:
         try:
             with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                 return file.read().strip()
-        except OSError:  # another user's, or of outside of this container
+        except OSError:  # another user's process, or one outside this container
             said = self._ask("nvmlSystemGetProcessName", pid)
             return "" if said is None else _text(said).rpartition("/")[2]
 
-    # --- news -------------------------------------------------------------------------------------
+    # --- errors (XIDs) ----------------------------------------------------------------------------
 
     def _subscribed(self) -> Any:
         events = self._ask("nvmlEventSetCreate")
@@ -266,12 +267,12 @@ class NvmlDriver:
         return events
 
     def _concerned(self, event: Any) -> Iterator[Xid]:
-        """An event's XID, of each device that it is about."""
+        """Yield an event's XID for each device that it concerns."""
         number = int(event.eventData)
         said = self._ask("nvmlDeviceGetUUID", event.device)
         uuid = "" if said is None else _text(said)
         card = next((card for card in self._cards if card.physical.gpu.uuid == uuid), None)
-        if card is None:  # one that is lost may not say its name; its health tells the rest
+        if card is None:  # a lost GPU may not report its UUID; `health` covers it
             _log.warning("gpu.xid_of_unknown uuid=%r number=%d", uuid, number)
             return
         for device in card.devices:
@@ -288,14 +289,14 @@ class NvmlDriver:
             raise OSError(f"NVML: {function}: {error}") from error
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """What the driver answers; None where it does not know, or the device does not say."""
+        """Return the driver's answer; None if the driver or the device has none."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._errors:
             return None
 
     def _error(self, function: str, *arguments: Any) -> int | None:
-        """Which error a call gives; None where it gives none."""
+        """Return the error code of a call; None if it succeeds."""
         try:
             getattr(self._nvml, function)(*arguments)
         except self._errors as error:
@@ -304,5 +305,5 @@ class NvmlDriver:
 
 
 def _text(said: str | bytes) -> str:
-    """Older bindings answer in bytes."""
+    """Decode bytes, which older bindings return."""
     return said.decode(errors="replace") if isinstance(said, bytes) else said

@@ -1,12 +1,13 @@
-"""What the errors mean that the driver reports by number (XIDs).
+"""Meanings of the errors that the driver reports by number (XIDs).
 
-After NVIDIA's XID catalog (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html):
-where it asks for a reset of the GPU, for a restart of the machine, or to drain it, the device must
-not be used; where it asks to restart the application, the application may have done it. Of 109,
-for which the catalog asks for a reset, NVIDIA's device plugin for Kubernetes says that the device
-is healthy, and what would be lost is a device whenever a trial's kernel hangs: so it stays.
+The lists follow NVIDIA's XID catalog
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). If the catalog asks to reset
+the GPU, restart the machine, or drain it, the device must not be used. If it asks to restart the
+application, the application may have caused the error. XID 109 is an exception: the catalog asks
+for a reset, but NVIDIA's device plugin for Kubernetes considers the device healthy. Withholding it
+would lose a device whenever a trial's kernel hangs, so the device stays usable.
 
-Of the others, and of those that nobody knows yet, nothing follows.
+All other errors, and unknown ones, have no consequence.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ _OF_THE_DEVICE: Final = {
 
 
 def meaning(number: int) -> str:
-    """What it is, for people."""
+    """Return a description of the error for people."""
     text = _OF_THE_DEVICE.get(number) or _OF_THE_APPLICATION.get(number)
     return f"XID {number}: {text}" if text else f"XID {number}"
 
 
 def unusable_after(number: int) -> str | None:
-    """Why the device must not be used after it; None: it stays."""
+    """Return why the device must not be used after this error; None if it stays usable."""
     return meaning(number) if number in _OF_THE_DEVICE else None
