@@ -1,1 +1,1 @@
-"""The pure state machine: `TrialRunner` and what it knows. No clock, no randomness, no I/O."""
+"""The pure state machine `TrialRunner` and its state. No clock, no randomness, no I/O."""

@@ -1,7 +1,7 @@
-"""What a farm lets an experiment have of its nodes, what it holds of it, and what it would like.
+"""Data types for sharing nodes on a farm: offered, held and wanted amounts.
 
-A farm offers each experiment a part of each node (`tunemq_shared.protocol.messages.NodeOffered`);
-the experiment says what it makes of that, whenever it changed (`OfferUsage`).
+A farm offers each experiment a part of each node (`tunemq_shared.protocol.messages.NodeOffered`).
+The experiment reports its usage and its demand whenever they change (`OfferUsage`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ import msgspec
 
 from tunemq_shared.protocol.message_limits import Amount, Count
 
-#: Asks for the whole of a node, for a trial that may kill it (`SlotDemand.is_alone`).
+#: Requests a whole node, for a trial that may crash its node (`SlotDemand.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
 
 
 class ResourceAmounts(msgspec.Struct, frozen=True, array_like=True):
-    """An amount of a node: resources by name, and of which GPUs, by UUID, how much."""
+    """An amount of one node: resources by name, and shares of GPUs by UUID."""
 
     resources: dict[str, Amount] = {}
     devices: dict[str, Amount] = {}
 
 
 class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
-    """So many slots for the same request would be used at once; best on the ``preferred`` node.
+    """A demand for ``count`` slots with the same request, best on the ``preferred`` node.
 
-    ``preferred`` is an instance, empty where any node is as good. ``excluded`` are those of
-    which it would make no use. ``is_alone``: a trial that may kill its node; it runs only where no
-    other trial does, of any experiment.
+    Attributes:
+        preferred: a node instance; empty if all nodes are equally good.
+        excluded: the node instances that the experiment would not use.
+        is_alone: the trial may crash its node, so it runs only on a node without any other trial,
+            of any experiment.
     """
 
     request: dict[str, Amount]
@@ -39,13 +41,14 @@ class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OfferUsage(msgspec.Struct, frozen=True, array_like=True):
-    """What an experiment makes of what it was offered.
+    """An experiment's response to its offers: what it uses, and what it wants in addition.
 
     Attributes:
-        seen: the newest offer (`NodeOffered.n`) of each node that it knows of; 0 before the first.
-        held: what its hosts hold of each node; nodes of which it holds nothing are left out.
-        wants: what it would hold beside that, what is to come first first.
-        alone: the nodes on which it runs a trial that may kill them.
+        seen: the number of the newest known offer (`NodeOffered.n`) of each node; 0 before the
+            first.
+        held: what its trial processes hold of each node; nodes without any are left out.
+        wants: its further demands, most urgent first.
+        alone: the nodes on which it runs a trial that may crash them.
     """
 
     seen: dict[str, Count] = {}

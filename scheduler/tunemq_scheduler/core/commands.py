@@ -1,7 +1,7 @@
-"""Orders that the runner gives; the loop has them carried out after the turn is journalled.
+"""Commands of the runner; the loop executes them after it has journalled the turn.
 
-Orders to the executor say what a node is to host. Orders to callbacks (loggers,
-callbacks, the table) say what has become a fact.
+Commands to the executor say what a node must run. Commands to callbacks (loggers, user callbacks,
+the table) report what the journal now contains.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ from tunemq_shared.protocol.messages import (
 
 
 class Command(msgspec.Struct, frozen=True):
-    """The base of all orders."""
+    """The base class of all commands."""
 
 
 # --- to the executor ------------------------------------------------------------------------------
 
 
 class StartTrial(Command, frozen=True):
-    """Host a trial on a node: a new attempt (epoch) of it.
+    """Start a new attempt of a trial on a node.
 
-    It goes on from the first of ``restore`` that is usable, from nothing where that is empty.
-    ``time_spent_s``: its ``time_total_s`` so far, which counts towards its limit. ``devices``: its
-    share of each of its GPUs, by UUID, or by number where the node did not list them.
+    The trial restores the first usable checkpoint of ``restore``, or begins from scratch if that is
+    empty.
+
+    Attributes:
+        time_spent_s: the trial's ``time_total_s`` so far, in seconds; it counts towards the time
+            limit.
+        devices: the trial's share of each of its GPUs, by UUID, or by number if the node did not
+            list UUIDs.
     """
 
     trial: str
@@ -49,7 +54,7 @@ class StartTrial(Command, frozen=True):
 
 
 class ContinueTrial(Command, frozen=True):
-    """Let a hosted trial run on to a new horizon."""
+    """Let a running trial continue up to a new horizon."""
 
     trial: str
     attempt: int
@@ -58,7 +63,7 @@ class ContinueTrial(Command, frozen=True):
 
 
 class StopTrial(Command, frozen=True):
-    """End a hosted trial: asked, saved if that is due, then TERM, then KILL."""
+    """End a running trial: request it, let it save if a checkpoint is due, then TERM, then KILL."""
 
     trial: str
     attempt: int
@@ -66,9 +71,9 @@ class StopTrial(Command, frozen=True):
 
 
 class PauseTrial(Command, frozen=True):
-    """Save a hosted trial and end its host; it goes on later, perhaps elsewhere.
+    """Save a trial and end its process; the trial resumes later, perhaps on another node.
 
-    ``at_checkpoint``: what cannot save when it is asked runs on until it has saved.
+    ``at_checkpoint``: a trial that cannot save on request runs until its next checkpoint.
     """
 
     trial: str
@@ -78,7 +83,7 @@ class PauseTrial(Command, frozen=True):
 
 
 class ReleaseTrial(Command, frozen=True):
-    """The trial's host is gone: the node need not hear of it any more."""
+    """Tell the node to forget a trial whose process is gone."""
 
     trial: str
     attempt: int
@@ -86,11 +91,12 @@ class ReleaseTrial(Command, frozen=True):
 
 
 class ReattachTrial(Command, frozen=True):
-    """A node has a slot taken for this, and may have missed orders: all of them once more.
+    """Repeat all commands of an attempt that holds a slot of a node, which may have missed some.
 
-    A host that is there goes on as if nothing had been; where there is none, and never was one, it
-    is started. ``is_wanted`` is False where another attempt took over, or the trial is over:
-    its host is killed. In any case its `SlotFreed` follows when nothing of it is left.
+    An existing trial process continues undisturbed; the node starts one if there never was one.
+    ``is_wanted`` is False if another attempt replaced this one or the trial has ended: the node
+    then kills the process. In each case the node sends `SlotFreed` once nothing of the attempt is
+    left.
     """
 
     start: StartTrial
@@ -101,7 +107,7 @@ class ReattachTrial(Command, frozen=True):
 
 
 class DropNode(Command, frozen=True):
-    """A node instance is lost and does not come back: nothing more is sent to it."""
+    """Send nothing more to a lost node instance; it does not come back."""
 
     instance_id: str
 
@@ -111,17 +117,16 @@ ExecutorCommand = (
 )
 
 # --- to callbacks ---------------------------------------------------------------------------------
-# ------------------------------------------------------------------------
 
 
 class NotifyTrialAdded(Command, frozen=True):
-    """A new trial exists."""
+    """A trial was created."""
 
     trial: str
 
 
 class NotifyTrialRevived(Command, frozen=True):
-    """A trial that was over goes on; ``is_anew``: from nothing, which begins ``lineage``."""
+    """An ended trial runs again; with ``is_anew`` from scratch, which begins ``lineage``."""
 
     trial: str
     lineage: int
@@ -129,7 +134,7 @@ class NotifyTrialRevived(Command, frozen=True):
 
 
 class NotifyTrialStart(Command, frozen=True):
-    """A host began to run the trial, on the node of this name."""
+    """A trial process began to run the trial, on the node named ``node``."""
 
     trial: str
     started: TrialStarted
@@ -137,7 +142,7 @@ class NotifyTrialStart(Command, frozen=True):
 
 
 class NotifyResult(Command, frozen=True):
-    """A result stands in the journal, for the first time; ``done``: it is the trial's last."""
+    """A new result is in the journal; ``done`` marks the trial's last one."""
 
     trial: str
     result: ResultReported
@@ -145,17 +150,18 @@ class NotifyResult(Command, frozen=True):
 
 
 class NotifyCheckpoint(Command, frozen=True):
-    """A checkpoint of the trial is in the store, and kept."""
+    """A checkpoint of the trial is in the store and retained."""
 
     trial: str
     checkpoint: CheckpointCommitted
 
 
 class NotifyFailure(Command, frozen=True):
-    """An attempt failed; ``retried`` says whether the trial goes on.
+    """An attempt failed; ``retried`` says whether the trial runs again.
 
-    ``kind`` is the class of the failure (`tunemq_scheduler.core.failure_policy.CLASSES`), ``told``
-    which one it is of how many. A lost node is one only where it ends the trial.
+    Attributes:
+        kind: the class of the failure (`tunemq_scheduler.core.failure_policy.CLASSES`).
+        told: the failure's number and the limit. A lost node counts only if it ends the trial.
     """
 
     trial: str
@@ -167,9 +173,9 @@ class NotifyFailure(Command, frozen=True):
 
 
 class NotifyTrialEnd(Command, frozen=True):
-    """The trial is finished: ``status`` is TERMINATED or ERROR, ``reason`` says why.
+    """A trial has ended: ``status`` is TERMINATED or ERROR, ``reason`` says why.
 
-    ``early``: an algorithm or a person stopped it; ``had_run``: it was neither paused nor new.
+    ``early``: an algorithm or a user stopped it; ``had_run``: it was neither paused nor new.
     """
 
     trial: str
@@ -189,13 +195,13 @@ NotifyCommand = (
     | NotifyTrialEnd
 )
 
-# --- to the person at the terminal ----------------------------------------------------------------
+# --- to the user ----------------------------------------------------------------------------------
 
 
 class WarnFailingNode(Command, frozen=True):
-    """A node keeps failing, and nothing is placed on it for ``pause_s`` seconds.
+    """A node keeps failing, so the runner places nothing on it for ``pause_s`` seconds.
 
-    ``trials`` different ones failed on it in a row, the last for this ``reason``.
+    ``trials`` different trials failed on it in a row, the last one for this ``reason``.
     """
 
     node: str
@@ -206,10 +212,11 @@ class WarnFailingNode(Command, frozen=True):
 
 
 class WarnTrialEnd(Command, frozen=True):
-    """A trial ends whose process failed, or was gone, after its last result, of this ``step``.
+    """A trial ends whose process failed or disappeared after its last result, of this ``step``.
 
-    ``failure`` says how, on ``hostname``; None where nobody did. ``saved`` is the step of its
-    newest checkpoint, 0 without.
+    Attributes:
+        failure: the failure on ``hostname``; None if no component reported one.
+        saved: the step of the trial's newest checkpoint; 0 if it has none.
     """
 
     trial: str
@@ -223,9 +230,10 @@ class WarnTrialEnd(Command, frozen=True):
 
 
 class DeleteCheckpoint(Command, frozen=True):
-    """A checkpoint is no longer kept: its manifest goes, then its objects but those in ``keep``.
+    """Delete an expired checkpoint: first its manifest, then its objects except those in ``keep``.
 
-    ``keep`` are names in its own folder that manifests of other checkpoints refer to.
+    ``keep`` are objects in the checkpoint's own folder that manifests of other checkpoints refer
+    to.
     """
 
     trial: str
@@ -234,6 +242,6 @@ class DeleteCheckpoint(Command, frozen=True):
 
 
 class DeleteObjects(Command, frozen=True):
-    """Objects of checkpoints that are gone, to which nobody refers any longer."""
+    """Delete objects of deleted checkpoints that no manifest refers to any more."""
 
     keys: tuple[str, ...]

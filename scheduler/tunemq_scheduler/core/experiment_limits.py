@@ -1,4 +1,4 @@
-"""The checkpoints of all trials together: the best so many stay, and so many bytes."""
+"""Limits on the checkpoints of all trials together: their number and their size in bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy, Trial
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
-#: Score and order: what is better is greater.
+#: Score and order; greater is better.
 _Rank = tuple[float, int]
 
 
 class LimitedCheckpoint(msgspec.Struct, array_like=True):
-    """A checkpoint that counts towards the limits, and whether it may go for the sake of others."""
+    """A checkpoint that counts towards the limits; ``may_go`` says whether it may be deleted."""
 
     rank: _Rank
     checkpoint: CheckpointCommitted
@@ -25,21 +25,21 @@ class LimitedCheckpoint(msgspec.Struct, array_like=True):
 
 
 class ExperimentLimits:
-    """What `RetentionPolicy.in_experiment` and `RetentionPolicy.max_bytes` leave no place for.
+    """Enforces `RetentionPolicy.in_experiment` and `RetentionPolicy.max_bytes`.
 
-    Every committed checkpoint is held back at first: as the newest of a live trial, from which a
-    retry goes on, or as one that somebody is restored from. Once it may go it competes with all
-    others that may, and the worst go first; the best of the experiment stays whatever its size. So
-    while trials live there may be more than the limits say by what is held back.
+    A committed checkpoint is protected at first: as the newest of a live trial, from which a retry
+    resumes, or as one that a trial is being restored from. Once it is released it competes with all
+    other released ones, and the worst are deleted first; the best of the experiment stays whatever
+    its size. So while trials are live, the protected checkpoints may exceed the limits.
 
-    The cost of each step grows with the logarithm of the number of checkpoints that are kept.
-    Without limits nothing is held here.
+    Each step costs logarithmic time in the number of retained checkpoints. Without limits this
+    class stores nothing.
     """
 
     def __init__(self, rule: RetentionPolicy) -> None:
         self._rule = rule
         self._entries: dict[str, LimitedCheckpoint] = {}
-        #: Those that may go, worst first; holds stale ones, too, which are passed over.
+        #: Released checkpoints, worst first; may contain stale entries, which are skipped.
         self._worst: list[tuple[_Rank, str]] = []
         self._best: tuple[_Rank, str] | None = None
         self._bytes = 0
@@ -50,11 +50,11 @@ class ExperimentLimits:
         return key in self._entries
 
     def trial_of(self, key: str) -> str:
-        """Whose checkpoint it is."""
+        """Return the trial that wrote a checkpoint."""
         return self._entries[key].checkpoint.trial
 
     def add(self, kept: TrialCheckpoint | None) -> None:
-        """A checkpoint is committed; it is held back until `let_go`."""
+        """Add a committed checkpoint; it is protected until `let_go`."""
         checkpoint = kept.committed if kept is not None else None
         if not self._is_active or kept is None or checkpoint is None:
             return
@@ -64,13 +64,13 @@ class ExperimentLimits:
         self._best = max(self._best or (rank, kept.key), (rank, kept.key))
 
     def hold_back(self, key: str) -> None:
-        """It may not go."""
+        """Protect a checkpoint from deletion."""
         entry = self._entries[key]
         self._may_go -= entry.may_go
         entry.may_go = False
 
     def let_go(self, key: str) -> None:
-        """It may go."""
+        """Release a checkpoint for deletion."""
         entry = self._entries[key]
         if not entry.may_go:
             entry.may_go = True
@@ -81,19 +81,19 @@ class ExperimentLimits:
                 heapq.heapify(self._worst)
 
     def remove(self, key: str) -> None:
-        """It is not kept any longer, for whatever reason."""
+        """Remove a checkpoint that is not retained any longer, for whatever reason."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return
         self._may_go -= entry.may_go
         self._bytes -= entry.checkpoint.size
         if self._best is not None and self._best[1] == key:
-            # Rare: only damage takes the best away.
+            # Rare: only a damaged checkpoint removes the best one.
             ranks = ((one.rank, other) for other, one in self._entries.items())
             self._best = max(ranks, default=None)
 
     def drop_surplus(self) -> Iterator[CheckpointCommitted]:
-        """Keep no longer what there is no place for; yields those."""
+        """Remove the worst released checkpoints that exceed the limits, and yield them."""
         most, max_bytes = self._rule.in_experiment, self._rule.max_bytes
         while self._may_go and (
             (most is not None and self._may_go > most)
@@ -108,15 +108,15 @@ class ExperimentLimits:
             yield checkpoint
 
     def state(self) -> tuple[Any, ...]:
-        """All of it; equal states give equal values."""
+        """Return the state in a comparable form; equal states give equal values."""
         return self._bytes, sorted((key, one.may_go) for key, one in self._entries.items())
 
     def dumped(self) -> dict[str, LimitedCheckpoint]:
-        """All of it."""
+        """Return the entries, for `take_back`."""
         return self._entries
 
     def take_back(self, entries: dict[str, LimitedCheckpoint]) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state from entries that `dumped` returned."""
         self._entries = entries
         self._bytes = sum(one.checkpoint.size for one in entries.values())
         self._best = max(((one.rank, key) for key, one in entries.items()), default=None)

@@ -1,22 +1,21 @@
-"""What a failure is, and what follows from it: of which budget, and whether the trial goes on.
+"""Classes of failures, their retry budgets, and the decision whether a trial is retried.
 
-A class of failures belongs to one of five budgets:
+Each class of failures belongs to one of five budgets:
 
-* `FAILURES`: `max_failures` bounds how many a trial may have in all;
-* `IN_A_ROW`: bounded for each class of its own, counted anew after each new result. Such failures
-  come from the surroundings of a trial, and one that gets on in between is not what is wrong;
-* `NODES`: losses of the node or of its forkserver, of which `max_node_losses` bounds how many in a
-  row while no other trial was there (`failure_events`); more than that make the trial *poison*;
-* `NEVER`: a further try would end in the same way;
-* `UNCOUNTED`: the fault is the node's alone, and the trial is tried for ever.
+* `FAILURES`: `max_failures` limits the total per trial;
+* `IN_A_ROW`: limited per class, and reset by each new result. The environment causes such failures,
+  and a trial that makes progress in between is not the culprit;
+* `NODES`: losses of the node or of its forkserver; `max_node_losses` limits how many occur in a row
+  while no other trial was there (`failure_events`); more make the trial *poison*;
+* `NEVER`: a retry would fail in the same way;
+* `UNCOUNTED`: the fault is the node's alone, and the trial is retried without limit.
 
-Two things come before these: a line of its output that, by a log policy, means that a trial is not
-tried again, or not on that node; and a GPU's memory that was too little while others had parts of
-it, too, where that is to be tried once without them. Such a failure is of no budget
-(`tunemq_scheduler.core.events.failure_events`).
+Two rules come before these. A line of the trial's output may, by a log policy, forbid a retry, or a
+retry on that node. A trial that ran out of memory on a shared GPU may be retried once with the
+whole GPU. Such failures count towards no budget (`tunemq_scheduler.core.events.failure_events`).
 
-Whatever is tried again is tried at once the first time, and then after growing pauses until a new
-result comes (`tunemq_scheduler.core.trials.trial.Trial.back_off`).
+The first retry starts at once; later ones wait for growing pauses until a new result comes
+(`tunemq_scheduler.core.trials.trial.Trial.back_off`).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class FailureClass(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: its name in messages, as in `TrialFailed.kind`.
-        budget: which of the budgets it is of.
-        words: what people read; a few words without an article.
-        fix: what they can do about it, empty where the error itself says all.
-        blames_node: several of different trials in a row speak against the node.
+        budget: the retry budget that it counts towards.
+        description: a few words for the user, without an article.
+        fix: what the user can do about it; empty if the error itself says so.
+        blames_node: several failures of different trials in a row indicate a faulty node.
     """
 
     kind: str
@@ -104,12 +103,12 @@ _ALL: Final = (
     ),
 )
 
-#: Every class by its kind.
+#: All failure classes by kind.
 CLASSES: Final = {one.kind: one for one in _ALL}
 
 
 class LogMatch(NamedTuple):
-    """A line that a trial printed, and the pattern of a log policy that it matches."""
+    """A line that a trial printed, and the log policy's pattern that it matches."""
 
     pattern: str
     line: str
@@ -119,11 +118,11 @@ class LogMatch(NamedTuple):
 
 
 class RetryDecision(msgspec.Struct, frozen=True):
-    """What follows from a failure.
+    """The decision about a failed trial.
 
     Attributes:
-        is_retried: whether the trial may be tried again.
-        told: which failure of how many it is, or why there is no further try.
+        is_retried: whether the trial may be retried.
+        told: the failure's number and the limit, or why there is no retry.
     """
 
     is_retried: bool
@@ -131,7 +130,7 @@ class RetryDecision(msgspec.Struct, frozen=True):
 
 
 def classify(event: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
-    """The class of a failure; what a newer node may say is taken as the user's."""
+    """Return the class of a failure; an unknown kind, of a newer node, counts as a user error."""
     if isinstance(event, NodeLost):
         return CLASSES["node"]
     if isinstance(event, TrialProcessDied):
@@ -140,7 +139,7 @@ def classify(event: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
 
 
 def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> RetryDecision:
-    """What follows from a failure that the trial has counted (`Trial.count_failure`)."""
+    """Decide about a retry after a failure that the trial has counted (`Trial.count_failure`)."""
     budget = failure.budget
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory is True:
         budget = FAILURES
@@ -165,7 +164,7 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Retr
 
 
 def match_of(trial: Trial, settings: RunnerSettings, action: str) -> LogMatch | None:
-    """The first thing that the trial's newest attempt printed for which this action follows."""
+    """Return the first line of the newest attempt that triggers this action, or None."""
     for pattern, line in trial.matched.items():
         if settings.action_of(pattern) == action:
             return LogMatch(pattern, line)
@@ -173,9 +172,9 @@ def match_of(trial: Trial, settings: RunnerSettings, action: str) -> LogMatch | 
 
 
 def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
-    """The request, with a whole GPU instead of the part that it asks for; None if it asks for none.
+    """Return the request with a whole GPU instead of a part; None if it asks for no part.
 
-    ``gpu_memory`` beside a whole one means how large it has to be, and stays.
+    ``gpu_memory`` beside a whole GPU is the minimum size of that GPU, and stays.
     """
     share = request.get(GPU, 0.0)
     is_part = 0 < share < 1 - TOLERANCE or (not share and request.get(GPU_MEMORY))
@@ -183,7 +182,7 @@ def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
 
 
 def _within(what: str, number: int, limit: int, how: str) -> RetryDecision:
-    """Whether one more try is allowed where ``limit`` are; -1 are any number."""
+    """Allow a retry while ``number`` is within ``limit``; -1 means no limit."""
     if limit < 0:
         return RetryDecision(
             is_retried=True, told=f"{what} {number}{how}, and there may be any number"

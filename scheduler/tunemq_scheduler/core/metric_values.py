@@ -1,4 +1,4 @@
-"""The value of a key in a reported result, automatic keys included."""
+"""Look up a key in a reported result, automatic keys included."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tunemq_shared.trial.results import measured
 
 
 def value_of(result: ResultReported, key: str) -> Any:
-    """The value at ``key`` (``a/b`` for nested ones), None when there is none."""
-    # Nearly all horizons are about the step: those need no dictionary.
+    """Return the value at ``key`` (``a/b`` if nested), or None if there is none."""
+    # Nearly all horizons use the step, which needs no dictionary.
     return result.step if key == TRAINING_ITERATION else lookup(measured(result), key)
 
 
 def reaches(result: ResultReported, horizon: Horizon) -> bool:
-    """Whether any condition of ``horizon`` is true of the result; the empty horizon never is."""
+    """Whether the result meets any condition of ``horizon``; it never meets an empty horizon."""
     for condition in horizon:
         value = value_of(result, condition.key)
         if value is not None and value >= condition.bound:

@@ -1,4 +1,4 @@
-"""What the runner has to know of an experiment; plain values only."""
+"""The runner's settings of an experiment, as plain values."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ import msgspec
 from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_shared.protocol.messages import CheckpointRef
 
-#: What may follow from a line that a trial printed, when it fails.
+#: The actions for a trial that fails after it printed a matching line.
 DO_NOT_RETRY: Final = "do_not_retry"
 EXCLUDE_NODE: Final = "exclude_node"
-#: A `RunnerSettings.retry_cuda_memory`: once, with whole GPUs for itself.
+#: A `RunnerSettings.retry_cuda_memory`: retry once, with whole GPUs.
 ALONE: Final = "alone"
 
 
 class LogRule(msgspec.Struct, frozen=True, array_like=True):
-    """What a line of a trial's output means: ``action`` follows when that attempt fails."""
+    """A log policy's rule: ``action`` follows when an attempt fails after a matching line."""
 
     pattern: str
     action: str
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules by which trials are run.
+    """The rules by which the runner runs trials.
 
     Attributes:
-        max_concurrent: how many trials may be unfinished at once; 0 is no limit.
-        max_failures: how often a trial is tried again after a failure; -1 is for ever.
-        max_storage_failures: how often in a row when its checkpoint could not be kept, and how
-            often when it, or its code, could not be read, with no new result in between.
-        max_node_losses: how often in a row after its node, or that node's forkserver, was lost
-            while it ran there alone.
-        retry_cuda_memory: whether a trial that a GPU had too little memory for is tried again;
-            ``ALONE``: where it had a part of one, once, with all of it.
+        max_concurrent: the most unfinished trials at once; 0 means no limit.
+        max_failures: the most retries of a trial after failures; -1 means no limit.
+        max_storage_failures: the most retries in a row, with no new result in between, after a
+            trial could not save or load a checkpoint, or could not load its code.
+        max_node_losses: the most retries in a row after a trial's node, or that node's forkserver,
+            was lost while the trial ran there alone.
+        retry_cuda_memory: whether to retry a trial that ran out of GPU memory; ``ALONE``: if it had
+            a part of a GPU, once, with the whole GPU.
         fail_fast: the first trial in ERROR ends the experiment.
-        keep: which checkpoints of a trial are kept.
-        request: what every trial asks for, where that does not depend on its configuration.
-        restore: what every new trial begins from, the first usable one; it lies in the experiment's
-            store, all of its objects in its own folder, and is never deleted.
-        log_rules: what lines of trials' output mean; no two have the same pattern.
-        max_excluded_nodes: so many times a failure after which a trial shuns the node is not
-            counted as its own; -1 is any number.
-        nodes_may_come: whether a trial that shuns every node that there is waits for another one.
+        keep: which checkpoints of a trial are retained.
+        request: the resources of every trial, if they do not depend on its configuration.
+        restore: the checkpoints that a new trial begins from; it takes the first usable one. They
+            are in the experiment's store, with all of their objects in their own folders, and are
+            never deleted.
+        log_rules: the rules for trials' output; no two have the same pattern.
+        max_excluded_nodes: how many failures that exclude a node do not count as the trial's own;
+            -1 means any number.
+        nodes_may_come: whether a trial that excludes all present nodes waits for another one.
     """
 
     max_concurrent: int = 0
@@ -60,5 +61,5 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     nodes_may_come: bool = True
 
     def action_of(self, pattern: str) -> str:
-        """What follows from a match; empty for a pattern of rules that hold no longer."""
+        """Return the action for a match; empty if the current rules lack the pattern."""
         return next((rule.action for rule in self.log_rules if rule.pattern == pattern), "")

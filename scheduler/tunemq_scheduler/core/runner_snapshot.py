@@ -1,8 +1,8 @@
-"""The whole state of an experiment: in one canonical form, and written down to be read again.
+"""Serialize the state of an experiment: in one canonical form, and for reloading.
 
-`snapshot` is for comparing: equal states give equal bytes. `dump` and `load` are for going on:
-``load(dump(runner))`` behaves from then on as the runner would have. What is over is not in a dump,
-but in summaries that somebody else keeps, so a dump costs what is alive.
+`snapshot` is for comparison: equal states give equal bytes. `dump` and `load` are for resuming:
+``load(dump(runner))`` behaves as the runner would have. A dump omits the summaries of ended trials,
+which the caller stores separately, so its size depends on live trials only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol import messages as m
 
-#: Of what `dump` writes; another one is refused.
+#: The format version that `dump` writes; `restore` rejects others.
 STATE_VERSION: Final = 1
 
 
@@ -80,7 +80,7 @@ def _read(kind: type, items: list[Any]) -> CheckpointManager | deque[m.Message]:
 _encode = msgspec.msgpack.Encoder(enc_hook=list).encode
 _decode = msgspec.msgpack.Decoder(_State, dec_hook=_read).decode
 _version_of = msgspec.msgpack.Decoder(_Version).decode
-#: What is taken over as it stands, by the same name on both sides.
+#: Attributes of the same name in `RunnerState` and `_State`, copied unchanged.
 _SAME: Final = (
     "counts",
     "aside",
@@ -103,7 +103,7 @@ _SAME: Final = (
 
 
 def dump(runner: RunnerState) -> bytes:
-    """The state without the summaries of trials that are over; for `load`."""
+    """Serialize the state for `load`, without the summaries of ended trials."""
     pending, paused = runner.queue.dumped()
     return _encode(
         _State(
@@ -124,13 +124,15 @@ def dump(runner: RunnerState) -> bytes:
 
 
 def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) -> None:
-    """Have a fresh runner be as the one was that gave ``state``.
+    """Restore the state of a fresh runner from ``state``.
 
     Args:
-        finished: the summaries that were kept beside it.
+        runner: a new runner, changed in place.
+        state: the bytes from `dump`.
+        finished: the summaries of ended trials that were stored beside it.
 
     Raises:
-        JournalError: another version wrote it.
+        JournalError: another version wrote the state.
     """
     try:
         version = _version_of(state).version
@@ -167,10 +169,10 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
 
 
 def snapshot(runner: RunnerState) -> bytes:
-    """Equal states give equal bytes.
+    """Serialize the state in canonical form: equal states give equal bytes.
 
-    The elapsed time is left out: it is the clock's, and turns in which nothing happened move it on
-    without a trace in the journal.
+    The elapsed time is left out: it follows the clock, and turns without events advance it without
+    a trace in the journal.
     """
     live = [
         (
@@ -189,7 +191,7 @@ def snapshot(runner: RunnerState) -> bytes:
     return m.encode(
         (
             live,
-            sorted(runner.finished.items()),  # nobody goes by their order
+            sorted(runner.finished.items()),  # their order has no meaning
             sorted(runner.counts.items()),
             [
                 (node, runner.acknowledged.get(node), sorted(runner.nodes[node].withheld.items()))

@@ -1,4 +1,4 @@
-"""`RunnerState`: what is known of an experiment, and what one may ask about it.
+"""`RunnerState`: the state of an experiment, and queries about it.
 
 Only `tunemq_scheduler.core.trial_runner.TrialRunner` changes it.
 """
@@ -31,7 +31,7 @@ from tunemq_scheduler.core.trials.trial import (
 from tunemq_scheduler.core.trials.waiting_trials import WaitingTrials
 from tunemq_shared.protocol import messages as m
 
-#: For so long a trial that failed time after time on one node waits for a place on another.
+#: Seconds that a trial which failed repeatedly on one node waits for another node.
 ELSEWHERE_S: Final = 120.0
 
 
@@ -39,18 +39,20 @@ class RunnerState:
     """The state of one experiment.
 
     Attributes:
-        live: trials that are not over, or whose hosts or uploads are still there.
-        finished: the other ones' summaries, packed.
-        elapsed: seconds for which a scheduler ran the experiment, all runs together.
-        suggested: how many configurations there are so far; ``exhausted``: no more come.
-        nodes: the instances that can be heard; ``away``: those that cannot, and may come back.
-        offers: what may be had of them, where others use them, too; the newest of each.
-        alone: the nodes that take no further trial, because one that may kill its node runs there
-            (its id), or is to run there next (no id).
-        giving_way: the trials that make room for others, and until when they have time for that.
-        stale: facts that came too late to count; ``repeated``: results of steps that are recorded.
-        accepted: how far each node instance's events are journalled.
-        cursor: the stream entry up to which all is read.
+        live: trials that have not ended, or that still have processes or uploads.
+        finished: the packed summaries of all other trials.
+        elapsed: seconds for which a scheduler ran the experiment, over all runs.
+        suggested: the number of configurations so far; ``exhausted``: no more come.
+        nodes: the connected node instances; ``away``: those that are not connected and may come
+            back.
+        offers: the newest offer for each shared node.
+        alone: the nodes that take no further trial, because a trial that may crash its node runs
+            there (its id), or will run there next (an empty string).
+        giving_way: the trials being preempted, and the time by which they must have paused.
+        stale: the number of events that came too late; ``repeated``: the number of results for
+            steps that were already recorded.
+        acknowledged: the last journalled event of each node instance.
+        cursor: the last stream entry that was read.
     """
 
     def __init__(self, settings: RunnerSettings) -> None:
@@ -58,7 +60,7 @@ class RunnerState:
         self.slots = SlotTable()
         self.placement = self.slots.placement
         self.health = FailingNodes()
-        #: The nodes on which nothing is placed now, and until when; worked out of `health`.
+        #: Nodes that take no trials for now, and until when; derived from `health`.
         self.aside: dict[str, float] = {}
         self.nodes: dict[str, m.NodeJoined] = {}
         self.away: dict[str, AwayNode] = {}
@@ -66,26 +68,26 @@ class RunnerState:
         self.giving_way: dict[str, float] = {}
         self.live: dict[str, Trial] = {}
         self.finished: dict[str, bytes] = {}
-        #: Those of them that changed since somebody wrote them down.
+        #: The finished trials whose summaries changed since `forget_changes`.
         self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
         self.alone: dict[str, str] = {}
         self.queue = WaitingTrials(self.is_suspect, self.placement.unreserve)
-        #: Trial -> the away nodes that hosted it or have checkpoints of it; some may be back.
+        #: Trial -> the away nodes that ran it or hold checkpoints of it; some may be back.
         self.left_behind: dict[str, dict[str, None]] = {}
         self.counts: dict[str, int] = dict.fromkeys(STATES, 0)
         self.elapsed = 0.0
-        #: Counts the schedulers that took up this experiment.
+        #: Counts the schedulers that ran this experiment.
         self.run = 1
-        #: The first of those that shared their nodes' events with the newest; 0 for the very first.
+        #: The first run that shares its nodes' events with the newest; 0 for the first run.
         self.cold_run = 0
-        #: Attempts of trials have higher epochs than this.
+        #: New attempts of trials have higher numbers than this.
         self.attempts_from = 0
         self.suggested = 0
         self.exhausted = False
-        #: Why the experiment ends before its search does; empty while it does not.
+        #: Why the experiment ends before its search does; empty if it does not.
         self.stopping = ""
-        #: Why it is left as it is, to be resumed; empty while it is not.
+        #: Why the run ends and the experiment can be resumed; empty if it does not.
         self.interrupted = ""
         self.stale = 0
         self.repeated = 0
@@ -94,18 +96,18 @@ class RunnerState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every trial is over, its host gone, its uploads settled, and no more to come."""
+        """Whether no trials, processes or uploads are left, and no more trials come."""
         if self.interrupted:
             return not len(self.slots) and not self.uploading
         return not self.live and (self.exhausted or bool(self.stopping))
 
     @property
     def uploading(self) -> int:
-        """How many checkpoints are written and neither committed nor lost."""
+        """The number of checkpoints that are written and neither committed nor lost."""
         return self.book.uploading
 
     def review(self, result: m.ResultReported) -> ResultReview:
-        """What a reported result means, before it is handled."""
+        """Classify a reported result before it is handled."""
         trial = self.live.get(result.trial)
         if trial is None or not self.is_attempt(trial, result.attempt) or trial.status in FINISHED:
             return ResultReview.STALE
@@ -118,7 +120,7 @@ class RunnerState:
         return ResultReview.DUE if is_due else ResultReview.BEFORE_HORIZON
 
     def is_current(self, trial: str, attempt: int) -> bool:
-        """Whether facts of this attempt still count."""
+        """Whether events of this attempt still count."""
         live = self.live.get(trial)
         return live is not None and self.is_attempt(live, attempt) and live.status not in FINISHED
 
@@ -127,32 +129,33 @@ class RunnerState:
         return trial.attempt == attempt
 
     def is_superseded(self, trial: str, attempt: int) -> bool:
-        """Whether a newer attempt of the trial took the place of this one."""
+        """Whether a newer attempt of the trial replaced this one."""
         is_known = trial in self.live or trial in self.finished
         return is_known and attempt < self.summary(trial).attempt
 
     def is_leaving(self, trial: str) -> bool:
-        """Whether a trial is over, and its host or its uploads may be there still."""
+        """Whether a trial has ended; its process or uploads may still exist."""
         live = self.live.get(trial)
         return live is None or live.is_finished
 
     @property
     def ends(self) -> bool:
-        """Whether no further configuration is wanted, whatever comes free."""
+        """Whether the experiment wants no further configuration."""
         return self.exhausted or bool(self.stopping or self.interrupted)
 
     def wants_config(self) -> bool:
-        """Whether one more configuration could start now, or would tell whether any more come."""
+        """Whether to ask for a configuration: it could start now, or shows whether more come."""
         if self.ends:
             return False
         unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
         if not unfinished and self.settings.nodes_may_come:
-            # No trial is left. Only the search algorithm knows whether more come and what they ask
-            # for, and it may be long until a node has room: a configuration waits for one in sight.
+            # No trial is left. Only the search algorithm knows whether more come and what they
+            # request, and it may be long until a node has room: one configuration waits visibly.
             return True
         if not self.nodes:
             return False
-        # Who waits for a slot comes first; who waits before the next try keeps nobody waiting.
+        # Trials that wait for a slot come first; those that wait for their next retry block no
+        # others.
         if self.queue.keeps_others_waiting(self.elapsed):
             return False
         if 0 < self.settings.max_concurrent <= unfinished:
@@ -160,31 +163,32 @@ class RunnerState:
         request = self.settings.request
         if request is None or self.placement.fit(request) is not None:
             return True
-        # What no node can ever hold is suggested nevertheless: whoever adds the trial refuses it,
-        # or it waits, in sight, for a bigger node.
+        # The runner asks even if no node can ever hold the request: adding the trial then fails, or
+        # the trial waits visibly for a bigger node.
         return not self.placement.could_hold(request)
 
     def waiting(self) -> Iterator[Trial]:
-        """Trials that could be placed now: PENDING ones, then PAUSED; the longest waiting first."""
+        """Yield the trials that could be placed now: PENDING before PAUSED, longest wait first."""
         return iter(()) if self.interrupted else self.queue.placeable(self.elapsed, self.has_place)
 
     def has_waiting(self) -> bool:
-        """Whether some trial waits for nothing but a slot; `waiting` tells which have one."""
+        """Whether a trial waits only for a slot; `waiting` yields those for which one is free."""
         return not self.interrupted and self.queue.has_any(self.elapsed)
 
     def has_place(self, trial: Trial) -> bool:
-        """Whether a node could host a waiting trial now."""
+        """Whether a node has room for a waiting trial now."""
         return self.place_of(trial) is not None
 
     def avoided(self, trial: Trial) -> Container[str]:
-        """The nodes, by attempt, that a trial is not placed on, whatever room they have."""
+        """Return the node instances that a trial must not use, whatever room they have."""
         names = self.kept_from(trial)
         return _ExcludedNodes(self, names) if names else ()
 
     def kept_from(self, trial: Trial) -> list[str]:
-        """The names of the nodes that a trial is not placed on now.
+        """Return the names of the nodes on which a trial is not placed now.
 
-        That on which it failed time after time only for a while, and where another could hold it.
+        The node on which it failed repeatedly is included only for a while, and only if another
+        node could hold the trial.
         """
         name = trial.unlucky_on
         if not name or name in trial.excluded or self.elapsed >= trial.not_before + ELSEWHERE_S:
@@ -195,7 +199,7 @@ class RunnerState:
         return names if is_other else trial.excluded
 
     def place_of(self, trial: Trial) -> str | None:
-        """The node that would host a waiting trial now; None where no node could."""
+        """Return the node on which a waiting trial would run now, or None."""
         if not self.is_suspect(trial):
             return self.placement.fit(trial.resources, trial.checkpoints.node, self.avoided(trial))
         preferred = trial.checkpoints.node
@@ -206,7 +210,7 @@ class RunnerState:
         return next(places, None)
 
     def _is_free_for_suspect(self, node: str, trial: Trial) -> bool:
-        """Whether a node runs nothing, can host this trial, and gets no other one beside it."""
+        """Whether a node runs nothing, can hold this trial, and will get no other beside it."""
         if node in self.aside or self.alone.get(node) or self.slots.on_node(node):
             return False
         if self.nodes[node].node in trial.excluded:
@@ -214,7 +218,7 @@ class RunnerState:
         return self.placement.is_whole(node) and self.placement.can_hold(node, trial.resources)
 
     def hostname_of(self, trial: Trial) -> str:
-        """Where it runs, or ran when it was heard last."""
+        """Return the hostname where a trial runs, or where it last ran."""
         instance_id = self.slots.node_at(trial.trial_id, trial.attempt)
         node = self.nodes.get(instance_id or "")
         if node is not None:
@@ -222,24 +226,24 @@ class RunnerState:
         return trial.started.hostname if trial.started is not None else ""
 
     def shunned_by(self, trial: Trial) -> list[str]:
-        """The nodes, by attempt, that a trial is not placed on any more."""
+        """Return the present node instances on which a trial is not placed."""
         names = self.kept_from(trial)
         return [one for one, joined in self.nodes.items() if joined.node in names] if names else []
 
     def shuns_all(self, trial: Trial) -> bool:
-        """Whether a trial shuns every node that could hold it, be it away for the time being."""
+        """Whether a trial excludes every node, present or away, that could hold it."""
         return bool(trial.excluded) and not self.may_hold(trial, trial.resources)
 
     def may_hold(self, trial: Trial, request: Mapping[str, float]) -> bool:
-        """Whether some node, present or away, that a trial does not shun could hold this."""
+        """Whether a node, present or away, that the trial does not exclude could hold this."""
         nodes = [*self.nodes.values(), *(away.joined for away in self.away.values())]
         return any(one.node not in trial.excluded and could_hold(one, request) for one in nodes)
 
     def is_suspect(self, trial: Trial) -> bool:
-        """Whether a trial may be what killed its nodes, or their forkservers.
+        """Whether a trial is suspected of having crashed its nodes or their forkservers.
 
-        It runs alone until that is known. Losses that it shared with other trials make it one, and
-        are no evidence against it.
+        A suspect trial runs alone until that is clear. Losses that it shared with other trials make
+        it a suspect, and are no evidence against it.
         """
         limit = self.settings.max_node_losses
         enough = max(1, limit)
@@ -250,14 +254,14 @@ class RunnerState:
         )
 
     def keep_alone(self, node: str, trial: str) -> None:
-        """Have a node take no other trial than this one."""
+        """Reserve a node for this trial alone."""
         self.alone[node] = trial
         self._close_nodes()
 
     def _review_alone(self) -> None:
-        """Work out which nodes are kept for suspects: where one runs, and one node for the next.
+        """Update which nodes suspect trials reserve: those in use, and one for the next trial.
 
-        Of a shared node the farm says who else may use it.
+        For a shared node the farm decides who else may use it.
         """
         waiting = self.queue.apart(PENDING)
         if not (self.alone or waiting):
@@ -286,7 +290,7 @@ class RunnerState:
         )
 
     def _serves(self, node: str, waiting: list[Trial]) -> bool:
-        """Whether a node, once it is empty, would do for one of these."""
+        """Whether a node, once empty, would fit one of these trials."""
         joined = self.nodes.get(node)
         if joined is None or joined.is_shared or node in self.aside or self.alone.get(node):
             return False
@@ -296,11 +300,11 @@ class RunnerState:
         )
 
     def still_away(self, nodes: Iterable[str]) -> list[str]:
-        """Those of these nodes, by instance, that were lost and did not come back."""
+        """Return those of these node instances that were lost and did not come back."""
         return [one for one in nodes if one not in self.nodes]
 
     def review_nodes(self) -> None:
-        """Work out which nodes are set aside now: time went on, or there is news of a node."""
+        """Update which nodes are set aside, after time has passed or a node has changed."""
         if self.aside or self.health:
             self.aside = self.health.aside(self.nodes, self.elapsed)
         self._review_alone()
@@ -310,22 +314,22 @@ class RunnerState:
         self.placement.set_aside((*self.aside, *self.alone))
 
     def leave_behind(self, node: str) -> None:
-        """A node is away now; whatever it has is of these trials."""
+        """Record for each trial that a node, now away, ran it or holds its checkpoints."""
         held_slots = (one.trial for one in self.away[node].held_slots)
         for trial in (*held_slots, *self.book.owners(node)):
             nodes = self.left_behind.setdefault(trial, {})
-            nodes.pop(node, None)  # in the order in which they went away
+            nodes.pop(node, None)  # keeps the order in which the nodes went away
             nodes[node] = None
 
     def next_wake(self) -> float | None:
-        """When a trial or a node may be tried again, in elapsed seconds; None where none waits."""
+        """Return when to retry a trial or a node, in elapsed seconds; None if none waits."""
         due = [self.queue.next_try(self.elapsed), *self.aside.values(), *self.giving_way.values()]
         return min((one for one in due if one is not None), default=None)
 
     def live_checkpoints(self) -> Mapping[str, str]:
-        """All checkpoints that have to stay in the store: key -> hash of the manifest there.
+        """Map the key of each checkpoint that must stay in the store to its manifest's hash.
 
-        For collection: this looks at every trial of the experiment.
+        For garbage collection: this looks at every trial of the experiment.
         """
         found = {
             one.key: one.sha256 for trial in self.live.values() for one in trial.checkpoints.kept()
@@ -336,10 +340,10 @@ class RunnerState:
         return found
 
     def is_busy(self, key: str) -> bool:
-        """Whether a checkpoint with this key may be being written, is kept, or is another run's.
+        """Whether a checkpoint may be being written, is retained, or belongs to another run.
 
-        Another search that was given the same place has other trials, and another run of this
-        search has attempts that this one did not give out.
+        Another search that shares the folder has other trials, and another run of this search has
+        attempts that this run did not start.
         """
         folder = key.partition("/")[0]
         if self.book.is_writing(folder):
@@ -353,7 +357,7 @@ class RunnerState:
         return not known or key in kept or (attempt.isdecimal() and int(attempt) > last)
 
     def summary(self, trial: str) -> TrialSummary:
-        """What is known of a trial, over or not.
+        """Return the summary of a trial, live or ended.
 
         Raises:
             KeyError: there is no such trial.
@@ -362,41 +366,41 @@ class RunnerState:
         return self.live[trial].summary() if packed is None else _unpack_summary(packed)
 
     def keep_summary(self, trial: str, summary: TrialSummary) -> None:
-        """Keep no more than this of a trial that is over."""
+        """Store the summary of an ended trial, which replaces its full state."""
         self.finished[trial] = m.encode(summary)
         self._changed[trial] = None
 
     def drop_summary(self, trial: str) -> None:
-        """A trial that was over is so no longer."""
+        """Remove the summary of an ended trial that runs again."""
         del self.finished[trial]
         self._changed[trial] = None
 
     def changed_summaries(self) -> list[tuple[str, bytes]]:
-        """The summaries that changed since `forget_changes`; empty for who is not over any more."""
+        """Return the summaries changed since `forget_changes`; empty if a trial runs again."""
         return [(trial, self.finished.get(trial, b"")) for trial in self._changed]
 
     def forget_changes(self) -> None:
-        """All summaries are written down."""
+        """Mark all summaries as stored."""
         self._changed.clear()
 
     def errored(self) -> list[str]:
-        """The trials in ERROR, in the order of the search; looks at every trial that is over."""
+        """Return the trials in ERROR by their number in the search; looks at every ended trial."""
         summaries = {trial: self.summary(trial) for trial in (*self.finished, *self.live)}
         found = [trial for trial, one in summaries.items() if one.status == ERROR]
         return sorted(found, key=lambda trial: summaries[trial].number)
 
     def revived_by(self, event: m.ExperimentResumed) -> list[str]:
-        """The trials that are over now, and go on with this event."""
+        """Return the ended trials that this event runs again."""
         errored = self.errored() if event.errored else []
         also = [one for one in event.also if one not in errored and self.is_leaving(one)]
         return [*errored, *also]
 
     def _keep_node(self, trial: Trial) -> None:
-        """A trial was passed over too often: a node takes no others until there is room for it.
+        """Reserve a node for a trial that was passed over too often, until the trial has room.
 
-        Where there is room, and nobody chose it, no node is kept in vain.
+        If there is room already, the trial was just not chosen, and a reservation would be wasted.
         """
-        if self.is_suspect(trial):  # another rule keeps a node for these
+        if self.is_suspect(trial):  # suspects have their own reservation
             return
         if self.has_place(trial):
             self.placement.unreserve(trial.resources)
@@ -404,8 +408,8 @@ class RunnerState:
             self.placement.reserve(trial.resources, self.avoided(trial))
 
     def _forget_checkpoint(self, trial: str, key: str) -> None:
-        """A trial that is over has this checkpoint no longer."""
-        if trial not in self.finished:  # `tunemq journal salvage` found its summary nowhere
+        """Remove a checkpoint from the summary of an ended trial."""
+        if trial not in self.finished:  # `tunemq journal salvage` found no summary
             return
         summary = _unpack_summary(self.finished[trial])
         ranked = zip(summary.checkpoints, summary.ranks, strict=True)
@@ -421,7 +425,7 @@ class RunnerState:
 
 
 class _ExcludedNodes:
-    """The nodes that a trial is not placed on any more; ``excluded``: their names."""
+    """The set of node instances whose names are in ``excluded``."""
 
     def __init__(self, state: RunnerState, excluded: Container[str]) -> None:
         self._state, self._excluded = state, excluded

@@ -1,15 +1,15 @@
-"""`TrialRunner`: the state of a search, and what follows from each event.
+"""`TrialRunner`: the state machine of a search, which turns events into commands.
 
     handle(event, answers) -> commands
 
-Nothing in here reads a clock, draws a random number, or does I/O. Algorithms are not in here
-either: the loop asks them, and what they answer comes in beside the event. So the same events and
-answers always give the same state and commands, and the journal is a complete account of both.
+It reads no clock, draws no random numbers, and does no I/O. It contains no algorithms either: the
+loop asks them and passes their answers with the event. So the same events and answers always give
+the same state and commands, and the journal is a complete record of both.
 
-The cost of an event does not grow with the number of trials: only live ones are held as objects,
-finished ones are packed away, and nothing scans either.
+The cost of an event does not grow with the number of trials: only live trials are objects, ended
+ones are packed, and no code scans either.
 
-What it knows is in `tunemq_scheduler.core.runner_state`, what it makes of checkpoints in
+Its state is in `tunemq_scheduler.core.runner_state`, its handling of checkpoints in
 `tunemq_scheduler.core.events.checkpoint_events`.
 """
 
@@ -110,7 +110,7 @@ class TrialRunner(RunnerState):
         self._resuming = ResumeEventHandler(self, turns)
 
     def handle(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[Command]:
-        """Take in an event and what was answered about it; returns what is to be done."""
+        """Apply an event and the algorithms' answers to it; return the commands that follow."""
         if type(event) is m.ResultReported:
             return self._result_reported(event, answers)
         if type(event) is m.ConfigSuggested:
@@ -123,11 +123,12 @@ class TrialRunner(RunnerState):
     def load(
         cls, settings: RunnerSettings, state: bytes, finished: Mapping[str, bytes]
     ) -> TrialRunner:
-        """The runner that gave this state; see `tunemq_scheduler.core.runner_snapshot.dump`.
+        """Load a runner from the output of `tunemq_scheduler.core.runner_snapshot.dump`.
 
         Args:
-            settings: as in the journal's header; those that held last stand in ``state``.
-            finished: the summaries that were kept beside it.
+            settings: those of the journal's header; ``state`` contains the latest ones.
+            state: the bytes of the dump.
+            finished: the summaries of ended trials that were stored beside it.
 
         Raises:
             JournalError: another version wrote the state.
@@ -137,11 +138,11 @@ class TrialRunner(RunnerState):
         return runner
 
     def usage(self, configurations: int = ANY_NUMBER) -> OfferUsage:
-        """What is held of the nodes, and wanted; see `tunemq_scheduler.core.usage`."""
+        """Return what the experiment holds and wants; see `tunemq_scheduler.core.usage`."""
         return self._usage.usage(configurations)
 
     def snapshot(self) -> bytes:
-        """The whole state in one canonical form; see `tunemq_scheduler.core.runner_snapshot`."""
+        """Return the state in canonical form; see `tunemq_scheduler.core.runner_snapshot`."""
         return snapshot(self)
 
     # --- results ----------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class TrialRunner(RunnerState):
             return [NotifyResult(event.trial, event, done=False)]
         commands: list[Command] = []
         if review is ResultReview.FINAL:
-            # Its end follows, when its host has said that the last checkpoint is kept, too.
+            # The trial ends later, when its process has reported the fate of its last checkpoint.
             trial.ending = trial.ending or REACHED_ITS_END
         else:
             self._decide(trial, event, answers, commands)
@@ -191,7 +192,7 @@ class TrialRunner(RunnerState):
                     trial.pausing = answer.reason or "it was paused"
                     if trial.status == RUNNING:
                         commands.append(PauseTrial(*self._where(trial)))
-                    else:  # its search was interrupted: its host was told to stop already
+                    else:  # the run was interrupted: the process is already stopping
                         self._move(trial, PAUSED)
                 case _:
                     pass
@@ -199,7 +200,7 @@ class TrialRunner(RunnerState):
             commands.append(ContinueTrial(*self._where(trial), trial.run_until))
 
     def _stop_behind_end(self, trial: Trial, event: m.ResultReported) -> list[Command]:
-        """A trial that has all of its results runs for a checkpoint, and no further than that."""
+        """Stop a trial that has all of its results and only ran on to save a checkpoint."""
         commands: list[Command] = []
         if trial.is_complete and event.step >= trial.last_step and not event.done:
             self._stop(trial, trial.end_reason, commands)
@@ -238,9 +239,9 @@ class TrialRunner(RunnerState):
     def _trial_chosen(self, event: m.TrialChosen) -> list[Command]:
         trial = self.live.get(event.trial)
         if trial is None or (trial.is_finished and trial.is_complete):
-            return []  # by an earlier version, which tried again what had its last result
+            return []  # from an earlier version, which retried trials after their last result
         trial.attempt = max(trial.attempt, self.attempts_from) + 1
-        # It may have been told to pause, or been at its end, when its search was interrupted.
+        # It may have been pausing, or ending, when its run was interrupted.
         trial.ending = trial.pausing = ""
         trial.matched = {}
         slot = self.slots.take_on(trial, self.place_of(trial))
@@ -315,12 +316,12 @@ class TrialRunner(RunnerState):
     def _end_if_due(
         self, trial: Trial, failure: FailureEvent | None, commands: list[Command]
     ) -> bool:
-        """Its host is gone: end a trial that was to end anyway; returns whether it was.
+        """End a trial whose process is gone if it was due to end; return whether it was.
 
-        It has all of its results then. Only one that says itself that it could not keep its last
-        checkpoint has failed.
+        Such a trial has all of its results. It has failed only if it reports that it could not save
+        its last checkpoint.
         """
-        if trial.stop_ordered:  # what went wrong on the way, its log tells
+        if trial.stop_ordered:  # its log shows errors on the way
             self._end(trial, TERMINATED, trial.end_reason, commands, early=True)
             return True
         could_not_save = isinstance(failure, m.TrialFailed) and failure.kind == "storage"
@@ -344,7 +345,7 @@ class TrialRunner(RunnerState):
             return commands
         trial = self.live[event.trial]
         trial.story.append(event)
-        if trial.ending:  # by a result that was its last, or because somebody wants it stopped
+        if trial.ending:  # after its last result, or on a stop request
             self._end(trial, TERMINATED, trial.ending, commands, early=trial.stop_ordered)
         elif trial.trial_id in self.giving_way:
             self._offers.gave_way(trial)
@@ -353,10 +354,11 @@ class TrialRunner(RunnerState):
         return commands
 
     def _set_aside(self, trial: Trial) -> None:
-        """Have a trial without a host wait: to be resumed if it was being paused, else for a slot.
+        """Queue a trial without a process: PAUSED if it was pausing, else PENDING.
 
-        That holds however it lost its host, for whoever paused it does not expect its next result.
-        What it did since its last checkpoint is repeated, and dropped where it was recorded.
+        This holds however it lost its process, because the component that paused it does not expect
+        its next result. The trial repeats all steps since its last checkpoint; the runner drops the
+        recorded ones.
         """
         status = PAUSED if trial.pausing else PENDING
         trial.ending = trial.pausing = ""
@@ -374,7 +376,7 @@ class TrialRunner(RunnerState):
         commands: list[Command] = [ReleaseTrial(event.trial, event.attempt, node)]
         commands += self.book.end(event.trial, event.attempt)
         trial = self.live.get(event.trial)
-        if trial is None:  # it was over, and forgotten, while the node was away
+        if trial is None:  # it ended and was forgotten while the node was away
             return commands
         if trial.status != RUNNING or trial.attempt != event.attempt:
             self._forget_if_over(trial, commands)
@@ -389,7 +391,7 @@ class TrialRunner(RunnerState):
         return commands
 
     def _devices_used(self, event: m.DevicesUsed) -> list[Command]:
-        """Of whichever attempt: what one used that was given up was used all the same."""
+        """Count used devices for any attempt, because abandoned attempts used them, too."""
         if (trial := self.live.get(event.trial)) is not None:
             trial.devices_used = add_up(trial.devices_used, event.devices)
         return []
@@ -403,7 +405,7 @@ class TrialRunner(RunnerState):
         *,
         early: bool = False,
     ) -> None:
-        """The one place where a trial finishes; it cannot finish twice, the table forbids it."""
+        """End a trial; the only place that does so, and the transition table forbids a repeat."""
         had_run = trial.attempt > 0 and trial.status != PAUSED
         self._move(trial, status)
         trial.reason = reason
@@ -411,7 +413,7 @@ class TrialRunner(RunnerState):
         self._forget_if_over(trial, commands)
 
     def _forget_if_over(self, trial: Trial, commands: list[Command]) -> None:
-        """Keep no more than its summary once its hosts are gone and its uploads are settled."""
+        """Keep only the summary of an ended trial with no processes and no pending uploads."""
         is_over = trial.is_finished and not trial.checkpoints.uploading
         if is_over and not self.slots.has_any(trial):
             del self.live[trial.trial_id]
@@ -435,7 +437,7 @@ class TrialRunner(RunnerState):
             self._stop(trial, reason, commands)
 
     def _stop(self, trial: Trial, reason: str, commands: list[Command]) -> None:
-        """Stop a trial; one that runs ends when its host has said what it still has to say."""
+        """Stop a trial; a running one ends once its process has sent its remaining events."""
         if trial.is_finished or trial.stop_ordered:
             return
         if trial.status == RUNNING:
@@ -454,10 +456,10 @@ class TrialRunner(RunnerState):
                 self._move(trial, PAUSED if trial.pausing else PENDING)
         return commands
 
-    # --- nodes and the wire -----------------------------------------------------------------------
+    # --- nodes and event batches ------------------------------------------------------------------
 
     def standing_orders(self) -> list[ReattachTrial]:
-        """All that nodes are to host, for a backend that knows nothing of it yet."""
+        """Return the commands for all that nodes must run, for a backend that starts empty."""
         return self._nodes.standing_orders()
 
     def _batch_read(self, event: m.BatchRead) -> list[Command]:

@@ -1,7 +1,7 @@
-"""`UsageTracker`: what an experiment tells its farm: what it holds of each node, and would like to.
+"""`UsageTracker`: computes what an experiment holds of each node and what it wants.
 
-What it costs to ask grows with the nodes of which something changed, and with the number of
-different requests; not with how many trials or nodes there are.
+The cost grows with the number of changed nodes and of different requests, not with the number of
+trials or nodes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tunemq_scheduler.core.nodes.failing_nodes import LAST_NODE_PAUSE_S
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 
-#: How many trials a search without a limit would have at once.
+#: The number of trials that a search without a limit would run at once.
 ANY_NUMBER: Final = 1_000_000
 
 
 class UsageTracker:
-    """Works out the `OfferUsage` of one experiment."""
+    """Computes the `OfferUsage` of one experiment."""
 
     def __init__(self, state: RunnerState) -> None:
         self._state = state
@@ -28,10 +28,10 @@ class UsageTracker:
         self._newest = OfferUsage()
 
     def usage(self, configurations: int = ANY_NUMBER) -> OfferUsage:
-        """What holds now; the very same object as before where nothing changed.
+        """Return the current usage; the same object as before if nothing changed.
 
         Args:
-            configurations: how many more the search may give, at most.
+            configurations: the most further configurations that the search may suggest.
         """
         state, newest = self._state, self._newest
         changed = sum(self._follow(node) for node in state.placement.touched())
@@ -44,7 +44,7 @@ class UsageTracker:
         return self._newest
 
     def _follow(self, node: str) -> bool:
-        """Take in what is held of a node now; returns whether that is something else."""
+        """Update the amounts held of a node; return whether they changed."""
         before = self._seen.pop(node, None), self._held.pop(node, None)
         if node not in self._state.placement:
             return before[0] is not None
@@ -71,13 +71,13 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
         more = min(configurations, limit - unfinished if limit else ANY_NUMBER)
         if more > 0:
             yield SlotDemand(request, more, excluded=tuple(_set_aside(state)))
-    # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
-    # place, so that one place for each request is all that is known to be of use.
+    # The trial scheduler decides which paused trials resume, and when; the runner asks it only when
+    # one has room. So one slot per request is all that is certain to be used.
     paused = state.queue.apart(PAUSED)
     for trial, _ in state.queue.lines(PAUSED):
         if trial not in paused:
             yield SlotDemand(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
-    # One at a time is given a node; a paused one only where nothing else could get on.
+    # One suspect at a time gets a node; a paused one only if no other trial can make progress.
     if not suspects and not (state.counts[PENDING] or state.counts[RUNNING]):
         suspects = paused
     for trial in suspects[:1]:
@@ -90,6 +90,6 @@ def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:
 
 
 def _set_aside(state: RunnerState) -> list[str]:
-    """The nodes of which nothing would be used for more than a moment: others are to be offered."""
+    """Return the nodes that stay set aside for long; the farm should offer others instead."""
     soon = state.elapsed + LAST_NODE_PAUSE_S
     return [node for node, until in state.aside.items() if until > soon]

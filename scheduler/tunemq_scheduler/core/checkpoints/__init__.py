@@ -1,1 +1,1 @@
-"""Which checkpoints and objects the journal still refers to."""
+"""Tracks the checkpoints and objects that the journal still refers to."""

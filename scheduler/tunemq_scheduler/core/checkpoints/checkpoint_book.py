@@ -1,12 +1,13 @@
 """`CheckpointBook`: all checkpoints of an experiment, from written to committed to removed.
 
-What a trial has is in its `CheckpointManager`; here is what concerns more than one trial, or the
-store: the order of all, references and pins, uploads under way, and the experiment's limits.
+Each trial's `CheckpointManager` holds that trial's checkpoints. This class handles matters of
+several trials or of the store: the global order, references and pins, uploads in progress, and the
+experiment's limits.
 
-**Pins.** An epoch may refer to objects of the checkpoint that it was restored from, and later of
-its own last committed one. So the candidates that it was started with stay, manifest and objects,
-until its first commit; then that one stays, until the next. When its host is gone and what it wrote
-is settled, none of them has to. What every new trial begins from is pinned for ever.
+**Pins.** An attempt may refer to objects of the checkpoint that it was restored from, and later of
+its last committed one. So the candidates for its restore stay, manifest and objects, until its
+first commit; then that commit stays until the next. All pins end when its process is gone and its
+uploads are settled. The checkpoints from which every new trial begins are pinned forever.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from tunemq_shared.protocol.messages import (
 
 
 class _AttemptUploads(msgspec.Struct, array_like=True):
-    """An epoch that writes checkpoints, or has some that are not settled.
+    """An attempt that writes checkpoints, or whose uploads are not settled.
 
     Attributes:
         bases: the pinned checkpoints whose objects it may refer to.
-        unsettled: how many it wrote that are neither committed nor lost.
-        is_over: whether its host is gone.
+        unsettled: how many of its checkpoints are neither committed nor lost.
+        is_over: whether its process is gone.
     """
 
     bases: tuple[str, ...]
@@ -48,7 +49,7 @@ class _AttemptUploads(msgspec.Struct, array_like=True):
 
 
 class CheckpointBookState(msgspec.Struct, array_like=True):
-    """A `CheckpointBook` written down, but for what the trials hold."""
+    """A `CheckpointBook` in serialized form, without the trials' own checkpoints."""
 
     orders: int
     writers: list[tuple[tuple[str, int], _AttemptUploads]]
@@ -58,12 +59,12 @@ class CheckpointBookState(msgspec.Struct, array_like=True):
 
 
 class CheckpointBook:
-    """Keeps the books; told by the runner, which is told by events.
+    """Tracks all checkpoints; the runner calls it while it handles events.
 
     Args:
-        settings: what to keep, and what every trial begins from.
-        live: the trials that are not over, or whose uploads are not settled.
-        forget: takes a trial that is over, and the key of a checkpoint that it has no longer.
+        settings: the retention policy, and the checkpoints from which every trial begins.
+        live: the trials that have not ended, or whose uploads are not settled.
+        forget: called with an ended trial and the key of a checkpoint that was removed.
     """
 
     def __init__(
@@ -80,22 +81,22 @@ class CheckpointBook:
         self._limits = ExperimentLimits(settings.keep)
         self._orders = 0
         self._writers: dict[tuple[str, int], _AttemptUploads] = {}
-        #: Node -> key -> trial, of what is written there and not settled.
+        #: Node -> key -> trial, for checkpoints written there and not settled.
         self._uploads: dict[str, dict[str, str]] = {}
 
     @property
     def uploading(self) -> int:
-        """How many checkpoints are written and neither committed nor lost."""
+        """The number of checkpoints that are written and neither committed nor lost."""
         return sum(len(keys) for keys in self._uploads.values())
 
     def uploads_of(self, node: str) -> list[str]:
-        """The keys of what is written on this node and neither committed nor lost."""
+        """Return the keys of this node's checkpoints that are neither committed nor lost."""
         return list(self._uploads.get(node, ()))
 
-    # --- epochs -----------------------------------------------------------------------------------
+    # --- attempts ---------------------------------------------------------------------------------
 
     def begin(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
-        """An epoch starts on this node; returns what it may go on from, the best first."""
+        """Begin an attempt on this node; return its restore candidates, best first."""
         own = trial.checkpoints.refs(node)
         restore = (*own, *self._settings.restore)[:MOST_CANDIDATES]
         bases = tuple(ref.key for ref in restore)
@@ -105,7 +106,7 @@ class CheckpointBook:
         return restore
 
     def candidates(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
-        """What the newest epoch, which this node has, may go on from if it has not begun yet."""
+        """Return the restore candidates of the newest attempt, if it has not begun yet."""
         writer = self._writers.get((trial.trial_id, trial.attempt))
         bases = writer.bases if writer is not None else ()
         return tuple(
@@ -115,7 +116,7 @@ class CheckpointBook:
         )
 
     def end(self, trial: str, attempt: int) -> list[Command]:
-        """An epoch's host is gone, or counts no longer: it writes no more."""
+        """End an attempt whose process is gone or does not count any more."""
         writer = self._writers.get((trial, attempt))
         if writer is None:
             return []
@@ -127,13 +128,16 @@ class CheckpointBook:
     def written(
         self, trial: Trial, node: str, event: CheckpointWritten, *, is_wanted: bool
     ) -> None:
-        """A checkpoint is on this node's disk, and on its way to the store.
+        """Add a checkpoint that is on this node's disk and being uploaded.
 
         Args:
-            is_wanted: False for one that nobody may go on from, because its result was dropped.
+            trial: its trial.
+            node: the instance that has it.
+            event: the node's report.
+            is_wanted: False if no attempt may resume from it, because its result was dropped.
         """
         writer = self._writers.get((event.trial, event.attempt))
-        if writer is None:  # of an attempt that counts no longer
+        if writer is None:  # from an attempt that no longer counts
             return
         result = _contained(trial, event)
         kept, order = trial.checkpoints, self._next_order()
@@ -142,7 +146,7 @@ class CheckpointBook:
         writer.unsettled += 1
 
     def committed(self, trial: Trial, event: CheckpointCommitted) -> list[Command]:
-        """A checkpoint of a live trial is in the store; it is known, or reviewed and found good."""
+        """Commit a checkpoint of a live trial; it is known, or was reviewed and accepted."""
         kept = trial.checkpoints
         known = kept.get(event.key)
         if known is not None and known.committed is not None:
@@ -150,10 +154,11 @@ class CheckpointBook:
         writer = self._writers.get((event.trial, event.attempt))
         bases = writer.bases if writer is not None else ()
         if not self._references.may_refer(event.shared, bases):
-            # No writer that keeps to its bases makes one; half a checkpoint is worse than none.
+            # A correct writer never refers outside its bases; an incomplete checkpoint is worse
+            # than none.
             commands = self._references.condemn(event.trial, event.key)
             return [*commands, *self._settle(kept.remove(event.key), event.trial)]
-        # What it refers to is counted before anything that held it so far lets go.
+        # Count its references before releasing anything that protected those objects so far.
         self._references.add(event.shared)
         commands = self._rebase(writer, event.key) if writer is not None else []
         if known is not None and not known.is_wanted:
@@ -173,7 +178,7 @@ class CheckpointBook:
         return [NotifyCheckpoint(event.trial, event), *commands, *self._drop_surplus()]
 
     def lost(self, trial: Trial, key: str) -> list[Command]:
-        """An upload was given up; of what the store has of it nothing stays."""
+        """Handle an abandoned upload; its parts are deleted from the store."""
         known = trial.checkpoints.get(key)
         if known is not None and known.committed is not None:
             return []
@@ -182,7 +187,7 @@ class CheckpointBook:
         return [*commands, *self._drop_surplus()]
 
     def discard(self, trial: Trial, key: str) -> list[Command]:
-        """Nobody may go on from it; one that is still being uploaded is waited for."""
+        """Exclude a checkpoint from restores; one that is still uploading is removed afterwards."""
         known = trial.checkpoints.get(key)
         if known is None:
             return []
@@ -197,10 +202,10 @@ class CheckpointBook:
         return commands
 
     def damaged(self, trial: Trial, key: str) -> list[Command]:
-        """A host found it damaged; the trial no longer goes on from it.
+        """Handle a checkpoint that a trial process found damaged; the trial stops using it.
 
-        The last one stays, for a trial without any begins from nothing, which would silently lose
-        what it had learnt: each further try fails on it.
+        The last one stays: a trial without any begins from scratch, which would silently lose its
+        progress. Each further retry then fails on it.
         """
         has_other = any(one.committed and one.key != key for one in trial.checkpoints)
         if has_other or self._settings.restore:
@@ -210,14 +215,14 @@ class CheckpointBook:
         return []
 
     def clear(self, trial: Trial) -> list[Command]:
-        """A trial has no checkpoint any more; it goes on from where it began."""
+        """Discard all checkpoints of a trial; it resumes from where it first began."""
         commands: list[Command] = []
         for key in [kept.key for kept in trial.checkpoints]:
             commands += self.discard(trial, key)
         return commands
 
     def give_up(self, node: str, trial: str | None = None) -> list[Command]:
-        """Wait no longer for what only this node has, of this trial or of all."""
+        """Stop waiting for checkpoints that only this node has, of this trial or of all."""
         commands: list[Command] = []
         for key, owner in list(self._uploads.get(node, {}).items()):
             if trial is None or owner == trial:
@@ -226,39 +231,39 @@ class CheckpointBook:
         return [*commands, *self._drop_surplus()]
 
     def owners(self, node: str) -> list[str]:
-        """The trials that have something on this node which is neither committed nor lost."""
+        """Return the trials with checkpoints on this node that are neither committed nor lost."""
         return list(dict.fromkeys(self._uploads.get(node, {}).values()))
 
     def trial_over(self, trial: Trial) -> list[Command]:
-        """A trial is over and its uploads are settled: nothing of it is held back any longer."""
+        """Release the newest checkpoint of a trial that has ended with all uploads settled."""
         newest = trial.checkpoints.newest
         if newest is not None:
             self._reconsider([newest.key])
         return self._drop_surplus()
 
     def revived(self, trial: Trial) -> None:
-        """A trial that was over is not: its newest checkpoint is held back again."""
+        """Protect the newest checkpoint of an ended trial that runs again."""
         newest = trial.checkpoints.newest
         if newest is not None:
             self._reconsider([newest.key])
 
-    # --- what stands ------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def pinned(self) -> Iterator[tuple[str, str]]:
-        """Key and manifest's hash of what no trial keeps, and is there nevertheless."""
+        """Yield the key and manifest hash of pinned checkpoints that no trial retains."""
         for ref in self._settings.restore:
             yield ref.key, ref.sha256
         for committed in self._references.condemned():
             yield committed.key, committed.sha256
 
     def is_writing(self, folder: str) -> bool:
-        """Whether the trial with this folder has a host, or an upload."""
+        """Whether the trial with this folder has a process or an upload."""
         return any(
             folder == trial or folder.endswith(f"_{trial}") for trial, _attempt in self._writers
         )
 
     def state(self) -> tuple[Any, ...]:
-        """All of it but what the trials hold; equal states give equal values."""
+        """Return the state without the trials' own checkpoints; equal states give equal values."""
         return (
             self._orders,
             sorted(self._writers.items()),
@@ -268,7 +273,7 @@ class CheckpointBook:
         )
 
     def dumped(self) -> CheckpointBookState:
-        """All of it but what the trials hold."""
+        """Return the state without the trials' own checkpoints, for `take_back`."""
         return CheckpointBookState(
             self._orders,
             list(self._writers.items()),
@@ -278,7 +283,7 @@ class CheckpointBook:
         )
 
     def take_back(self, state: CheckpointBookState) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state that `dumped` returned."""
         self._orders, self._uploads = state.orders, state.uploads
         self._writers = dict(state.writers)
         self._references.take_back(state.references)
@@ -291,7 +296,7 @@ class CheckpointBook:
         return self._orders
 
     def _settle(self, upload: TrialCheckpoint | None, trial: str) -> list[Command]:
-        """An upload is over, this way or that; None where there was none."""
+        """Finish an upload, whatever its outcome; None means there was none."""
         if upload is None or not upload.node:
             return []
         uploads = self._uploads[upload.node]
@@ -324,7 +329,7 @@ class CheckpointBook:
         return self._references.condemn(checkpoint.trial, checkpoint.key, checkpoint)
 
     def _reconsider(self, keys: Iterable[str]) -> None:
-        """Whether these may go for the sake of others; asked whenever that may have changed."""
+        """Update whether these checkpoints may be deleted to meet the experiment's limits."""
         for key in keys:
             if key in self._limits:
                 trial = self._live.get(self._limits.trial_of(key))
@@ -350,5 +355,5 @@ class CheckpointBook:
 def _contained(
     trial: Trial, event: CheckpointWritten | CheckpointCommitted
 ) -> ResultReported | None:
-    """The result that it contains; that of a repeated step is not here any more."""
+    """Return the result that a checkpoint contains, or None if it is not the newest one."""
     return trial.last_result if event.step == trial.last_step else None

@@ -1,9 +1,9 @@
-"""Which objects of the store somebody still refers to, and what removing a checkpoint means.
+"""Reference counts of store objects, and the deletion of checkpoints.
 
-A file is an object in the folder of the checkpoint that first carried it. Manifests of later ones
-may refer to it: those references are counted here, so that removing a checkpoint leaves behind what
-others need, and removing the last of those others takes it away. A writer may refer only to what a
-pinned manifest holds; so a key that is condemned is never referred to again.
+A file is an object in the folder of the checkpoint that first contained it. Manifests of later
+checkpoints may refer to it, and this module counts those references: deleting a checkpoint keeps
+the objects that others need, and deleting the last of those others deletes them. A writer may only
+refer to the contents of pinned manifests, so no new reference to a condemned key appears.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class ObjectReferencesState(msgspec.Struct, array_like=True):
-    """`ObjectReferences` written down."""
+    """`ObjectReferences` in serialized form."""
 
     users: dict[str, dict[str, int]]
     removed: set[str]
@@ -27,22 +27,23 @@ class ObjectReferencesState(msgspec.Struct, array_like=True):
 
 
 class ObjectReferences:
-    """References to objects from outside their own folders, pins of checkpoints, and what waits.
+    """References to objects from outside their own folders, pins, and delayed deletions.
 
-    A checkpoint that is condemned while it is pinned is removed when the last pin goes.
+    A checkpoint that is condemned while pinned is deleted with its last pin.
     """
 
     def __init__(self) -> None:
-        #: Checkpoint -> an object's name in its folder -> how many manifests elsewhere refer to it.
+        #: Checkpoint -> object name in its folder -> number of manifests elsewhere that refer to
+        #: it.
         self._users: dict[str, dict[str, int]] = {}
-        #: Checkpoints that are removed, but for objects that others refer to.
+        #: Deleted checkpoints of which objects remain that others refer to.
         self._removed: set[str] = set()
         self._pins: dict[str, int] = {}
-        #: Condemned and pinned: its trial, and what was committed of it.
+        #: Checkpoints that are condemned and pinned: the trial, and the commit if there was one.
         self._condemned: dict[str, tuple[str, CheckpointCommitted | None]] = {}
 
     def may_refer(self, shared: Iterable[str], bases: Collection[str]) -> bool:
-        """Whether all these objects stand: in the pinned ``bases``, or referred to already."""
+        """Whether all these objects are safe: in the pinned ``bases``, or already referred to."""
         for name in shared:
             folder, _, digest = name.rpartition("/")
             if folder not in bases and digest not in self._users.get(folder, ()):
@@ -50,19 +51,19 @@ class ObjectReferences:
         return True
 
     def add(self, shared: Iterable[str]) -> None:
-        """A manifest refers to these objects of other checkpoints."""
+        """Count a manifest's references to these objects of other checkpoints."""
         for name in shared:
             folder, _, digest = name.rpartition("/")
             users = self._users.setdefault(folder, {})
             users[digest] = users.get(digest, 0) + 1
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Remove none of these before as many `unpin`."""
+        """Protect these checkpoints until the same number of `unpin` calls."""
         for key in keys:
             self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, keys: Iterable[str]) -> list[Command]:
-        """Take one pin of each away."""
+        """Remove one pin of each; return the deletions that follow."""
         commands: list[Command] = []
         for key in keys:
             self._pins[key] -= 1
@@ -73,16 +74,18 @@ class ObjectReferences:
         return commands
 
     def is_pinned(self, key: str) -> bool:
-        """Whether somebody may still read it, or refer to its objects."""
+        """Whether an attempt may still read this checkpoint or refer to its objects."""
         return key in self._pins
 
     def condemn(
         self, trial: str, key: str, committed: CheckpointCommitted | None = None
     ) -> list[Command]:
-        """A checkpoint is not kept any longer: remove it now, or when nobody needs it.
+        """Delete an expired checkpoint now, or once it is not pinned any more.
 
         Args:
-            committed: None for one of which the store has parts at most.
+            trial: its trial.
+            key: its key.
+            committed: the commit; None if the store has only parts of it.
         """
         if key not in self._pins:
             return self._remove(key, trial, committed)
@@ -90,11 +93,11 @@ class ObjectReferences:
         return []
 
     def condemned(self) -> list[CheckpointCommitted]:
-        """Those that are only there because they are pinned."""
+        """Return the committed checkpoints that exist only because they are pinned."""
         return [committed for _, committed in self._condemned.values() if committed is not None]
 
     def state(self) -> tuple[Any, ...]:
-        """All of it; equal states give equal values."""
+        """Return the state in a comparable form; equal states give equal values."""
         return (
             sorted((key, sorted(users.items())) for key, users in self._users.items()),
             sorted(self._removed),
@@ -103,11 +106,11 @@ class ObjectReferences:
         )
 
     def dumped(self) -> ObjectReferencesState:
-        """All of it."""
+        """Return the whole state, for `take_back`."""
         return ObjectReferencesState(self._users, self._removed, self._pins, self._condemned)
 
     def take_back(self, state: ObjectReferencesState) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state that `dumped` returned."""
         self._users, self._removed = state.users, state.removed
         self._pins, self._condemned = state.pins, state.condemned
 
@@ -123,7 +126,7 @@ class ObjectReferences:
         return commands
 
     def _release(self, name: str) -> bool:
-        """One manifest less refers to an object; returns whether it has to go now."""
+        """Remove one reference to an object; return whether to delete the object now."""
         folder, _, digest = name.rpartition("/")
         users = self._users[folder]
         users[digest] -= 1

@@ -1,1 +1,1 @@
-"""What each kind of event does to the state."""
+"""Event handlers: what each kind of event does to the state."""

@@ -1,4 +1,4 @@
-"""`CheckpointEventHandler`: which events about checkpoints count, and what is made of them."""
+"""`CheckpointEventHandler`: decides which checkpoint events count, and applies them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CheckpointEvent = (
 
 
 class CheckpointEventHandler:
-    """Reviews each event before the book is told.
+    """Reviews each checkpoint event before it reaches the `CheckpointBook`.
 
-    A checkpoint counts if its result is recorded: that comes before, on the wire and in the
-    journal. A commit of one that is known as written counts whatever has become of its trial since.
-    What does not count is removed from the store.
+    A checkpoint counts if its result is recorded: the result precedes it in Redis and in the
+    journal. A commit counts if the checkpoint is known as written, whatever happened to its trial
+    since. All others are deleted from the store.
     """
 
     def __init__(self, state: RunnerState) -> None:
@@ -35,12 +35,13 @@ class CheckpointEventHandler:
         self._book = state.book
 
     def handle(self, event: CheckpointEvent) -> list[Command]:
-        """Take in an event; returns what is to be done."""
+        """Apply an event; return the commands that follow."""
         trial = self._state.live.get(event.trial)
         if isinstance(event, CheckpointCommitted):
             return self._committed(trial, event)
         if trial is None:
-            # Its checkpoints count for nothing; parts of one may have come to the store.
+            # The trial has ended, so its checkpoints do not count; the store may contain parts of
+            # one.
             if isinstance(event, CheckpointLost):
                 return [DeleteCheckpoint(event.trial, event.key)]
             return []
@@ -79,7 +80,7 @@ class CheckpointEventHandler:
             return [DeleteCheckpoint(event.trial, event.key)]
         trial.story.append(event)
         node = self._state.slots.node_at(event.trial, event.attempt)
-        if node is not None and not is_known:  # its host has written it into the store
+        if node is not None and not is_known:  # its process wrote it directly to the store
             self._was_kept_by(node)
         return self._book.committed(trial, event)
 
@@ -91,5 +92,5 @@ class CheckpointEventHandler:
     def _contains_recorded(
         self, trial: Trial, event: CheckpointWritten | CheckpointCommitted
     ) -> bool:
-        """False for one of an older attempt, or of a result dropped behind the trial's end."""
+        """Whether the result is recorded; False for an old attempt or beyond the trial's end."""
         return self._state.is_attempt(trial, event.attempt) and event.step <= trial.last_step

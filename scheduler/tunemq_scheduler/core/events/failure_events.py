@@ -1,7 +1,8 @@
-"""`FailureEventHandler`: trials that fail, and nodes that fail trial after trial.
+"""`FailureEventHandler`: handles failures of trials, and nodes on which trials keep failing.
 
-What a failure means is in `tunemq_scheduler.core.failure_policy`, which nodes are set aside in
-`tunemq_scheduler.core.nodes.failing_nodes`; here they meet the state.
+`tunemq_scheduler.core.failure_policy` defines what a failure means,
+`tunemq_scheduler.core.nodes.failing_nodes` which nodes are set aside; this module applies both to
+the state.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from tunemq_shared.protocol.messages import (
 )
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
-#: So much is kept of a line that matches a log policy; nodes send no more of it, either.
+#: The most characters kept of a line that matches a log policy; nodes send no more either.
 LINE_LENGTH: Final = 300
 
 
 class FailureActions(NamedTuple):
-    """What the runner does with a trial that failed; see there."""
+    """The runner's methods for failed trials; see `TrialRunner`."""
 
     try_again: Callable[[Trial], None]
     end_in_error: Callable[[Trial, str, list[Command]], None]
 
 
 class _ExcludedNode(NamedTuple):
-    """A node that a trial is kept away from, and for what."""
+    """A node on which a trial is no longer placed, and the matching line that caused this."""
 
     node: str
     match: LogMatch
@@ -58,7 +59,7 @@ class _ExcludedNode(NamedTuple):
 
 
 class FailureEventHandler:
-    """Handles the failures of trials that run, for the runner."""
+    """Handles failures of running trials for the runner."""
 
     def __init__(self, state: RunnerState, actions: FailureActions) -> None:
         self._state = state
@@ -67,7 +68,7 @@ class FailureEventHandler:
     def failed(
         self, trial: Trial, event: TrialFailed | TrialProcessDied, commands: list[Command]
     ) -> None:
-        """The host of a trial said that it failed, or died."""
+        """Handle a report that a trial failed or its process died."""
         failure = classify(event)
         trial.failed_on_node(self._state.nodes[self._state.slots.node_of(trial)].node)
         shunned = self._shun_node(trial, failure)
@@ -82,7 +83,7 @@ class FailureEventHandler:
         self._follow(trial, event, failure, self._judge(trial, failure, shunned), commands)
 
     def matched(self, event: LogMatched) -> list[Command]:
-        """A trial printed what a log policy is about: something follows from it once it fails."""
+        """Record that a trial printed a line that matches a log policy; it matters on failure."""
         state, trial = self._state, self._state.live.get(event.trial)
         if trial is None or not state.is_attempt(trial, event.attempt) or trial.status != RUNNING:
             state.stale += 1
@@ -95,9 +96,9 @@ class FailureEventHandler:
     def lost_its_node(
         self, trial: Trial, event: NodeLost, commands: list[Command], *, was_alone: bool
     ) -> None:
-        """The node of a trial was lost; a trial that takes node after node with it is poison.
+        """Handle the loss of a trial's node; a trial that takes node after node with it is poison.
 
-        Only the loss of a node that ran no other trial speaks against this one.
+        Only the loss of a node that ran no other trial counts against this one.
         """
         self._fell(trial, event.instance_id, was_alone=was_alone)
         verdict = self._judge_losses(trial)
@@ -110,16 +111,16 @@ class FailureEventHandler:
 
     @staticmethod
     def _fell(trial: Trial, what: str, *, was_alone: bool) -> None:
-        """A node or a forkserver is lost, and its trial with it."""
+        """Record the loss of a node or a forkserver that ran this trial."""
         if what not in trial.fell_with:
             trial.fell_with.append(what)
         if was_alone and what not in trial.fell_alone:
             trial.fell_alone.append(what)
 
     def _judge_losses(self, trial: Trial) -> RetryDecision:
-        """What follows from the loss of a node or a forkserver.
+        """Decide about a retry after the loss of a node or a forkserver.
 
-        One that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
+        A loss that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
         """
         limit, fallen = self._state.settings.max_node_losses, trial.fell_alone
         lost = self._state.still_away(fallen)
@@ -140,9 +141,9 @@ class FailureEventHandler:
         return RetryDecision(is_retried=False, told=told)
 
     def got_on(self, trial: Trial, event: ResultReported) -> None:
-        """A trial reported a new result, which is not taken in yet."""
+        """Reset failure counts for a new result, before it is recorded."""
         before, health = trial.last_result, self._state.health
-        # Only the first one of each epoch speaks for the node: that it can still start a trial.
+        # Only the first result of an attempt shows that the node can still start trials.
         if health and (before is None or before.attempt != event.attempt):
             joined = self._state.nodes.get(self._state.slots.node_of(trial))
             if joined is not None:
@@ -150,7 +151,7 @@ class FailureEventHandler:
                 self._state.review_nodes()
         trial.got_on()
 
-    # --- what follows -----------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------
 
     def _judge(
         self, trial: Trial, failure: FailureClass, shunned: _ExcludedNode | None
@@ -205,9 +206,9 @@ class FailureEventHandler:
         return RetryDecision(is_retried=True, told=told)
 
     def _shun_node(self, trial: Trial, failure: FailureClass) -> _ExcludedNode | None:
-        """Keep a trial away from its node from now on, where what it printed there says so."""
+        """Exclude the trial's node from now on if its output matches such a rule."""
         match = match_of(trial, self._state.settings, EXCLUDE_NODE)
-        if match is None or failure.kind == "trial_limit":  # which it has used up wherever it is
+        if match is None or failure.kind == "trial_limit":  # a time limit applies on every node
             return None
         joined = self._state.nodes[self._state.slots.node_of(trial)]
         if joined.node not in trial.excluded:
@@ -231,7 +232,7 @@ class FailureEventHandler:
         if is_retried:
             self._actions.try_again(trial)
         else:
-            # What it printed stands in its error file, and is not to be kept for each trial.
+            # The output is in the trial's error file; the state must not hold it for each trial.
             kept = event if isinstance(event, NodeLost) else replace(event, output="")
             trial.failure, trial.failed_on = kept, hostname
             reason = f"{failure.description}: {verdict.told}"
@@ -244,7 +245,7 @@ class FailureEventHandler:
         failure: FailureClass,
         commands: list[Command],
     ) -> None:
-        """It may be the node's fault; several of different trials in a row are."""
+        """Count the failure against the node; several different trials in a row set it aside."""
         state, instance_id = self._state, self._state.slots.node_of(trial)
         reason = event.error if isinstance(event, TrialFailed) else failure.description
         pause_s = state.health.failed(
@@ -264,6 +265,6 @@ class FailureEventHandler:
 
 
 def _part_of(request: Mapping[str, float]) -> str:
-    """What of a GPU a request for less than a whole one asks for."""
+    """Format the part of a GPU that a request asks for."""
     share = request.get(GPU)
     return f"gpu={share:g}" if share else f"gpu_memory={show_bytes(round(request[GPU_MEMORY]))}"

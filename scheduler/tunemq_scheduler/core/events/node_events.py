@@ -1,16 +1,17 @@
-"""`NodeEventHandler`: nodes that join, fall silent, are heard again, or are gone for good.
+"""`NodeEventHandler`: handles nodes that join, disconnect, reconnect, or are lost for good.
 
-**A silent node may be cut off and go on.** So its trials wait for a slot, with their epoch as it
-was, and what it hosted is kept in mind (`tunemq_scheduler.core.nodes.away_nodes`). Whoever is heard
-again first has them: the node, as if nothing had been, or another slot, with a new epoch. What the
-node then still says of the old one counts for nothing, and it is told to kill it.
+**A silent node may be cut off and still run.** So its trials wait for a slot under the same attempt
+number, and the state remembers what the node ran (`tunemq_scheduler.core.nodes.away_nodes`). The
+first one to come has them: the node if it reconnects, with its processes undisturbed, or another
+slot, with a new attempt. After that the old attempt's events do not count, and the node must kill
+it.
 
-**Stopping.** A trial that is to stop, or is told to while its node is away, ends at once: nobody
-waits for the last words of a node that may never speak again.
+**Stopping.** A trial that is stopping, or is stopped while its node is away, ends at once: a silent
+node may never report again.
 
-**Checkpoints** that only the node has are under way until their trial goes on elsewhere, or the
-node is dead. Of a trial that is over they are waited for a while longer, for nobody will make
-another.
+**Checkpoints** that only the node has count as uploading until their trial resumes on another node
+or the node is declared dead. If the trial has ended, the runner waits for a while longer, because
+no other attempt will write them again.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END
 
-#: What a host, or its node, fell to.
+#: The event that ended a trial process, or the loss of its node.
 FailureEvent = m.TrialFailed | m.TrialProcessDied | m.NodeLost
-#: Ends a trial without a host if it was to end anyway; returns whether it was.
+#: Ends a trial without a process if it was due to end; returns whether it was.
 EndIfDue = Callable[[Trial, FailureEvent | None, list[Command]], bool]
 
 
@@ -41,7 +42,7 @@ class _LostItsNode(Protocol):
 
 
 class NodeActions(NamedTuple):
-    """What the runner does with a trial; see there."""
+    """The runner's methods for trials; see `TrialRunner`."""
 
     move: Callable[[Trial, str], None]
     end_if_due: EndIfDue
@@ -50,7 +51,7 @@ class NodeActions(NamedTuple):
 
 
 class NodeEventHandler:
-    """Handles what concerns whole nodes, for the runner."""
+    """Handles events about whole nodes for the runner."""
 
     def __init__(self, state: RunnerState, moves: NodeActions, offers: OfferEventHandler) -> None:
         self._state = state
@@ -59,7 +60,7 @@ class NodeEventHandler:
         self._moves = moves
 
     def joined(self, event: m.NodeJoined) -> list[Command]:
-        """A node offers its resources."""
+        """Add a node and its resources."""
         if event.instance_id not in self._state.nodes:
             self._state.nodes[event.instance_id] = event
             self._slots.add_node(event.instance_id, event.resources, event.gpus)
@@ -71,7 +72,7 @@ class NodeEventHandler:
         return []
 
     def withheld(self, event: m.DevicesWithheld) -> list[Command]:
-        """On some of a node's devices nothing is to begin, for now."""
+        """Place nothing new on some of a node's devices for now."""
         state, node = self._state, event.instance_id
         if node in state.nodes:
             state.nodes[node] = replace(state.nodes[node], withheld=event.devices)
@@ -84,7 +85,7 @@ class NodeEventHandler:
         return []
 
     def lost(self, event: m.NodeLost) -> list[Command]:
-        """A node is silent, or dead."""
+        """Handle a node that is silent, or dead."""
         state = self._state
         commands: list[Command] = []
         joined = state.nodes.pop(event.instance_id, None)
@@ -105,7 +106,7 @@ class NodeEventHandler:
         return commands
 
     def returned(self, event: m.NodeReturned) -> list[Command]:
-        """A lost node is heard again."""
+        """Handle a lost node that reconnected."""
         state = self._state
         away = state.away.pop(event.instance_id, None)
         if away is None:
@@ -121,18 +122,18 @@ class NodeEventHandler:
                 self._moves.move(trial, RUNNING)
                 activity.resume(trial)
                 for fallen in (trial.fell_with, trial.fell_alone):
-                    if event.instance_id in fallen:  # no, the node did not fall
+                    if event.instance_id in fallen:  # the node was not lost after all
                         fallen.remove(event.instance_id)
         commands = self._offers.make_room(event.instance_id, event)
         orders = [self._standing_order(one.trial, one.attempt) for one in away.held_slots]
         return [*orders, *commands]
 
     def standing_orders(self) -> list[ReattachTrial]:
-        """All that nodes are to host, for whoever gives the orders anew."""
+        """Return all that nodes must run, for an executor that issues the commands again."""
         return [self._standing_order(trial, attempt) for trial, attempt, _ in self._slots]
 
     def taken_over(self, trial: Trial) -> list[Command]:
-        """A new epoch of a trial began: what away nodes have of it counts no longer."""
+        """Drop what away nodes have of a trial, because a new attempt of it began."""
         commands: list[Command] = []
         for node in self._state.left_behind.pop(trial.trial_id, ()):
             if node in self._state.away:
@@ -140,7 +141,7 @@ class NodeEventHandler:
         return commands
 
     def trial_over(self, trial: str) -> list[Command]:
-        """A trial is forgotten: what away nodes wrote of it refers to nothing any more."""
+        """Drop what away nodes have of an ended trial, because no checkpoint can refer to it."""
         commands: list[Command] = []
         for node in self._state.left_behind.pop(trial, ()):
             if node in self._state.away:
@@ -148,7 +149,7 @@ class NodeEventHandler:
         return commands
 
     def tick(self) -> list[Command]:
-        """Time went on: what is waited for long enough is given up."""
+        """Stop waiting for overdue uploads of ended trials on away nodes."""
         commands: list[Command] = []
         for node, away in self._state.away.items():
             if self._state.elapsed < away.since + AWAY_UPLOADS_S:
@@ -180,7 +181,7 @@ class NodeEventHandler:
             self._moves.lost_its_node(trial, event, commands, was_alone=was_alone)
 
     def _bury(self, node: str) -> list[Command]:
-        """Nothing of a node has to be kept in mind any longer."""
+        """Forget a dead node; return the commands that follow."""
         state = self._state
         away = state.away.pop(node, None)
         if away is None:
@@ -198,11 +199,11 @@ class NodeEventHandler:
         return commands
 
     def _settle(self, node: str, trial: str) -> list[Command]:
-        """Whatever this away node still has of a trial, and says of it, is not waited for."""
+        """Stop waiting for a trial's uploads and attempts on this away node."""
         return [*self._book.give_up(node, trial), *self._end_attempts(node, trial)]
 
     def _end_attempts(self, node: str, trial: str) -> list[Command]:
-        """What this away node hosts of a trial writes nothing any more that counts."""
+        """End the writers of a trial's attempts on this away node."""
         commands: list[Command] = []
         for one in self._state.away[node].held_slots:
             if one.trial == trial:

@@ -1,12 +1,12 @@
-"""A farm says how much of its nodes this experiment may have, and takes it back.
+"""`OfferEventHandler`: handles a farm's offers of node resources, and their withdrawal.
 
-Where more is held of a node than it is offered, nothing is placed there until it is not. If the
-offer names a grace, trials *give way*: they are told to pause, those first that would repeat least,
-and wait for a slot again as soon as their host has said that they did. Who cannot save when asked
-runs on to its next checkpoint. Who has not paused when the grace is over is stopped, and goes on
-from its last checkpoint; the steps that it repeats are counted where they are reported.
+While more is held of a node than offered, nothing is placed there. If the offer has a grace period,
+trials *give way*: they pause, those first that would repeat the least work, and wait for a slot
+again once their processes have paused. A trial that cannot save on request runs to its next
+checkpoint. One that has not paused when the grace period ends is stopped, and resumes from its last
+checkpoint; the runner counts the steps that it reports twice.
 
-None of it is a failure of the trial, and no algorithm is told of it.
+This is no failure of the trial, and the algorithms are not notified.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, NodeReturne
 
 
 class OfferEventHandler:
-    """Handles what a farm offers, for the runner.
+    """Handles a farm's offers for the runner.
 
     Args:
-        set_aside: what the runner does with a trial that has no host any more.
+        state: the runner's state.
+        set_aside: the runner's method for a trial that has no process any more.
     """
 
     def __init__(self, state: RunnerState, set_aside: Callable[[Trial], None]) -> None:
@@ -35,12 +36,12 @@ class OfferEventHandler:
         self._set_aside = set_aside
 
     def joined(self, node: NodeJoined) -> None:
-        """A node is there, or there again; of a shared one nothing may be had until it is said."""
+        """Apply the current offer to a node that joined; a shared one starts with nothing."""
         if node.is_shared:
             self._state.placement.offer(node.instance_id, self._offered_of(node.instance_id))
 
     def offered(self, event: NodeOffered) -> list[Command]:
-        """From now on so much of a node may be held."""
+        """Apply a new limit on what may be held of a node."""
         state, node = self._state, event.instance_id
         known = state.offers.get(node)
         is_known = node in state.nodes or node in state.away
@@ -53,7 +54,7 @@ class OfferEventHandler:
         return self.make_room(node, event)
 
     def make_room(self, node: str, event: NodeOffered | NodeReturned) -> list[Command]:
-        """Have trials give way until no more is held of a node than is offered, if they are to."""
+        """Preempt trials until a node is within its offer, if the offer has a grace period."""
         state = self._state
         offer = state.offers.get(node)
         if offer is None or offer.preempt_grace_s is None:
@@ -69,11 +70,11 @@ class OfferEventHandler:
                 continue
             excess.less(slot)
             if trial is not None and is_running and trial.pausing:
-                state.giving_way.setdefault(trial_id, due)  # it may not take for ever
+                state.giving_way.setdefault(trial_id, due)  # its pause gets a deadline, too
         commands: list[Command] = []
         staying.sort(key=lambda one: _loss(one[0]))
-        # Nobody can go for who has a GPU that is taken back; so those first, and what is still too
-        # much of the rest after them.
+        # First the trials on GPUs that are taken back, because no other trial can free those; then,
+        # for the rest of the excess, any trial.
         for is_too_much in (excess.has_device_of, excess.has_any_of):
             for trial, slot in staying:
                 if trial.trial_id not in state.giving_way and is_too_much(slot):
@@ -86,14 +87,14 @@ class OfferEventHandler:
         return commands
 
     def tick(self) -> list[Command]:
-        """Time went on: whoever should have given way by now is stopped, and waits for a slot."""
+        """Stop each trial whose grace period has ended; it waits for a slot again."""
         state = self._state
         commands: list[Command] = []
         for trial_id, due in list(state.giving_way.items()):
             if state.elapsed < due:
                 continue
             trial = state.live[trial_id]
-            if trial.stop_ordered or trial.ending:  # it is about to end anyway
+            if trial.stop_ordered or trial.ending:  # it will end anyway
                 del state.giving_way[trial_id]
                 continue
             commands.append(StopTrial(trial_id, trial.attempt, state.slots.node_of(trial)))
@@ -101,8 +102,8 @@ class OfferEventHandler:
         return commands
 
     def gave_way(self, trial: Trial) -> None:
-        """A trial that gave way has no host any more, or none that counts."""
-        if not trial.pausing:  # else it was to pause even so
+        """Queue a trial that gave way and has no process any more, or none that counts."""
+        if not trial.pausing:  # otherwise it was to pause anyway
             trial.preemptions += 1
         self._set_aside(trial)
 
@@ -118,27 +119,27 @@ class OfferEventHandler:
 
 
 class _Excess:
-    """What is held beyond the offer by those that stay."""
+    """The resources that the remaining trials hold beyond the offer."""
 
     def __init__(self, excess: ResourceAmounts) -> None:
         self._resources, self._devices = dict(excess.resources), dict(excess.devices)
 
     def has_device_of(self, slot: Slot) -> bool:
-        """Whether too much is held of a GPU that this slot has."""
+        """Whether a GPU of this slot is held beyond the offer."""
         return _is_any(self._devices, slot.devices)
 
     def has_any_of(self, slot: Slot) -> bool:
-        """Whether too much is held of anything that this slot has."""
+        """Whether any resource of this slot is held beyond the offer."""
         return _is_any(self._resources, slot.resources) or self.has_device_of(slot)
 
     def less(self, slot: Slot) -> None:
-        """A slot is going to be given back."""
+        """Subtract a slot that will be freed."""
         _take(self._resources, slot.resources)
         _take(self._devices, slot.devices)
 
 
 class _Loss(NamedTuple):
-    """What a trial may lose by giving way; less comes first."""
+    """What a trial may lose by giving way; smaller is better."""
 
     unsaved_s: float
     spent_s: float
@@ -146,7 +147,7 @@ class _Loss(NamedTuple):
 
 
 def _loss(trial: Trial) -> _Loss:
-    """The time since its last checkpoint, as far as that is known; then how long it ran at all."""
+    """Estimate the seconds since the last checkpoint; ties are broken by total time and age."""
     last = trial.last_result
     if last is None:
         return _Loss(0.0, 0.0, -trial.number)

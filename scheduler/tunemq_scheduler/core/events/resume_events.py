@@ -1,10 +1,10 @@
-"""A scheduler takes up an experiment that another one left, in whatever state.
+"""`ResumeEventHandler`: starts a further run of an experiment that an earlier scheduler left.
 
-What was interrupted or exhausted goes on. Where nothing of the nodes is left (a *cold* start) what
-was stopped goes on, too, and whoever ran waits for a slot, which is no failure of anybody; what
-only those nodes had is lost. Who takes over a search that is just being stopped stops it. Trials
-that ended in ERROR live again if that is wanted: from their last checkpoint, or from nothing, and
-then what they report counts anew (`Trial.lineage`).
+An interrupted or exhausted search continues. On a *cold* start, when nothing is left of the nodes,
+a stopped search continues, too; trials that ran wait for a slot without a counted failure, and data
+that only those nodes had is lost. A scheduler that takes over a search while it is stopping
+completes the stop. On request, trials in ERROR run again: from their last checkpoint, or from
+scratch; the results of the latter begin a new lineage (`Trial.lineage`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tunemq_scheduler.core.trials.trial import PENDING, RUNNING, TERMINATED, Tri
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import next_result
 
-#: What `m.ExperimentResumed.errored` may be.
+#: The values of `m.ExperimentResumed.errored`.
 RESUME, RESTART = "resume", "restart"
-#: Why trials are over that were not, in a run that does not want them.
+#: The reason for ending unfinished trials in a run that does not resume them.
 NOT_RESUMED = "it was not finished, and is not to be resumed"
 
 _decode_settings = msgspec.msgpack.Decoder(RunnerSettings).decode
 
 
 class ResumeActions(NamedTuple):
-    """What the runner does with trials and nodes; see there."""
+    """The runner's methods for trials and nodes; see `TrialRunner`."""
 
     set_aside: Callable[[Trial], None]
     stop: Callable[[Trial, str, list[Command]], None]
@@ -41,7 +41,7 @@ class ResumeActions(NamedTuple):
 
 
 class ResumeEventHandler:
-    """Handles the beginning of a further run, for the runner."""
+    """Handles the start of a further run for the runner."""
 
     def __init__(self, state: RunnerState, turns: ResumeActions) -> None:
         self._state = state
@@ -50,7 +50,7 @@ class ResumeEventHandler:
     def resumed(
         self, event: m.ExperimentResumed, answers: Sequence[m.AlgorithmAnswer]
     ) -> list[Command]:
-        """A scheduler took up the journal; ``answers`` are horizons of trials that live again."""
+        """Apply the start of a further run; ``answers`` are horizons of trials that run again."""
         state = self._state
         commands: list[Command] = []
         revived = state.revived_by(event)
@@ -67,13 +67,13 @@ class ResumeEventHandler:
         if not event.unfinished:
             for trial in list(state.live.values()):
                 self._turns.stop(trial, NOT_RESUMED, commands)
-        state.queue.regroup()  # the rules may be others
+        state.queue.regroup()  # the rules may have changed
         for trial_id in revived:
             self._revive(trial_id, event, answers, commands)
         return commands
 
     def _end_those_due(self, event: m.ExperimentResumed, commands: list[Command]) -> None:
-        """Whoever had its last result is over, but for those that may go further now."""
+        """End the trials that had their last result, except those that may now run further."""
         for trial in list(self._state.live.values()):
             if trial.is_finished:
                 continue
@@ -83,7 +83,7 @@ class ResumeEventHandler:
                 self._turns.end_if_due(trial, None, commands)
 
     def _lose_all_nodes(self, commands: list[Command]) -> None:
-        """Nobody is to blame, so that no trial's failures are counted and none waits for that."""
+        """Lose all nodes of the run before; this counts as no failure and delays no trial."""
         state = self._state
         for trial in list(state.live.values()):
             if trial.status == RUNNING and not trial.stop_ordered:
@@ -111,7 +111,7 @@ class ResumeEventHandler:
             trial = _brought_back(trial_id, state.summary(trial_id), state.settings)
             state.drop_summary(trial_id)
             state.live[trial_id] = trial
-        else:  # its host or its uploads are there still
+        else:  # its process or its uploads still exist
             trial.status = PENDING
         state.counts[PENDING] += 1
         trial.story.append(event)
@@ -126,7 +126,7 @@ class ResumeEventHandler:
         is_anew = event.errored == RESTART and trial_id not in event.also
         if is_anew:
             trial.lineage += 1
-            trial.attempt += 1  # a node that was away may still have the old one, and says so
+            trial.attempt += 1  # an away node may still run the old attempt, and report it
             trial.last_result = trial.started = None
             commands += state.book.clear(trial)
         elif before == TERMINATED:
@@ -139,7 +139,7 @@ class ResumeEventHandler:
 
 
 def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings) -> Trial:
-    """A trial of which no more than the summary was kept, before it waits for a slot again."""
+    """Rebuild an ended trial from its summary, so that it can wait for a slot again."""
     kept = CheckpointManager(settings.keep)
     ranked = zip(summary.checkpoints, summary.ranks, strict=True)
     kept.take_back(

@@ -1,1 +1,1 @@
-"""The nodes as an experiment knows them: slots, nodes that fail, nodes that are away."""
+"""An experiment's view of nodes: slots, failing nodes, and nodes that are away."""

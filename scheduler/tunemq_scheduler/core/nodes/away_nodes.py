@@ -1,7 +1,7 @@
-"""`AwayNode`: what a node that is not heard any more hosted, in case it is heard again.
+"""`AwayNode`: what a disconnected node ran, in case it reconnects.
 
-A node that is cut off goes on with its trials. So what it hosted is kept in mind until somebody
-else takes it over: until then nothing about it is settled.
+A disconnected node continues with its trials. So the experiment remembers what it ran until another
+node takes that over; until then all of it is undecided.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import msgspec
 from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_shared.protocol.messages import NodeJoined
 
-#: A checkpoint that only an away node has is waited for so long (elapsed seconds since its node
-#: went away) if its trial is over; one of a trial that is not, until that goes on elsewhere.
+#: How long to wait for a checkpoint that only an away node has, if its trial has ended, in elapsed
+#: seconds since the node went away. For other trials the wait lasts until the trial resumes on
+#: another node.
 AWAY_UPLOADS_S: Final = 120.0
 
 
 class AwaySlot(msgspec.Struct, frozen=True, array_like=True):
-    """An instance that had a slot of the node, and how much of which GPUs."""
+    """An attempt that held a slot of the node, and its share of each GPU."""
 
     trial: str
     attempt: int
@@ -28,7 +29,7 @@ class AwaySlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
-    """What a trial that ran was about when its node went away; see `Trial` for what each is."""
+    """A running trial's state when its node went away; see `Trial` for the fields."""
 
     pausing: str
     ending: str
@@ -39,7 +40,7 @@ class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, trial: Trial) -> TrialActivity:
-        """What this trial is about."""
+        """Copy this trial's state."""
         return cls(
             trial.pausing,
             trial.ending,
@@ -50,7 +51,7 @@ class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def resume(self, trial: Trial) -> None:
-        """Have the trial be about it again."""
+        """Restore the trial's state."""
         trial.pausing, trial.ending = self.pausing, self.ending
         trial.restoring, trial.waits = self.restoring, self.waits
         trial.fruitless, trial.not_before = self.fruitless, self.not_before
@@ -60,9 +61,10 @@ class AwayNode(msgspec.Struct, frozen=True, array_like=True):
     """A lost node instance that may come back.
 
     Attributes:
-        since: elapsed seconds of the experiment when it was lost.
-        hosted: whoever had a slot of it.
-        doing: of those that ran, by trial, what they were about.
+        joined: the event by which it joined, with its resources.
+        since: when it was lost, in elapsed seconds of the experiment.
+        held_slots: the attempts that held slots of it.
+        activity: the state of the trials that ran, by trial.
     """
 
     joined: NodeJoined

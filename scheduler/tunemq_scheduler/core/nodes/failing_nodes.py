@@ -1,12 +1,12 @@
-"""`FailingNodes`: which nodes keep failing, and for how long nothing is placed on them.
+"""`FailingNodes`: which nodes keep failing, and how long nothing is placed on them.
 
-A node on which the hosts of several different trials in a row fail, while none that is started
-there gets as far as a new result, is set aside: for a minute, then for longer each time. A node
-without which a trial has no place is set aside for a moment only, however often it was: a search
-goes on, and ends, on whatever it has.
+A node is set aside when several different trials in a row fail on it and none that starts there
+reaches a new result: for a minute at first, then for longer each time. A node without which a trial
+has no place is set aside only for a moment, however often it failed: a search continues, and
+finishes, on whatever nodes it has.
 
-All of it follows from failures, results and the elapsed seconds that were told with them. Whether a
-node may be used *now* is worked out when it is asked, and changes nothing.
+All of it follows from failures, results and the elapsed seconds passed with them. Whether a node is
+usable *now* is computed on request, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.protocol.messages import NodeJoined
 
-#: So many different trials in a row have to fail on a node.
+#: The number of different trials in a row that must fail on a node.
 TRIALS_IN_A_ROW: Final = 3
-#: How long a node is set aside, the first time and at most.
+#: How long a node is set aside, in seconds: the first time, and at most.
 FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 600.0
-#: How long a node is that nobody can stand in for.
+#: Seconds for which a node is set aside if no other can replace it.
 LAST_NODE_PAUSE_S: Final = 1.0
 
 
 class NodeFailures(msgspec.Struct, array_like=True):
-    """What speaks against a node.
+    """The failures of one node.
 
-    It is gone with the first new result of a trial that the node was given; where a checkpoint
-    could not be kept, which trials find out behind their first results, with the first one kept.
+    The record is deleted at the first new result of a trial on that node. If a checkpoint could not
+    be saved, which happens only after first results, the first saved checkpoint deletes it.
 
     Attributes:
-        trials: which failed on it in a row, the newest last.
-        times: how often it was set aside; those for a moment only count as one.
-        since: when it last was, in elapsed seconds.
-        request: what the trial had that failed last.
-        reason: why it failed.
-        keeps_nothing: a checkpoint could not be kept there, as on a disk that is full.
+        trials: the trials that failed on it in a row, newest last.
+        times: how often it was set aside; all times for a moment count as one.
+        since: when it was last set aside, in elapsed seconds.
+        request: the resources of the trial that failed last.
+        reason: why that trial failed.
+        keeps_nothing: a checkpoint could not be saved there, as on a full disk.
     """
 
     trials: list[str] = []
@@ -54,19 +54,19 @@ class NodeFailures(msgspec.Struct, array_like=True):
 
     @property
     def pause_s(self) -> float:
-        """How long it is set aside; 0 where it never was."""
+        """How long it is set aside in seconds; 0 if it never was."""
         return backoff_s(self.times - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if self.times else 0.0
 
     def until(self, spare: _Spare) -> float:
-        """Until when it is set aside, in elapsed seconds; ``spare``: who could stand in for it."""
+        """Return when its pause ends, in elapsed seconds; ``spare``: possible replacements."""
         can_wait = spare.could_hold(self.request)
         return self.since + (self.pause_s if can_wait else LAST_NODE_PAUSE_S)
 
 
 class FailingNodes:
-    """The nodes that failed since a trial got on there; by name, for a node may be started again.
+    """The nodes with failures since the last progress there, by name, since a node may restart.
 
-    Methods that need them are given all nodes, by instance.
+    Methods that need them receive all nodes by instance.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FailingNodes:
         return bool(self._troubled)
 
     def __getitem__(self, node: str) -> NodeFailures:
-        """What speaks against a node of this name."""
+        """Return the failures of the node with this name."""
         return self._troubled[node]
 
     def failed(
@@ -89,10 +89,11 @@ class FailingNodes:
         *,
         keeps_nothing: bool = False,
     ) -> float:
-        """A trial's host failed on a node; returns for how many seconds it is set aside, and told.
+        """Record that a trial failed on a node; return for how many seconds to set it aside.
 
-        What fails while a node is set aside was there before and changes nothing; what fails on one
-        that nobody can stand in for is told once.
+        A failure while the node is set aside began before that and changes nothing. For a node that
+        no other can replace, only the first call returns a positive number. The caller warns if the
+        number is positive.
         """
         node = nodes[instance_id].node
         trouble = self._troubled.setdefault(node, NodeFailures())
@@ -110,23 +111,23 @@ class FailingNodes:
             was_told, trouble.times, trouble.trials = trouble.times, max(trouble.times, 1), []
             return 0.0 if was_told else LAST_NODE_PAUSE_S
         trouble.times += 1
-        trouble.trials = trouble.trials[1:]  # one more, and it is set aside again
+        trouble.trials = trouble.trials[1:]  # one more failure sets it aside again
         return trouble.pause_s
 
     def succeeded(self, node: str) -> None:
-        """A trial that was started on the node reported its first new result."""
+        """Clear a node's failures after a trial started there reported its first new result."""
         if node in self._troubled and not self._troubled[node].keeps_nothing:
             del self._troubled[node]
 
     def has_kept(self, node: str) -> bool:
-        """A new checkpoint is on the node's disk, or was written from there to where it stays.
+        """Clear a node's failures after it saved a new checkpoint, on its disk or in the store.
 
-        Returns whether that changes anything.
+        Return whether there were any.
         """
         return self._troubled.pop(node, None) is not None
 
     def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
-        """The attempts that are set aside, and until when."""
+        """Return the node instances that are set aside, and until when in elapsed seconds."""
         troubles = {node: trouble for node, trouble in self._troubled.items() if trouble.times}
         if not troubles:
             return {}
@@ -139,20 +140,20 @@ class FailingNodes:
         return {one: due for one, due in until.items() if due > elapsed}
 
     def state(self) -> list[tuple[str, NodeFailures]]:
-        """All of it, in one order."""
+        """Return the whole state, sorted."""
         return sorted(self._troubled.items())
 
     def load(self, state: Iterable[tuple[str, NodeFailures]]) -> None:
-        """Take over what `state` gave."""
+        """Restore what `state` returned."""
         self._troubled = dict(state)
 
     def _until(self, joined: NodeJoined, nodes: Mapping[str, NodeJoined], elapsed: float) -> float:
-        """Until when one node is set aside; in the past where it is not."""
+        """Return until when one node is set aside; a time in the past if it is not."""
         trouble = self._troubled[joined.node]
         return trouble.until(self._spare(nodes, elapsed)) if trouble.times else 0.0
 
     def _spare(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> _Spare:
-        """The nodes that are not set aside, each as long as if it were not the last one."""
+        """Return the nodes that are not set aside; the shorter pause of a last node is ignored."""
         of_no_trouble = NodeFailures()
         troubles = ((one, self._troubled.get(one.node, of_no_trouble)) for one in nodes.values())
         return _Spare(
@@ -161,14 +162,14 @@ class FailingNodes:
 
 
 class _Spare:
-    """Nodes on which trials could go on; asked about few different requests."""
+    """Nodes on which trials could run instead; queried about a few different requests."""
 
     def __init__(self, nodes: Iterable[NodeJoined]) -> None:
         self._nodes = list(nodes)
         self._known: dict[tuple[tuple[str, float], ...], bool] = {}
 
     def could_hold(self, request: Mapping[str, float]) -> bool:
-        """Whether one of them, were it empty, could hold a request."""
+        """Whether one of them, if empty, could hold a request."""
         key = tuple(request.items())
         if key not in self._known:
             self._known[key] = any(holds_when_empty(one, request) for one in self._nodes)

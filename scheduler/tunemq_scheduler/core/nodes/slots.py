@@ -1,4 +1,4 @@
-"""Which attempt of which trial holds what of which node."""
+"""`SlotTable`: the resources that each attempt of a trial holds, and on which node."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol.messages import Gpu
 
-#: A trial's id and an epoch of it.
+#: A trial's id and the number of an attempt.
 AttemptId = tuple[str, int]
 
 
 class SlotTableState(msgspec.Struct, array_like=True):
-    """`SlotTable` written down: who holds what of which node, each node's in their order.
+    """`SlotTable` in serialized form: which attempt holds what, in order on each node.
 
-    ``devices``: of those that have GPUs, which, and how much of each.
+    ``devices``: for attempts that hold GPUs, the share of each.
     """
 
     placement: PlacementState
@@ -31,7 +31,7 @@ class SlotTableState(msgspec.Struct, array_like=True):
 
 
 class Slot(NamedTuple):
-    """What an instance holds of which node."""
+    """What an attempt holds of one node."""
 
     node: str
     resources: Mapping[str, float]
@@ -39,29 +39,29 @@ class Slot(NamedTuple):
 
 
 class SlotTable:
-    """What is held of the nodes; a slot is held until nothing of its host is left."""
+    """The slots of all nodes; a slot is held until nothing of its trial process is left."""
 
     def __init__(self) -> None:
         self.placement = Placement()
         self._held: dict[AttemptId, Slot] = {}
         self._on_node: dict[str, dict[AttemptId, None]] = {}
-        #: How many epochs of each trial hold one.
+        #: The number of attempts of each trial that hold a slot.
         self._attempts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __iter__(self) -> Iterator[tuple[str, int, str]]:
-        """Trial, epoch and node of every slot, sorted."""
+        """Iterate over the trial, attempt and node of every slot, sorted."""
         return iter(sorted((*attempt_id, slot.node) for attempt_id, slot in self._held.items()))
 
     def add_node(self, node: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()) -> None:
-        """A node offers its resources."""
+        """Add a node and its resources."""
         self._on_node[node] = {}
         self.placement.add_node(node, resources, gpus)
 
     def lose_node(self, node: str) -> list[AwaySlot]:
-        """A node is gone; returns who held slots of it, and what they held."""
+        """Remove a node; return the slots that were held."""
         self.placement.remove_node(node)
         held = [(*one, self._let_go(*one)) for one in self._on_node.pop(node)]
         return [
@@ -70,14 +70,14 @@ class SlotTable:
         ]
 
     def hold(self, node: str, away_slot: AwaySlot) -> None:
-        """Take this slot, whatever else could be had: its host is there."""
+        """Allocate this slot unconditionally, since its trial process already runs."""
         devices = self.placement.hold(node, away_slot.resources, away_slot.devices)
         self._have((away_slot.trial, away_slot.attempt), Slot(node, away_slot.resources, devices))
 
     def take(self, trial: Trial, avoid: Container[str] = ()) -> Slot:
-        """Take a slot for the trial's newest epoch; its node is none of ``avoid``.
+        """Allocate a slot for the trial's newest attempt on a node outside ``avoid``.
 
-        It is the one which has its newest checkpoint on its disk, if it has room.
+        The node with the newest checkpoint on its disk is preferred if it has room.
 
         Raises:
             BugError: no node has room.
@@ -87,10 +87,11 @@ class SlotTable:
         )
 
     def take_on(self, trial: Trial, node: str | None) -> Slot:
-        """Take a slot of this node for the trial's newest epoch.
+        """Allocate a slot of this node for the trial's newest attempt.
 
         Raises:
-            BugError: there is no node, or it has no room.
+            BugError: ``node`` is None.
+            InvariantBroken: the node has no room.
         """
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
@@ -99,7 +100,7 @@ class SlotTable:
         return slot
 
     def give_back(self, trial: str, attempt: int) -> str | None:
-        """Give a slot back; returns its node, None if none was held."""
+        """Free a slot; return its node, or None if none was held."""
         if (trial, attempt) not in self._held:
             return None
         slot = self._let_go(trial, attempt)
@@ -108,32 +109,32 @@ class SlotTable:
         return slot.node
 
     def node_of(self, trial: Trial) -> str:
-        """The node that hosts the trial's newest epoch."""
+        """Return the node that runs the trial's newest attempt."""
         return self._held[trial.trial_id, trial.attempt].node
 
     def node_at(self, trial: str, attempt: int) -> str | None:
-        """The node that hosts this instance, None if none does."""
+        """Return the node that runs this attempt, or None."""
         held = self._held.get((trial, attempt))
         return None if held is None else held.node
 
     def held_by(self, trial: str, attempt: int) -> Slot:
-        """What this instance holds of its node."""
+        """Return what this attempt holds of its node."""
         return self._held[trial, attempt]
 
     def has_any(self, trial: Trial) -> bool:
-        """Whether any epoch of the trial holds a slot."""
+        """Whether any attempt of the trial holds a slot."""
         return trial.trial_id in self._attempts
 
     def on_node(self, node: str) -> list[AttemptId]:
-        """Who holds a slot of this node."""
+        """Return the attempts that hold a slot of this node."""
         return list(self._on_node[node])
 
     def trials_on(self, node: str) -> Iterator[str]:
-        """The trials that hold a slot of this node; one with two epochs there comes twice."""
+        """Iterate over the trials with a slot of this node, once per attempt there."""
         return (trial for trial, _ in self._on_node[node])
 
     def dumped(self) -> SlotTableState:
-        """All of it."""
+        """Return the whole state."""
         held = [
             (*attempt_id, slot.node, dict(slot.resources))
             for attempt_id, slot in self._held.items()
@@ -147,7 +148,7 @@ class SlotTable:
         return SlotTableState(self.placement.dumped(), held, on_node, devices)
 
     def take_back(self, state: SlotTableState) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state that `dumped` returned."""
         self.placement.take_back(state.placement)
         devices = {(trial, attempt): devices for trial, attempt, devices in state.devices}
         for trial, attempt, node, resources in state.held:

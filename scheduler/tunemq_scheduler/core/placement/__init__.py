@@ -1,1 +1,1 @@
-"""Where a trial may run: requests, nodes, devices, and the reasons against."""
+"""Placement of trials: requests, nodes, devices, and explanations of failed placement."""

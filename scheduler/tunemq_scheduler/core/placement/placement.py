@@ -1,4 +1,4 @@
-"""Which node hosts a trial: best fit, never oversubscribed, never a fraction across GPUs."""
+"""Choice of a node for a trial: best fit, no oversubscription, fractions on a single GPU."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tunemq_scheduler.core.placement.resource_request import (
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.messages import Gpu, NodeJoined
 
-#: A request in one form: its names in order.
+#: A request in canonical form: sorted by name.
 _Request = tuple[tuple[str, float], ...]
 _Key = tuple[tuple[tuple[str, float], ...], tuple[DeviceShare, ...]]
-#: How little of a node would be left: less comes first.
+#: A measure of what a node would have left; smaller is better.
 _Left = tuple[bool, float, float, float, float]
 
 _NOTHING: Final = ResourceAmounts()
 
 
 class PlacementNodeState(msgspec.Struct, array_like=True):
-    """What a node has beside plain amounts; `PlacementState` says the rest of it."""
+    """A node's state beyond plain amounts, which `PlacementState` contains."""
 
     gpus: tuple[Gpu, ...]
     shares: dict[str, float]
@@ -39,9 +39,9 @@ class PlacementNodeState(msgspec.Struct, array_like=True):
 
 
 class PlacementState(msgspec.Struct, array_like=True):
-    """A `Placement` written down: each node's resources, in all and free, and the buckets.
+    """A `Placement` in serialized form: each node's total and free resources, and the buckets.
 
-    The order of both counts: of several nodes that would do the first is chosen.
+    The order of both matters: of several equal nodes the first is chosen.
     """
 
     nodes: list[tuple[str, dict[str, float], dict[str, float]]]
@@ -52,7 +52,7 @@ class PlacementState(msgspec.Struct, array_like=True):
 
 
 class _Bucket:
-    """Nodes of which the same is free."""
+    """Nodes with equal free resources."""
 
     __slots__ = ("devices", "free", "nodes")
 
@@ -63,11 +63,11 @@ class _Bucket:
 
 
 class Placement:
-    """The nodes' resources, what is taken of them, and the choice of a node.
+    """The nodes' resources, their use, and the choice of a node.
 
-    Nodes with the same free resources share a bucket, so that a choice costs as many comparisons as
-    there are different amounts free, not as there are nodes. In none are nodes that are set aside,
-    of which more is held than is offered, or that are kept for one request (`reserve`).
+    Nodes with the same free resources share a bucket, so that a choice costs one comparison per
+    different free amount, not one per node. Nodes are in no bucket while they are set aside,
+    reserved for one request (`reserve`), or use more than their offer.
     """
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class Placement:
         self._buckets: dict[_Key, _Bucket] = {}
         self._in_bucket: dict[str, _Key] = {}
         self._aside: frozenset[str] = frozenset()
-        #: By node, and by request.
+        #: The reservations by node, and by request.
         self._reserved: dict[str, _Request] = {}
         self._reserves: dict[_Request, str] = {}
-        #: Whether any node, were it empty, could hold a request; asked every turn.
+        #: Whether any empty node could hold a request; a cache for queries of each turn.
         self._could_hold: dict[_Request, bool] = {}
-        #: The nodes of which something changed since `touched` was asked.
+        #: The nodes that changed since `touched` was called.
         self._touched: dict[str, None] = {}
 
     def __contains__(self, instance_id: str) -> bool:
@@ -88,12 +88,12 @@ class Placement:
 
     @property
     def total(self) -> dict[str, float]:
-        """All nodes' resources together, but for devices that are withheld and nobody holds."""
+        """All nodes' resources together, except withheld devices that no trial holds."""
         return _sums(node.there() for node in self._nodes.values())
 
     @property
     def free(self) -> dict[str, float]:
-        """What of them is not held; of a shared node others may have some of it."""
+        """The part of `total` that is not held; on shared nodes others may hold some of it."""
         return _sums(node.not_held() for node in self._nodes.values())
 
     # --- nodes ------------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ class Placement:
     def add_node(
         self, instance_id: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
     ) -> None:
-        """A node offers its resources; where its GPUs are not listed they go by their numbers."""
+        """Add a node and its resources; GPUs that it does not list are numbered."""
         self._nodes[instance_id] = PlacementNode(resources, gpus)
         self._could_hold.clear()
         self._into_bucket(instance_id)
 
     def remove_node(self, instance_id: str) -> None:
-        """A node is gone, with all that was taken of it."""
+        """Remove a node and all that is held of it."""
         self._unreserve_node(instance_id)
         self._out_of_bucket(instance_id)
         self._touched[instance_id] = None
@@ -116,9 +116,9 @@ class Placement:
         self._aside -= {instance_id}
 
     def offer(self, instance_id: str, amounts: ResourceAmounts) -> None:
-        """From now on no more than this may be held of a node that others use, too.
+        """Limit from now on what may be held of a node that other experiments share.
 
-        Where more is held nothing is placed there until it is not.
+        While more is held than is offered, nothing is placed there.
         """
         self._out_of_bucket(instance_id)
         self._nodes[instance_id].offer(amounts)
@@ -126,9 +126,9 @@ class Placement:
         self._review_reserved(instance_id)
 
     def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
-        """Nothing new is placed on these GPUs of a node from now on, for the reasons given.
+        """Place nothing new on these GPUs of a node, for the given reasons.
 
-        All others may be had (again); who has one that is withheld keeps it.
+        All others become available again; a trial that holds a withheld GPU keeps it.
         """
         self._out_of_bucket(instance_id)
         self._nodes[instance_id].withhold(devices)
@@ -136,7 +136,7 @@ class Placement:
         self._review_reserved(instance_id)
 
     def set_aside(self, instance_ids: Iterable[str]) -> None:
-        """From now on nothing is placed on these nodes; all others are as always."""
+        """Place nothing on these nodes from now on; all others become available."""
         aside = frozenset(instance_ids)
         if aside == self._aside:
             return
@@ -153,11 +153,12 @@ class Placement:
     def fit(
         self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
     ) -> str | None:
-        """A node that has enough free now; None when there is none.
+        """Return a node that has enough free now, or None.
 
         Args:
-            preferred: taken if it has; else that which would have least left over is.
-            avoid: nodes that will not do.
+            request: amounts by resource name.
+            preferred: the node to use if it has room; otherwise the best fit wins.
+            avoid: nodes that must not be used.
         """
         needs = needs_of(request)
         is_usable = preferred in self._in_bucket and preferred not in avoid
@@ -182,11 +183,11 @@ class Placement:
         return self._nodes[instance_id].can_hold(needs_of(request))
 
     def is_whole(self, instance_id: str) -> bool:
-        """Whether all of a node that is not withheld may be had."""
+        """Whether all of a node except its withheld GPUs is available."""
         return self._nodes[instance_id].is_whole()
 
     def take(self, instance_id: str, request: Mapping[str, float]) -> dict[str, float]:
-        """Take a request's resources of a node; returns which GPUs, and how much of each.
+        """Allocate a request on a node; return the GPUs and the share of each.
 
         Raises:
             InvariantBroken: the node has not enough.
@@ -201,12 +202,12 @@ class Placement:
     def hold(
         self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]
     ) -> dict[str, float]:
-        """Have these taken, whatever is offered or kept for others; returns the GPUs.
+        """Allocate an existing slot regardless of offers and reservations; return the GPUs.
 
-        Where those are not known (they were taken by an older version) they are chosen now.
+        It chooses GPUs now if they are not known (an older version allocated them).
 
         Raises:
-            InvariantBroken: the node has not enough, for all that it has.
+            InvariantBroken: the node's total resources do not suffice.
         """
         node, needs = self._nodes[instance_id], needs_of(request)
         if needs.takes_device and not devices:
@@ -219,17 +220,17 @@ class Placement:
     def give_back(
         self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]
     ) -> None:
-        """Give a request's resources back; a node that is gone has nothing to give back to."""
+        """Free a request's resources; does nothing if the node is gone."""
         if instance_id in self._nodes:
             self._change(instance_id, needs_of(request), devices, +1)
 
     # --- keeping a node for one request -----------------------------------------------------------
 
     def reserve(self, request: Mapping[str, float], avoid: Container[str] = ()) -> str | None:
-        """Keep a node for this request: it takes no other until `unreserve`.
+        """Reserve a node for this request, until `unreserve`; return it.
 
-        It is the one of which least has to be given back first. None where no node that is free for
-        that could ever hold it; looks at every node.
+        It is the node that must free the least first. None if no available node could ever hold the
+        request. The search looks at every node.
         """
         needs = needs_of(request)
         best: str | None = None
@@ -246,57 +247,57 @@ class Placement:
         return best
 
     def unreserve(self, request: Mapping[str, float]) -> None:
-        """A request needs its node no longer, if one is kept for it."""
+        """Remove the reservation of a request, if there is one."""
         if self._reserves and (node := self._reserves.get(_in_one_form(request))) is not None:
             self._unreserve_node(node)
 
     @property
     def reserved(self) -> list[tuple[str, _Request]]:
-        """The nodes that are kept for a request, and for which."""
+        """The reserved nodes, each with its request."""
         return list(self._reserved.items())
 
     def is_reserved_for(self, request: Mapping[str, float]) -> bool:
-        """Whether a node is kept for this request."""
+        """Whether a node is reserved for this request."""
         return bool(self._reserves) and _in_one_form(request) in self._reserves
 
-    # --- what is held -----------------------------------------------------------------------------
+    # --- held resources ---------------------------------------------------------------------------
 
     def held(self, instance_id: str) -> ResourceAmounts:
-        """What is taken of a node."""
+        """Return the amounts held of a node."""
         return self._nodes[instance_id].held()
 
     def excess(self, instance_id: str) -> ResourceAmounts:
-        """What is held of a node beyond what is offered of it."""
+        """Return the amounts held of a node beyond its offer."""
         return self._nodes[instance_id].excess()
 
     def touched(self) -> list[str]:
-        """The nodes that came, went, or changed since this was asked the last time."""
+        """Return the nodes that came, went or changed since the previous call."""
         nodes = list(self._touched)
         self._touched.clear()
         return nodes
 
-    # --- in words ---------------------------------------------------------------------------------
+    # --- explanations -----------------------------------------------------------------------------
 
     def could_hold(self, request: Mapping[str, float]) -> bool:
-        """Whether any node, were it empty, could hold the request."""
+        """Whether any node, if empty, could hold the request."""
         form = _in_one_form(request)
         if form not in self._could_hold:
             self._could_hold[form] = self.why_never(request) is None
         return self._could_hold[form]
 
     def why_never(self, request: Mapping[str, float]) -> str | None:
-        """Why no node, were it empty, could hold the request; None when one could."""
+        """Explain why no node could hold the request even if empty; None if one could."""
         return why_never(self._nodes.values(), request)
 
     def why_not_now(self, request: Mapping[str, float]) -> str | None:
-        """Why no node can take the request now; None when one can."""
+        """Explain why no node can take the request now; None if one can."""
         if self.fit(request) is not None:
             return None
         usable = [self._nodes[one] for one in self._in_bucket]
         return why_not_now(self._nodes.values(), usable, request)
 
     def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
-        """The GPUs that would do for a request, were they not withheld: node, UUID, and why."""
+        """Return the GPUs that would fit a request but are withheld: node, UUID and reason."""
         needs = needs_of(request)
         return [
             (instance_id, uuid, why)
@@ -305,10 +306,10 @@ class Placement:
             for uuid, why in node.withheld_from(needs).items()
         ]
 
-    # --- written down -----------------------------------------------------------------------------
+    # --- serialization ----------------------------------------------------------------------------
 
     def dumped(self) -> PlacementState:
-        """All of it."""
+        """Return the whole state."""
         nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
         buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
         details = {
@@ -319,7 +320,7 @@ class Placement:
         return PlacementState(nodes, buckets, self._aside, details, self.reserved)
 
     def take_back(self, state: PlacementState) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state that `dumped` returned."""
         for name, total, free in state.nodes:
             details = state.details.get(name)
             node = self._nodes[name] = PlacementNode(
@@ -371,7 +372,7 @@ class Placement:
                 del self._buckets[key]
 
     def _review_reserved(self, instance_id: str) -> None:
-        """No node is kept for what it may not hold any more."""
+        """Remove a node's reservation for a request that it cannot hold any more."""
         request = self._reserved.get(instance_id)
         if request is not None and not self._nodes[instance_id].may_ever_hold(
             needs_of(dict(request))
@@ -386,12 +387,12 @@ class Placement:
 
 
 def could_hold(joined: NodeJoined, request: Mapping[str, float]) -> bool:
-    """Whether a node, were it empty and nothing of it withheld, could hold the request."""
+    """Whether a node, if empty and with nothing withheld, could hold the request."""
     return PlacementNode(joined.resources, joined.gpus).could_hold(needs_of(request))
 
 
 def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
-    """Whether a node, were it empty, could hold the request with what is not withheld now."""
+    """Whether a node, if empty, could hold the request without its withheld GPUs."""
     node = PlacementNode(joined.resources, joined.gpus)
     node.withhold(joined.withheld)
     return node.can_hold(needs_of(request))
@@ -400,11 +401,11 @@ def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
 def _left_over(
     free: Mapping[str, float], devices: Sequence[DeviceShare], needs: ResourceRequest
 ) -> _Left | None:
-    """What would be left, of scarce things such as GPUs before others; None when it does not fit.
+    """Measure what would be left, scarce resources such as GPUs first; None if it does not fit.
 
-    A GPU's node that hosts nothing for its GPUs comes last; then it counts how much would be left
-    of a device that is shared, how much of all scarce things, how large the devices are that would
-    be used, and how many CPUs would be left.
+    A node with GPUs comes last for a trial that uses none. Then the order is by what would be left
+    of a shared device, of all scarce resources, by the memory of the chosen devices, and by the
+    CPUs left.
     """
     amounts = needs.amounts
     for name, amount in amounts.items():

@@ -1,4 +1,4 @@
-"""One node as `Placement` sees it: what it has, what may be had of it, and what is free of that."""
+"""One node in `Placement`: its total, offered and free resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunemq_shared.protocol.messages import Gpu
 from tunemq_shared.trainable.resource_names import GPU
 
 _DIGITS = 9
-#: What the UUIDs of parts of GPUs begin with.
+#: The prefix of the UUIDs of MIG devices.
 _PART = "MIG-"
 
 
@@ -25,14 +25,14 @@ class PlacementNode:
     """A node's resources and GPUs.
 
     Attributes:
-        total: all of it, by resource; as many GPUs as are listed.
-        gpus: those that it listed; where it listed none there are as many without a name as
-            ``total`` says, "0", "1" and so on.
-        offered: what may be held of it, where that is not all.
-        withheld: the GPUs on which nothing new is placed, and why; who has one may keep it.
-        free: what may be held of it and is not; below 0 where more is held than is offered.
-        shares: likewise of each GPU, withheld or not.
-        devices: likewise, in the order of the GPUs; nothing fits on those that are withheld.
+        total: all resources by name; if GPUs are listed, their number.
+        gpus: the GPUs that the node listed; if it listed none, `total` says how many there are,
+            named "0", "1" and so on.
+        offered: what may be held of it; None means everything.
+        withheld: the GPUs on which nothing new is placed, and why; a trial may keep one it holds.
+        free: what may be held and is not; below 0 if more is held than offered.
+        shares: the free share of each GPU, withheld or not.
+        devices: the same in the order of the GPUs; nothing fits on withheld ones.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class PlacementNode:
         self.shares = dict(self._cap_shares)
 
     def offer(self, amounts: ResourceAmounts) -> None:
-        """Allow so much of it to be held from now on."""
+        """Limit what may be held of it from now on."""
         held = self.held()
         self.offered = amounts
         self._cap = {name: amounts.resources.get(name, 0.0) for name in self.total}
@@ -84,19 +84,19 @@ class PlacementNode:
         self._see_gpus(self._whole)
 
     def withhold(self, devices: Mapping[str, str]) -> None:
-        """Have nothing new placed on these from now on, and on all others again."""
+        """Place nothing new on these GPUs, and allow all others again."""
         self.withheld = {uuid: why for uuid, why in devices.items() if uuid in self._whole}
         self._see_gpus(self._whole)
 
     def take_back(self, free: Mapping[str, float], shares: Mapping[str, float] | None) -> None:
-        """Have so much free; None where nobody knows of which GPUs that is."""
+        """Restore the free amounts; ``shares`` is None if the shares of each GPU are unknown."""
         self.free = dict(free)
         if shares is not None:
             self.shares = dict(shares)
             self._see_gpus(self._whole)
 
     def change(self, needs: ResourceRequest, devices: Mapping[str, float], sign: int) -> None:
-        """Take a request's resources, or (``sign`` is 1) give them back."""
+        """Allocate a request's resources, or free them if ``sign`` is 1."""
         free = self.free
         for name, amount in needs.amounts.items():
             free[name] = round(free.get(name, 0.0) + sign * amount, _DIGITS)
@@ -105,39 +105,39 @@ class PlacementNode:
                 self.shares[uuid] = round(self.shares[uuid] + sign * share, _DIGITS)
             self._see_gpus(devices)
 
-    # --- what it has ------------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------
 
     def key(self) -> tuple[tuple[tuple[str, float], ...], tuple[DeviceShare, ...]]:
-        """Equal for nodes between which no request could tell a difference."""
+        """Return a key that is equal for nodes that no request can distinguish."""
         return tuple(self.free.items()), tuple(sorted(self.devices)) if self.devices else ()
 
     def all_devices(self) -> list[DeviceShare]:
-        """Its GPUs, with nothing taken of them."""
+        """Return its GPUs as if nothing of them were held."""
         return list(self._whole.values())
 
     def is_open(self) -> bool:
-        """Whether no more is held of it than is offered; what is withheld is not to be had."""
+        """Whether no more is held than offered, withheld GPUs aside."""
         return min(self.free.values(), default=0.0) > -TOLERANCE and (
             min(self._usable_shares(), default=0.0) > -TOLERANCE
         )
 
     def held(self) -> ResourceAmounts:
-        """What is taken of it; only what is more than nothing."""
+        """Return the amounts held of it, without zeros."""
         taken = {name: _left(self._cap, name, free) for name, free in self.free.items()}
         shares = {uuid: _left(self._cap_shares, uuid, one) for uuid, one in self.shares.items()}
-        if self.withheld:  # of these nothing is free, held or not
+        if self.withheld:  # withheld GPUs have nothing free, whether held or not
             taken[GPU] = round(sum(shares.values()), _DIGITS)
         return ResourceAmounts(_some(taken), _some(shares))
 
     def excess(self) -> ResourceAmounts:
-        """What is held of it beyond what is offered."""
+        """Return the amounts held of it beyond its offer."""
         free = {name: -amount for name, amount in self.free.items() if name != GPU}
         return ResourceAmounts(
             _some(free), _some({uuid: -share for uuid, share in self.shares.items()})
         )
 
     def there(self) -> dict[str, float]:
-        """All that it has, but for what is withheld and nobody holds."""
+        """Return all that it has, except withheld GPUs that no trial holds."""
         if not self.withheld:
             return self.total
         held = self.held().devices
@@ -145,7 +145,7 @@ class PlacementNode:
         return {**self.total, GPU: round(self.total[GPU] - idle, _DIGITS)}
 
     def not_held(self) -> dict[str, float]:
-        """What of all that is there is not taken."""
+        """Return the part of `there` that is not held."""
         if self.offered is None:
             return self.free
         held = self.held().resources
@@ -157,11 +157,11 @@ class PlacementNode:
     # --- requests ---------------------------------------------------------------------------------
 
     def has_amounts(self, needs: ResourceRequest) -> bool:
-        """Whether there is enough of all but GPUs."""
+        """Whether the free amounts suffice, GPUs aside."""
         return _has(self.free, needs)
 
     def devices_for(self, needs: ResourceRequest) -> dict[str, float] | None:
-        """The GPUs for a request, and how much of each; None where they do not suffice."""
+        """Return the GPUs for a request and the share of each; None if they do not suffice."""
         if not needs.names_device:
             return {}
         chosen = choose(self.devices, needs)
@@ -175,19 +175,19 @@ class PlacementNode:
         return self.has_amounts(needs) and self.devices_for(needs) is not None
 
     def could_hold(self, needs: ResourceRequest) -> bool:
-        """Whether it has enough, were it empty, all of it offered and nothing withheld."""
+        """Whether it could hold a request if empty, fully offered and with nothing withheld."""
         if not _has(self.total, needs):
             return False
         return not needs.names_device or choose(self.all_devices(), needs) is not None
 
     def may_ever_hold(self, needs: ResourceRequest) -> bool:
-        """Whether what is offered, and not withheld, would do, were nothing of it held."""
+        """Whether its offer, except withheld GPUs, would suffice if nothing were held."""
         return _has(self._cap, needs) and (
             not needs.names_device or choose(self._offered_devices(), needs) is not None
         )
 
     def has_in_all(self, needs: ResourceRequest, devices: Mapping[str, float]) -> bool:
-        """Whether all that it has, but what is held, suffices for a request on these GPUs."""
+        """Whether its total minus what is held suffices for a request on these GPUs."""
         if not _has(self.not_held(), needs):
             return False
         held = self.held().devices if devices else {}
@@ -198,7 +198,7 @@ class PlacementNode:
         )
 
     def is_whole(self) -> bool:
-        """Whether all of it is offered, but for what is withheld."""
+        """Whether all of it is offered, withheld GPUs aside."""
         if self.offered is None:
             return True
         are_offered = all(
@@ -213,7 +213,7 @@ class PlacementNode:
         )
 
     def withheld_from(self, needs: ResourceRequest) -> dict[str, str]:
-        """The GPUs that would do for a request, were they not withheld, and why they are."""
+        """Return the GPUs that would fit a request but are withheld, and why."""
         if not (self.withheld and needs.names_device and self.could_hold(needs)):
             return {}
         return {
@@ -221,7 +221,7 @@ class PlacementNode:
         }
 
     def missing(self, needs: ResourceRequest) -> float:
-        """How much has to be given back before a request fits, of what it asks; inf: never does."""
+        """Return which fraction of a request must be freed before it fits; inf if it never fits."""
         if not self.may_ever_hold(needs):
             return math.inf
         missing = sum(
@@ -252,7 +252,7 @@ class PlacementNode:
         return DeviceShare(whole.model, whole.memory, share, whole.is_part)
 
     def _see_gpus(self, changed: Iterable[str]) -> None:
-        """The shares of these changed; what is free of GPUs is what is free of each."""
+        """Update devices and the free GPUs after the shares of these GPUs changed."""
         for uuid in changed:
             self.devices[self._places[uuid]] = self._device(uuid, self.shares[uuid])
         if self.shares:
@@ -262,7 +262,7 @@ class PlacementNode:
 
 
 def _devices(total: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, DeviceShare]:
-    """The GPUs of a node, by UUID or number."""
+    """Return the GPUs of a node, by UUID or number."""
     if gpus:
         return {
             gpu.uuid: DeviceShare(gpu.model, gpu.memory, 1.0, gpu.uuid.startswith(_PART))

@@ -1,4 +1,4 @@
-"""Why a request has no place, in words: which resource, the largest free, the largest there is."""
+"""Explains failed placement: the resource, the most that is free, the most there is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 
 class _RequestPart(NamedTuple):
-    """One thing that a request asks for.
+    """One resource of a request.
 
     Attributes:
-        amount: how much of it.
-        largest: the most that a node with this free, and these devices, has of it.
-        show: an amount of it for people.
+        name: the resource's name in messages.
+        amount: the requested amount.
+        largest: returns the most that a node with these free amounts and devices has of it.
+        show: formats an amount for users.
     """
 
     name: str
@@ -32,7 +33,7 @@ class _RequestPart(NamedTuple):
 
 
 def why_never(nodes: Iterable[PlacementNode], request: Mapping[str, float]) -> str | None:
-    """Why none of these nodes, were it empty, could hold the request; None when one could."""
+    """Explain why none of these nodes could hold the request even if empty; None if one could."""
     needs = needs_of(request)
     nodes = list(nodes)
     if any(node.could_hold(needs) for node in nodes):
@@ -50,7 +51,7 @@ def why_never(nodes: Iterable[PlacementNode], request: Mapping[str, float]) -> s
 def why_not_now(
     nodes: Iterable[PlacementNode], usable: Sequence[PlacementNode], request: Mapping[str, float]
 ) -> str:
-    """Why none of the ``usable`` among these nodes has room for the request."""
+    """Explain why none of the ``usable`` nodes among these has room for the request."""
     nodes = list(nodes)
     never = why_never(nodes, request)
     if never is not None:
@@ -69,7 +70,7 @@ def why_not_now(
 
 
 def device_set_aside(node: str, uuid: str, why: str) -> str:
-    """That a GPU is withheld, as people read it."""
+    """Format the message that a GPU is withheld."""
     return f"GPU {uuid} of node {node} is set aside" + (f": {why}" if why else "")
 
 
@@ -78,7 +79,7 @@ def _there(part: _RequestPart, node: PlacementNode) -> float:
 
 
 def _about_parts(nodes: Iterable[PlacementNode], needs: ResourceRequest) -> str:
-    """Why who asks for several GPUs does not get those that are there."""
+    """Explain why a request for several GPUs cannot use MIG devices."""
     if needs.gpus > 1 and any(one.is_part for node in nodes for one in node.all_devices()):
         return " (MIG parts of GPUs are not counted: a trial can use no more than one of them)"
     return ""
@@ -110,7 +111,7 @@ def _amount(name: str, amount: float) -> _RequestPart:
 
 
 def _memory(name: str, needs: ResourceRequest) -> _RequestPart:
-    """How large the devices are."""
+    """Return the part about the memory of devices."""
     of_model = needs._replace(memory=0.0)
 
     def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:
@@ -120,7 +121,7 @@ def _memory(name: str, needs: ResourceRequest) -> _RequestPart:
 
 
 def _fraction(name: str, needs: ResourceRequest) -> _RequestPart:
-    """How much of one device is free; in bytes where bytes are asked for."""
+    """Return the part about a share of one device; in bytes if the request is in bytes."""
     of_share = bool(needs.share)
 
     def largest(_free: Mapping[str, float], devices: Sequence[DeviceShare]) -> float:

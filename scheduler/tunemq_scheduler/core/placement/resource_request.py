@@ -1,9 +1,10 @@
-"""What a request asks of a node: amounts, and GPUs, which are taken one by one.
+"""Parses a resource request: plain amounts, and GPUs, which are allocated individually.
 
-A whole GPU is one that nobody has anything of; a fraction is a share of one device, never of two.
-``gpu_memory`` is bytes of a device: beside ``gpu`` each device must have so much in all, without it
-that share of one device is taken. ``accelerator_type:<MODEL>``: only such devices will do. Who asks
-for several gets no parts of GPUs (MIG): a process of CUDA's can use one of those at a time.
+A whole GPU is one of which no trial holds a share; a fraction is a share of one device, never of
+two. ``gpu_memory`` is bytes of a device: beside ``gpu`` it is the minimum size of each device,
+without it that share of one device is allocated. ``accelerator_type:<MODEL>`` restricts the
+devices. A request for several GPUs gets no MIG devices: a CUDA process can use only one of those at
+a time.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 
-#: Sums of fractions such as 0.1 ten times must still fit into 1.
+#: Ten times a fraction such as 0.1 must still fit into 1.
 TOLERANCE: Final = 1e-9
-#: Shares are whole multiples of this, so that giving back leaves nothing behind.
+#: Shares are multiples of 10**-9, so that freeing them leaves no remainder.
 _DIGITS: Final = 9
-#: Less than anybody may ask for, if it is nothing.
+#: Less than the smallest possible request, which is 0.
 WITHHELD: Final = -1.0
-#: So many requests are kept in the form in which they are compared.
+#: The number of parsed requests that the caches hold.
 _REMEMBERED: Final = 4096
 
 
 class DeviceShare(NamedTuple):
-    """A GPU of a node; ``share`` is how much of it is free, `WITHHELD` where it is not to be used.
+    """A GPU of a node; ``share`` is its free share, or `WITHHELD`.
 
-    ``is_part``: it is a MIG device, which is no GPU's whole.
+    ``is_part``: it is a MIG device, not a whole GPU.
     """
 
     model: str
@@ -39,16 +40,17 @@ class DeviceShare(NamedTuple):
 
 
 class ResourceRequest(NamedTuple):
-    """A request in the form in which it is compared with what is free.
+    """A request in the form in which it is compared with free resources.
 
     Attributes:
-        amounts: what is a plain amount, by name.
-        gpus: how many whole devices.
-        share: of one device; 0 where none is shared.
-        memory: so many bytes of each device, or of the one that is shared where ``share`` is 0.
-        model: which devices will do; empty where all do.
-        takes_device: whether something of a GPU is taken.
-        names_device: whether there has to be one.
+        amounts: plain amounts by name.
+        gpus: the number of whole devices.
+        share: the share of one device; 0 if none is shared.
+        memory: the minimum bytes of each device; if no ``gpu`` is requested, the bytes of one
+            device to allocate.
+        model: the required device model; empty allows all.
+        takes_device: whether it allocates a GPU or a share of one.
+        names_device: whether it requires a node with a matching device.
     """
 
     amounts: dict[str, float]
@@ -60,19 +62,19 @@ class ResourceRequest(NamedTuple):
     names_device: bool
 
     def will_do(self, device: DeviceShare) -> bool:
-        """Whether a device, were it free, is such a one."""
+        """Whether a device, if free, would fit."""
         if device.is_part and self.gpus > 1:
             return False
         return device.memory + TOLERANCE >= self.memory and is_model(device.model, self.model)
 
     def part_of(self, device: DeviceShare) -> float:
-        """How much of a device that will do is taken, where so many bytes of it are asked for."""
-        # Rounded down: as many parts of a device as there are must fit into it.
+        """Return the share of a fitting device that the requested bytes need."""
+        # Rounded down: parts that add up to the whole device must fit into it.
         return round(math.floor(self.memory / device.memory * 1e9) / 1e9, _DIGITS)
 
 
 def needs_of(request: Mapping[str, float]) -> ResourceRequest:
-    """The request in the form in which it is compared."""
+    """Parse a request; the result is cached."""
     return _needs_of(tuple(request.items()))
 
 
@@ -106,12 +108,12 @@ def _needs_of(request: tuple[tuple[str, float], ...]) -> ResourceRequest:
 
 
 def choose(devices: Sequence[DeviceShare], needs: ResourceRequest) -> dict[int, float] | None:
-    """Which of a node's devices are taken, by their places, and how much of each.
+    """Choose devices of a node for a request; return their indices and the share of each.
 
-    Those that would have least left over, then those with least memory, then the first. None where
-    they do not suffice.
+    Devices with the least left over come first, then those with the least memory, then the first
+    ones. None if they do not suffice.
     """
-    # Most requests take any device: nothing is called for each of them.
+    # Most requests accept any device: this skips a call for each.
     needs_check = bool(needs.memory or needs.model or needs.gpus > 1)
     least = 1.0 if needs.gpus else needs.share
     able = [
@@ -137,10 +139,10 @@ def choose(devices: Sequence[DeviceShare], needs: ResourceRequest) -> dict[int, 
 
 @functools.lru_cache(_REMEMBERED)
 def is_model(model: str, wanted: str) -> bool:
-    """Whether a device of this model is what ``wanted`` says.
+    """Whether a device's model matches ``wanted``.
 
-    That is the model's whole name, or words of it that follow one another: ``A100`` and ``rtx
-    3090`` are, ``A10`` is not, of "NVIDIA A100-SXM4-80GB" and "NVIDIA GeForce RTX 3090".
+    It matches the whole name, or consecutive words of it: ``A100`` and ``rtx 3090`` match "NVIDIA
+    A100-SXM4-80GB" and "NVIDIA GeForce RTX 3090", ``A10`` does not.
     """
     if not wanted or model == wanted:
         return True

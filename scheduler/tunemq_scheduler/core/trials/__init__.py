@@ -1,1 +1,1 @@
-"""The state of trials: their table of transitions, who waits, which checkpoints each keeps."""
+"""The state of trials: transitions, waiting trials, and retained checkpoints."""

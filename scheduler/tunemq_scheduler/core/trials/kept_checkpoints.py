@@ -1,4 +1,4 @@
-"""Which checkpoints of a trial are kept: the newest, and the best by score."""
+"""Selects which checkpoints of a trial to retain: the newest, and the best by score."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tunemq_shared.protocol.messages import (
     ResultReported,
 )
 
-#: A trial goes on from one of so many at most: who finds eight damaged ones has a damaged disk.
+#: The most checkpoints a trial tries to resume from: eight damaged ones mean a damaged disk.
 MOST_CANDIDATES: Final = 8
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How many checkpoints to keep, and which are the best.
+    """How many checkpoints to retain, and which are the best.
 
     Attributes:
-        num_to_keep: of each trial; None keeps all.
+        num_to_keep: the limit per trial; None keeps all.
         score_attribute: a key of the result; None ranks by age, newest best.
         higher_is_better: the direction of the score.
-        in_experiment: of all trials together; None keeps all.
-        max_bytes: of all trials together, each checkpoint counted as if it shared nothing.
+        in_experiment: the limit for all trials together; None keeps all.
+        max_bytes: the limit in bytes for all trials together; each checkpoint counts as if it
+            shared no objects.
     """
 
     num_to_keep: int | None = None
@@ -42,13 +43,14 @@ class TrialCheckpoint(msgspec.Struct, array_like=True):
     """A checkpoint of a trial.
 
     Attributes:
-        order: grows in the experiment with each that is written; not that of steps.
-        score: by `RetentionPolicy`; the higher the better.
-        written: the hash of its manifest on the disk of ``node``, an instance; both are empty
-            where its host wrote it into the store itself.
-        committed: None while it is not in the store.
-        is_wanted: whether anybody can go on from it; one that is not wanted is only waited for.
-        is_damaged: a host found it damaged, and the trial had no other.
+        order: grows with each checkpoint written in the experiment; independent of steps.
+        score: by `RetentionPolicy`; higher is better.
+        written: the hash of its manifest on the disk of ``node``, a node instance; both are empty
+            if the trial process wrote it directly to the store.
+        committed: None until it is in the store.
+        is_wanted: whether a trial can resume from it; for an unwanted one the runner only awaits
+            the upload.
+        is_damaged: a trial process found it damaged, and the trial had no other.
     """
 
     order: int
@@ -64,11 +66,11 @@ class TrialCheckpoint(msgspec.Struct, array_like=True):
 
 
 class CheckpointManager:
-    """The checkpoints of one trial in the order of their arrival, which need not be that of steps.
+    """The checkpoints of one trial by arrival, which may differ from the order of steps.
 
-    What is written and not committed is never dropped. Of the committed ones the newest is always
-    kept, whatever its score, because a retry goes on from it: so up to ``num_to_keep + 1`` exist. A
-    checkpoint whose result lacks the score, or has NaN there, ranks last.
+    A checkpoint that is written and not committed is never dropped. The newest committed one is
+    always retained, whatever its score, because a retry resumes from it: so up to ``num_to_keep +
+    1`` exist. A checkpoint whose result lacks the score, or has NaN there, ranks last.
     """
 
     __slots__ = ("_kept", "rule", "uploading")
@@ -76,18 +78,18 @@ class CheckpointManager:
     def __init__(self, rule: RetentionPolicy) -> None:
         self.rule = rule
         self._kept: dict[str, TrialCheckpoint] = {}
-        #: How many are not committed yet.
+        #: The number of checkpoints that are not committed yet.
         self.uploading = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._kept
 
     def __iter__(self) -> Iterator[TrialCheckpoint]:
-        """All, oldest first."""
+        """Iterate over all checkpoints, oldest first."""
         return iter(self._kept.values())
 
     def get(self, key: str) -> TrialCheckpoint | None:
-        """One of them."""
+        """Return the checkpoint with this key, or None."""
         return self._kept.get(key)
 
     def add_written(
@@ -99,7 +101,7 @@ class CheckpointManager:
         node: str,
         is_wanted: bool = True,
     ) -> None:
-        """One is on a node's disk; ``result`` is the one it contains, if that is known."""
+        """Add a checkpoint on a node's disk; ``result`` is the one it contains, if known."""
         self._kept[checkpoint.key] = TrialCheckpoint(
             order=order,
             score=self._score(result, order),
@@ -116,7 +118,7 @@ class CheckpointManager:
     def add_committed(
         self, checkpoint: CheckpointCommitted, result: ResultReported | None, *, order: int
     ) -> None:
-        """One is in the store, where its host wrote it."""
+        """Add a checkpoint that the trial process wrote directly to the store."""
         self._kept[checkpoint.key] = TrialCheckpoint(
             order=order,
             score=self._score(result, order),
@@ -129,19 +131,19 @@ class CheckpointManager:
         )
 
     def commit(self, checkpoint: CheckpointCommitted) -> None:
-        """One that was written is in the store as well; its place and score stay the same."""
+        """Mark a written checkpoint as committed; its order and score stay the same."""
         self._kept[checkpoint.key].committed = checkpoint
         self.uploading -= 1
 
     def remove(self, key: str) -> TrialCheckpoint | None:
-        """Keep it no longer; returns it if it was kept."""
+        """Remove a checkpoint; return it if it was retained."""
         kept = self._kept.pop(key, None)
         if kept is not None and kept.committed is None:
             self.uploading -= 1
         return kept
 
     def drop_surplus(self) -> list[CheckpointCommitted]:
-        """Keep no longer what the rule leaves no place for; returns those."""
+        """Remove and return the checkpoints that exceed the rule's limit."""
         limit = self.rule.num_to_keep
         if limit is None or len(self._kept) - self.uploading <= limit:
             return []
@@ -153,7 +155,7 @@ class CheckpointManager:
         return [kept.committed for kept in worse if kept.committed is not None]
 
     def refs(self, node: str) -> tuple[CheckpointRef, ...]:
-        """What a host on this node may go on from, newest first."""
+        """Return the checkpoints that a process on this node may resume from, newest first."""
         refs: list[CheckpointRef] = []
         for kept in reversed(self._kept.values()):
             sha256 = "" if kept.committed is None else kept.committed.sha256
@@ -165,26 +167,26 @@ class CheckpointManager:
 
     @property
     def node(self) -> str:
-        """The attempt that has the newest one on its disk; empty where none is known to."""
+        """The node instance with the newest checkpoint on its disk; empty if none is known."""
         newest = next((kept for kept in reversed(self._kept.values()) if kept.is_wanted), None)
         return "" if newest is None else newest.node
 
     @property
     def newest(self) -> TrialCheckpoint | None:
-        """The newest committed one."""
+        """The newest committed checkpoint, or None."""
         kept = reversed(self._kept.values())
         return next((one for one in kept if one.committed is not None), None)
 
     def kept(self) -> Iterator[CheckpointCommitted]:
-        """All that are committed, oldest first."""
+        """Iterate over all committed checkpoints, oldest first."""
         return (kept.committed for kept in self._kept.values() if kept.committed is not None)
 
     def ranks(self) -> Iterator[tuple[float, int]]:
-        """Score and order of each that is committed, oldest first."""
+        """Iterate over the score and order of each committed checkpoint, oldest first."""
         return ((one.score, one.order) for one in self._kept.values() if one.committed is not None)
 
     def take_back(self, kept: Iterable[TrialCheckpoint]) -> None:
-        """Have these again, as they were when somebody wrote them down; oldest first."""
+        """Restore dumped checkpoints, oldest first."""
         for one in kept:
             self._kept[one.key] = one
             self.uploading += one.committed is None

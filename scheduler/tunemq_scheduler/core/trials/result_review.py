@@ -1,4 +1,4 @@
-"""What a reported result means to a search, before anybody is asked about it."""
+"""Classification of a reported result before any algorithm sees it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ResultReview(enum.Enum):
-    """Whether a result counts, and whom it concerns."""
+    """Whether a result counts, and which components it concerns."""
 
     STALE = "of an older attempt, or behind the trial's end: dropped"
     REPEATED = "a step that is recorded already, or behind the trial's last: dropped"

@@ -1,4 +1,4 @@
-"""A trial: its states, the one table of legal transitions, and its story."""
+"""A trial: its states, the table of legal transitions, and its recent events."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ERROR: Final = "ERROR"
 STATES: Final = (PENDING, RUNNING, PAUSED, TERMINATED, ERROR)
 FINISHED: Final = frozenset((TERMINATED, ERROR))
 
-#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); one
-#: whose search was interrupted may still be told to pause. A finished trial stays so.
+#: From each state to its legal successors. PENDING trials wait for a slot, also for a retry; after
+#: its run was interrupted a PENDING trial may still become PAUSED. A finished trial stays so.
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     PENDING: frozenset((RUNNING, PAUSED, TERMINATED, ERROR)),
     RUNNING: frozenset((PENDING, PAUSED, TERMINATED, ERROR)),
@@ -41,25 +41,26 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     ERROR: frozenset(),
 }
 
-#: Why a trial is over that had its last result.
+#: The reason of a trial that ended with its last result.
 REACHED_ITS_END: Final = "it reached its end"
 
-#: Seconds to wait before the next try: at once, then growing while no new result comes.
+#: The longest wait before a retry, in seconds. The first retry starts at once; the wait then grows
+#: until a new result comes.
 MAX_BACK_OFF_S: Final = 60.0
-#: After so many failures in a row on one node a trial is tried on another one.
+#: After this many failures in a row on one node a trial is tried on another one.
 FAILURES_ON_A_NODE: Final = 3
-#: The wait doubles no more often than this; it is at its longest long before.
+#: The most times the wait doubles; it reaches its maximum long before.
 _MOST_DOUBLINGS: Final = 10
 
 #: A trial's `Trial.waits` while it waits for nothing.
 NO_WAIT: Final = ("", "")
 
-#: How many of its last events a trial can tell.
+#: The number of recent events that a trial keeps for error messages.
 STORY_LENGTH: Final = 16
 
 
 class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a trial; of one that is over it is kept packed, for there may be many."""
+    """A trial's summary; ended trials are stored packed in this form, since there may be many."""
 
     number: int
     config: bytes
@@ -72,64 +73,63 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     started: TrialStarted | None = None
     last_result: ResultReported | None = None
     checkpoints: tuple[CheckpointCommitted, ...] = ()
-    #: Score and order of each of them, by which they are kept.
+    #: Score and order of each checkpoint, by which retention ranks them.
     ranks: tuple[tuple[float, int], ...] = ()
     lineage: int = 0
-    #: What ended it in ERROR, and where that happened.
+    #: The failure that ended the trial in ERROR, and the machine where it happened.
     failure: TrialFailed | TrialProcessDied | NodeLost | None = None
     failed_on: str = ""
-    #: How many failures of each class.
+    #: The number of failures of each class.
     failures: dict[str, int] = {}
     preemptions: int = 0
     repeated: int = 0
-    #: The names of the nodes that it was not placed on any more.
+    #: The names of the nodes on which the trial was no longer placed.
     excluded: tuple[str, ...] = ()
-    #: What it used of each GPU that it had.
+    #: The trial's use of each GPU.
     devices_used: tuple[DeviceUse, ...] = ()
 
 
-#: What a trial waits for whose checkpoints cannot be sent or fetched.
+#: What a trial waits for while its checkpoints cannot be uploaded or fetched.
 STORE: Final = "the store"
 
 
 def awaited(what: str) -> str:
-    """What a trial waits for, for people; ``what`` as in `TrialWaits`."""
+    """Return what a trial waits for, for messages; ``what`` as in `TrialWaits`."""
     return "its GPU" if what == "device" else STORE
 
 
 class Trial(msgspec.Struct, kw_only=True, eq=False):
-    """One configuration on its way; only the runner changes it.
+    """One configuration and its progress; only the runner changes it.
 
     Attributes:
         trial_id: unique in the experiment.
-        number: the place of its configuration in the search, from 0.
+        number: the position of its configuration in the search, from 0.
         config: packed (`tunemq_shared.code.config_packing`); the core never looks inside.
-        epoch: its newest attempt; 0 before the first.
-        lineage: how often it was begun anew from nothing; its results count from 1 in each.
-        run_until: how far it may go before somebody has to decide.
+        attempt: the number of its newest attempt; 0 before the first.
+        lineage: how often it began again from scratch; its results count from 1 each time.
+        run_until: the horizon up to which it may run before the algorithms decide.
         last_result: the newest recorded result; its step is the highest recorded one.
-        not_before: elapsed seconds of the experiment before which it is not tried again.
-        fruitless: how often in a row it failed with no new result in between.
-        num_failures: how many failures it had; losses of its node are none.
+        not_before: the earliest time of its next retry, in elapsed seconds of the experiment.
+        fruitless: the number of failures in a row with no new result in between.
+        num_failures: the number of failures; losses of its node do not count.
         preemptions: how often it gave way to others that its farm put first.
-        repeated: how many results it reported of steps that were recorded.
-        failures: how many of each class; ``in_a_row``: since its last new result.
-        fell_with: the nodes that were lost while they ran it, since its last new result;
-            ``fell_alone``: those of them that ran no other trial, of any experiment.
-        ending: why it is about to end, while its host still has to say that all is kept.
-        stop_ordered: whether it ends because somebody asked for it.
-        pausing: why it is being paused; empty while it is not.
-        failure: what ended it in ERROR, on the machine ``failed_on``.
-        restoring: the key of the checkpoint that its host begins from, until it has.
-        waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
-            while it does not.
-        matched: the log policies' patterns that its newest attempt printed a match of, and
-            what it printed.
-        excluded: the names of the nodes that it is not placed on any more; ``excused``: how many
-            failures were not counted as its own for that.
-        failed_at: the names of the nodes of its newest failures, the newest last.
-        devices_used: what its attempts that are over used of each GPU, all together.
-        is_alone: it has whole GPUs to itself now, for a part of one had too little memory.
+        repeated: the number of results it reported for steps that were already recorded.
+        failures: the number of failures of each class; ``in_a_row``: since its last new result.
+        fell_with: the nodes lost while they ran it, since its last new result; ``fell_alone``:
+            those of them that ran no other trial, of any experiment.
+        ending: why it is about to end, until its process confirms that all checkpoints are saved.
+        stop_ordered: whether it ends because of a stop request.
+        pausing: why it is being paused; empty if it is not.
+        failure: the failure that ended it in ERROR, on the machine ``failed_on``.
+        restoring: the key of the checkpoint from which its process begins, until it has begun.
+        waits: the store operation it waits for, ``save`` or ``restore``, and why; two empty strings
+            if it does not wait.
+        matched: the log policies' patterns that its newest attempt matched, and the matching lines.
+        excluded: the names of the nodes on which it is no longer placed; ``excused``: the number of
+            failures that therefore did not count as its own.
+        failed_at: the names of the nodes of its newest failures, newest last.
+        devices_used: the use of each GPU by all of its ended attempts together.
+        is_alone: it holds whole GPUs now because a part of one had too little memory.
     """
 
     trial_id: str
@@ -176,17 +176,17 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def is_complete(self) -> bool:
-        """Whether its newest recorded result is its last, by its stop criteria or its own word."""
+        """Whether its newest recorded result is its last, by stop criteria or by its own report."""
         return self.last_result is not None and self.last_result.done
 
     @property
     def end_reason(self) -> str:
-        """Why it ends, if it does so without an error."""
+        """The reason of its end if it ends without an error."""
         return self.ending or (REACHED_ITS_END if self.is_complete else "it finished")
 
     @property
     def time_spent_s(self) -> float:
-        """Its ``time_total_s``: what its recorded steps took."""
+        """Its ``time_total_s``: the duration of its recorded steps in seconds."""
         return self.last_result.time_total_s if self.last_result is not None else 0.0
 
     @property
@@ -196,22 +196,22 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint of it is on its way to the store, or waits for room."""
+        """Whether a checkpoint of it is being uploaded, or waits for room."""
         return self.checkpoints.uploading > 0 or self.waits[0] == "save"
 
     @property
     def is_restoring(self) -> bool:
-        """Whether its host has a checkpoint to begin from, and has not begun."""
+        """Whether its process has a checkpoint to restore, and has not begun."""
         return bool(self.restoring)
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is anything that it could go on from."""
+        """Whether it has a checkpoint to resume from."""
         return any(kept.is_wanted for kept in self.checkpoints)
 
     @property
     def has_only_damaged_checkpoints(self) -> bool:
-        """Whether it had checkpoints, and no host can go on from what is left of them."""
+        """Whether it had checkpoints, and all that remain are damaged."""
         wanted = [kept for kept in self.checkpoints if kept.is_wanted]
         return bool(wanted) and all(kept.is_damaged for kept in wanted)
 
@@ -219,7 +219,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         """Change the state.
 
         Raises:
-            IllegalTransition: with the trial's last events.
+            IllegalTransition: the table forbids it; the error contains the trial's last events.
         """
         if status not in TRANSITIONS[self.status]:
             raise IllegalTransition(
@@ -229,33 +229,33 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         self.restoring, self.waits = "", NO_WAIT
 
     def reopen(self) -> None:
-        """It may go further than it might: its newest result is not its last any more."""
+        """Allow it to run further: its newest result is no longer its last."""
         self.ending = ""
         if self.last_result is not None:
             self.last_result = replace(self.last_result, done=False)
 
     def count_failure(self, kind: str) -> None:
-        """It failed, in a way of this class."""
+        """Count a failure of this class."""
         self.num_failures += 1
         for counts in (self.failures, self.in_a_row):
             counts[kind] = counts.get(kind, 0) + 1
 
     @property
     def unlucky_on(self) -> str:
-        """The name of the node on which its newest failures all were; empty for too few of them."""
+        """The name of the node of all of its newest failures; empty if those are too few."""
         is_one = len(self.failed_at) == FAILURES_ON_A_NODE and len(set(self.failed_at)) == 1
         return self.failed_at[0] if is_one else ""
 
     def failed_on_node(self, name: str) -> None:
-        """It failed on the node of this name."""
+        """Record a failure on the node of this name."""
         self.failed_at = [*self.failed_at, name][-FAILURES_ON_A_NODE:]
 
     def excuse_failure(self) -> None:
-        """It failed, which is of none of its budgets."""
+        """Count a failure that belongs to no retry budget."""
         self.num_failures += 1
 
     def got_on(self) -> None:
-        """It reported a new result: what went wrong before is not what is wrong with it."""
+        """Reset the counts of failures in a row after a new result, which proves progress."""
         if self.fruitless or self.in_a_row or self.fell_with:
             self.fruitless = 0
             self.in_a_row.clear()
@@ -263,14 +263,14 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
             self.fell_alone.clear()
 
     def back_off(self, elapsed: float) -> None:
-        """It failed at this time: settle when it is tried again."""
+        """Set the time of the next retry after a failure at this time."""
         doublings = min(self.fruitless, _MOST_DOUBLINGS) - 1
         pause = 0.0 if self.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0**doublings)
         self.fruitless += 1
         self.not_before = elapsed + pause
 
     def summary(self) -> TrialSummary:
-        """What is known of it now."""
+        """Return its current summary."""
         return TrialSummary(
             number=self.number,
             config=self.config,

@@ -1,16 +1,16 @@
-"""`WaitingTrials`: those that wait for a slot, and those that wait until somebody resumes them.
+"""`WaitingTrials`: the queue of trials that wait for a slot, or to be resumed.
 
-Thousands may wait at once, as after the loss of many nodes, and most turns place a few of them or
-none. So trials that wait for the same stand in one *line*: where its first has no place, nobody in
-it has one. What a turn costs grows with the number of lines, of which there are as many as there
-are different requests, and with what is placed; not with how many wait.
+Thousands of trials may wait at once, as after the loss of many nodes, and most turns place a few of
+them or none. So trials with equal requirements share a *line*: if its first has no place, none in
+it has. The cost of a turn grows with the number of lines, one per different request, and with the
+number of placed trials; not with the number of waiting ones.
 
-Who waits before the next try stands in no line until that time has come. A line then has each in
-the place that its ticket says, which is given out when a trial begins to wait.
+A trial that waits for its next retry joins its line only when that time has come. Within a line,
+tickets determine the order; a trial gets its ticket when it begins to wait.
 
-A line of which none was placed while `MAX_TIMES_PASSED_OVER` slots were given back is passed over:
-what it asks for is more than any node has free at once while smaller requests take what comes free.
-Then a node is kept for it, which takes no others until it fits.
+A line is passed over if none of it was placed while `MAX_TIMES_PASSED_OVER` slots were freed: it
+requests more than any node has free at once while smaller requests take each freed slot. The runner
+then reserves a node for it, which takes no other trials until the request fits.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import msgspec
 
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, Trial
 
-#: So many slots may be given back before a node is kept for a line of which none was placed.
+#: The number of freed slots after which a line without a placed trial gets a reserved node.
 MAX_TIMES_PASSED_OVER: Final = 64
 
-#: A heap is made anew when it holds more entries than twice what counts, and this.
+#: A heap is rebuilt when it holds more than twice its valid entries plus this.
 _SLACK: Final = 64
 
 
 class _Kind(NamedTuple):
-    """What the trials of a line have in common: all that decides whether there is a place.
+    """The common properties of a line's trials, which together decide whether there is room.
 
     Attributes:
         is_apart: they must not share a node with any other trial.
-        excluded: the nodes, by name, that they must not be placed on.
+        excluded: the names of the nodes on which they must not be placed.
     """
 
     status: str
@@ -45,15 +45,15 @@ class _Kind(NamedTuple):
 
 
 class _Line:
-    """Trials of one kind; the first is found at once, whoever left and joined in between."""
+    """Trials of one kind; finds the first one quickly after any joins and leaves."""
 
     __slots__ = ("_heap", "since", "tickets")
 
     def __init__(self, since: int) -> None:
         self.tickets: dict[str, int] = {}
-        #: How many slots had been given back when one of it was placed, or it was looked after.
+        #: The count of freed slots when the line last had a trial placed, or was last checked.
         self.since = since
-        #: Holds those of trials that left, too, which are passed over.
+        #: May contain entries of trials that left, which are skipped.
         self._heap: list[tuple[int, str]] = []
 
     def join(self, trial: str, ticket: int) -> None:
@@ -75,11 +75,11 @@ class _Line:
 
 
 class _WaitingPlace(NamedTuple):
-    """Where a trial waits.
+    """A trial's position in the queue.
 
     Attributes:
-        kind: of its line; None while it waits before the next try.
-        nodes: those that may have something to do with whether it is apart.
+        kind: the kind of its line; None while it waits for its next retry.
+        nodes: the lost nodes that may decide whether it must run apart.
     """
 
     ticket: int
@@ -88,13 +88,13 @@ class _WaitingPlace(NamedTuple):
 
 
 class PassedOverLines(msgspec.Struct, frozen=True, array_like=True):
-    """How long lines were passed over, written down.
+    """How long lines were passed over, in serialized form.
 
     Attributes:
-        freed: how many slots were given back.
-        due: when somebody has to look, in these.
-        since: of each line of PENDING trials, by what they ask for and whether they are apart.
-        since_excluded: likewise of those that shun nodes, by which, too.
+        freed: the number of freed slots so far.
+        due: the number of freed slots at which the next check is due.
+        since: for each line of PENDING trials: its request, whether it is apart, and its `since`.
+        since_excluded: the same for lines that exclude nodes, with those nodes.
     """
 
     freed: int = 0
@@ -107,9 +107,10 @@ class WaitingTrials:
     """PENDING and PAUSED trials; each kind in the order in which they began to wait.
 
     Args:
-        is_apart: whether a trial must not share a node with any other. It is asked when a trial
+        is_apart: whether a trial must not share a node with any other. It is called when a trial
             begins to wait, and by `review` and `regroup`.
-        line_is_over: told of a request when none of a line of PENDING trials waits for it any more.
+        line_is_over: called with a request when no trial of a line of PENDING trials waits for it
+            any more.
     """
 
     def __init__(
@@ -122,25 +123,25 @@ class WaitingTrials:
         self._trials: dict[str, dict[str, Trial]] = {PENDING: {}, PAUSED: {}}
         self._places: dict[str, _WaitingPlace] = {}
         self._lines: dict[str, dict[_Kind, _Line]] = {PENDING: {}, PAUSED: {}}
-        #: When who waits before the next try may go on; holds trials that left, too.
+        #: The times of the next retries; may contain trials that left.
         self._later: list[tuple[float, int, str]] = []
-        #: Who fell with a node.
+        #: The waiting trials by each lost node that ran them.
         self._fell_with: dict[str, dict[str, None]] = {}
         self._tickets = 0
-        #: The time when it was told last.
+        #: The time of the latest `wake`, in elapsed seconds.
         self._now = 0.0
-        #: How many slots were given back, and when lines are to be looked after, in these.
+        #: The number of freed slots, and the number at which lines are checked next.
         self.freed, self._due = 0, MAX_TIMES_PASSED_OVER
 
     def __iter__(self) -> Iterator[Trial]:
-        """All: the PENDING, then the PAUSED."""
+        """Iterate over all trials: PENDING, then PAUSED."""
         for trials in self._trials.values():
             yield from trials.values()
 
-    # --- who waits --------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------
 
     def follow(self, trial: Trial) -> None:
-        """A trial's status changed."""
+        """Update the queue after a trial's status changed."""
         if trial.trial_id in self._places:
             self._leave(trial.trial_id)
             for trials in self._trials.values():
@@ -151,21 +152,21 @@ class WaitingTrials:
             self._rest(trial, self._tickets)
 
     def review(self, node: str) -> None:
-        """A node came or went: who fell with it may be apart now, or not any longer."""
+        """Regroup the trials lost with this node, which came or went: suspicion may change."""
         for trial in list(self._fell_with.get(node, ())):
             self._regroup(self._trial(trial))
 
     def regroup(self) -> None:
-        """Anything may have changed about those that wait, but for their order."""
+        """Regroup all waiting trials in their order, after any change of their properties."""
         for trial in self:
             self._regroup(trial)
 
     def dumped(self) -> tuple[list[str], list[str]]:
-        """The ids of the PENDING and of the PAUSED, each in their order."""
+        """Return the ids of the PENDING and of the PAUSED trials, each in order."""
         return list(self._trials[PENDING]), list(self._trials[PAUSED])
 
     def passed_over(self) -> PassedOverLines:
-        """How long each line was."""
+        """Return how long each line was passed over."""
         lines = self._lines[PENDING].items()
         since = [
             (kind.request, kind.is_apart, line.since) for kind, line in lines if not kind.excluded
@@ -184,7 +185,7 @@ class WaitingTrials:
         passed_over: PassedOverLines = PassedOverLines(),  # noqa: B008  it is frozen
         elapsed: float = 0.0,
     ) -> None:
-        """Be as it was when it was `dumped`."""
+        """Restore the state that `dumped` and `passed_over` returned."""
         self.freed, self._due = passed_over.freed, passed_over.due
         self.wake(elapsed)
         for trial in (*pending, *paused):
@@ -195,10 +196,10 @@ class WaitingTrials:
             if line is not None:
                 line.since = since
 
-    # --- who is next ------------------------------------------------------------------------------
+    # --- the next trials --------------------------------------------------------------------------
 
     def wake(self, elapsed: float) -> None:
-        """Have those stand in line whose time has come; whoever left is forgotten."""
+        """Add trials to their lines whose retry time has come; drop entries of trials that left."""
         self._now, later = elapsed, self._later
         while later and (later[0][0] <= elapsed or not self._is_resting(later[0])):
             entry = heapq.heappop(later)
@@ -206,23 +207,23 @@ class WaitingTrials:
                 self._stand(self._trial(entry[2]))
 
     def has_any(self, elapsed: float) -> bool:
-        """Whether one waits for nothing but a slot."""
+        """Whether any trial waits only for a slot."""
         self.wake(elapsed)
         return bool(self._lines[PENDING] or self._lines[PAUSED])
 
     def has_pending(self, elapsed: float) -> bool:
-        """Likewise, of those that are PENDING."""
+        """Whether any PENDING trial waits only for a slot."""
         self.wake(elapsed)
         return bool(self._lines[PENDING])
 
     def keeps_others_waiting(self, elapsed: float) -> bool:
-        """Likewise; a trial that shuns nodes, or runs alone, does not: others may have a place."""
+        """Whether a PENDING trial blocks others; one that excludes nodes or runs apart does not."""
         return self.has_pending(elapsed) and any(
             not (kind.excluded or kind.is_apart) for kind in self._lines[PENDING]
         )
 
     def apart(self, status: str) -> list[Trial]:
-        """The first of each line of trials that must not share a node, in their order."""
+        """Return the first trial of each line whose trials run apart, in order."""
         if not any(kind.is_apart for kind in self._lines[status]):
             return []
         trials = self._trials[status]
@@ -230,9 +231,9 @@ class WaitingTrials:
         return [trials[trial] for _, trial in sorted(line.first() for line in lines)]
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
-        """Those that could be placed now; the first costs as much as there are lines.
+        """Yield the trials that could be placed now; finding the first costs one step per line.
 
-        To be used up before anything changes. ``has_place`` is asked about one trial of a line.
+        Consume it before anything changes. It calls ``has_place`` for one trial of each line.
         """
         self.wake(elapsed)
         for status, lines in self._lines.items():
@@ -246,15 +247,15 @@ class WaitingTrials:
                 yield from (trials[one] for other, one in rest if other != ticket)
 
     def lines(self, status: str) -> Iterator[tuple[Trial, int]]:
-        """The first of each line, and how many stand in it."""
+        """Yield the first trial of each line, and the line's length."""
         trials = self._trials[status]
         for line in self._lines[status].values():
             yield trials[line.first()[1]], len(line.tickets)
 
-    # --- who was passed over ----------------------------------------------------------------------
+    # --- lines that were passed over --------------------------------------------------------------
 
     def served(self, trial: Trial) -> None:
-        """One that waits is placed now: who waits for the same was not passed over."""
+        """Record that a waiting trial was placed, so its line was not passed over."""
         request = tuple(sorted(trial.resources.items()))
         for is_apart in (False, True):
             kind = _Kind(PENDING, request, is_apart, _excluded(trial))
@@ -264,22 +265,22 @@ class WaitingTrials:
         self._line_is_over(trial.resources)
 
     def slot_freed(self, keep_node: Callable[[Trial], None]) -> None:
-        """A slot was given back; ``keep_node`` is asked for the first of each line in its turn."""
+        """Count a freed slot, and call ``keep_node`` for the first trial of each overdue line."""
         self.freed += 1
         if self.freed < self._due:
             return
         trials, lines = self._trials[PENDING], self._lines[PENDING].values()
         passed_over = [line for line in lines if self.freed >= line.since + MAX_TIMES_PASSED_OVER]
-        # Not as the lines came to be, of which nothing is written down.
+        # Sorted, because the order in which the lines arose is not stored.
         for line in sorted(passed_over, key=_Line.first):
             line.since = self.freed
             keep_node(trials[line.first()[1]])
         self._due = min((line.since for line in lines), default=self.freed) + MAX_TIMES_PASSED_OVER
 
-    # --- who comes later --------------------------------------------------------------------------
+    # --- retries ----------------------------------------------------------------------------------
 
     def next_try(self, elapsed: float) -> float | None:
-        """When the next that waits to be tried again may go on, in elapsed seconds."""
+        """Return when the next retry is due, in elapsed seconds; None if none waits."""
         self.wake(elapsed)
         return self._later[0][0] if self._later else None
 
@@ -289,7 +290,7 @@ class WaitingTrials:
         return next(trials[trial] for trials in self._trials.values() if trial in trials)
 
     def _rest(self, trial: Trial, ticket: int) -> None:
-        """Wait for the next try; where that may be at once, for a slot."""
+        """Wait for the next retry, or for a slot if that may start at once."""
         nodes = tuple(trial.fell_with)
         self._places[trial.trial_id] = _WaitingPlace(ticket, None, nodes)
         for node in nodes:
@@ -300,7 +301,7 @@ class WaitingTrials:
             self._stand(trial)
 
     def _stand(self, trial: Trial) -> None:
-        """Wait for nothing but a slot."""
+        """Join the line of trials that wait only for a slot."""
         place = self._places[trial.trial_id]
         request = tuple(sorted(trial.resources.items()))
         kind = _Kind(trial.status, request, self._is_apart(trial), _excluded(trial))
@@ -311,7 +312,7 @@ class WaitingTrials:
         lines[kind].join(trial.trial_id, place.ticket)
 
     def _leave(self, trial: str) -> int:
-        """Wait no longer; returns the ticket."""
+        """Remove a trial from the queue; return its ticket."""
         place = self._places.pop(trial)
         for node in place.nodes:
             self._fell_with[node].pop(trial, None)
@@ -331,7 +332,7 @@ class WaitingTrials:
 
     def _regroup(self, trial: Trial) -> None:
         if self._places[trial.trial_id].kind is None:
-            return  # it is asked about when it stands in a line
+            return  # it is grouped when it joins a line
         self._rest(trial, self._leave(trial.trial_id))
 
     def _is_resting(self, entry: tuple[float, int, str]) -> bool:
@@ -341,6 +342,6 @@ class WaitingTrials:
 
 
 def _excluded(trial: Trial) -> tuple[str, ...]:
-    # Who avoids a node for a while only must not wait behind those that never go there.
+    # A trial that avoids a node only for a while must not wait behind those that always do.
     for_a_while = [f"{trial.unlucky_on}, for a while"] if trial.unlucky_on else []
     return (*sorted(trial.excluded), *for_a_while)
