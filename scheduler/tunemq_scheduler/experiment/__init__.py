@@ -1,1 +1,1 @@
-"""One experiment's life: opening or restoring it, the loop, its algorithms, its end."""
+"""The life of an experiment: opening or restoring it, the loop, the algorithms, the end."""

@@ -1,7 +1,7 @@
-"""The algorithms of a search, asked by the loop; what they answer becomes fact in the journal.
+"""`AlgorithmDriver`: calls a search's algorithms; the loop journals their answers.
 
-Searchers, trial schedulers and stoppers are other people's code: one that raises ends its
-experiment with `SearchFailed`, never the process (DESIGN: the core).
+Searchers, trial schedulers and stoppers are third-party code: one that raises ends its experiment
+with `SearchFailed`, never the process (DESIGN: the core).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _none() -> Iterator[TrialView]:
 
 
 class RunnerView:
-    """What a trial scheduler may ask about the search.
+    """A trial scheduler's view of the search.
 
     Attributes:
-        trials: gives the trials that are not over; the loop sets it.
-        placeable: looks up what `waiting` gives; the loop sets it for as long as it asks
+        trials: returns the trials that have not ended; set by the loop.
+        placeable: yields what `waiting` returns; the loop sets it while it calls
             `TrialScheduler.choose_trial_to_run`.
     """
 
@@ -49,11 +49,11 @@ class RunnerView:
         self.placeable: Callable[[], Iterator[TrialView]] = _none
 
     def get_trials(self) -> list[TrialView]:
-        """The trials that are not over."""
+        """Return the trials that have not ended."""
         return list(self.trials())
 
     def waiting(self) -> Iterator[TrialView]:
-        """Trials that could be placed now, the longest waiting first; looked up one by one."""
+        """Yield the trials that could be placed now, longest waiting first; evaluated lazily."""
         return self.placeable()
 
 
@@ -61,12 +61,13 @@ class AlgorithmDriver:
     """The search algorithm, the trial scheduler and the stopper of one experiment.
 
     Args:
-        search: gives configurations and is told how they did.
+        search: suggests configurations and receives their results.
         scheduler: decides about trials at their horizons.
         stopper: ends trials or the experiment; None for none.
-        metric, mode: what is optimised, ``min`` or ``max``; None where nobody needs it.
-        worst_for_nonfinite: show NaN and infinite values of the metric to the algorithms as the
-            worst possible value.
+        metric: the metric to optimize; None if no algorithm needs one.
+        mode: ``min`` or ``max``; None if no algorithm needs it.
+        worst_for_nonfinite: replace NaN and infinite values of the metric with the worst possible
+            value before the algorithms see them.
         lock_step: ask about every result, whatever horizons say (used to check a journal).
     """
 
@@ -92,28 +93,28 @@ class AlgorithmDriver:
 
     @property
     def search_name(self) -> str:
-        """The class of the search algorithm inside of all wrappers, for people."""
+        """The class name of the search algorithm inside all wrappers, for messages."""
         return type(innermost(self.search.searcher)).__name__
 
     # --- suggestions ------------------------------------------------------------------------------
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
-        """See `SearchGenerator.suggest`."""
+        """Suggest a configuration; see `SearchGenerator.suggest`."""
         return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
 
     def added(self, trial: TrialView) -> list[AlgorithmAnswer]:
-        """A new trial is there; returns up to where it may run unasked."""
+        """Announce a new trial; return the horizon up to which it may run."""
         call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
         return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
     def taken_up(self, trial: TrialView) -> list[AlgorithmAnswer]:
-        """A trial of an earlier run is there, or lives again; as `added`."""
+        """Announce a trial of an earlier run, or one that runs again; otherwise as `added`."""
         tell = self.search.on_trial_restored
         call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
     def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
-        """Which of the trials that could be placed now starts next."""
+        """Choose which of the placeable trials starts next; None for none."""
         first = next(placeable(), None)
         if first is None:
             return None
@@ -140,10 +141,12 @@ class AlgorithmDriver:
     def told(
         self, trial: TrialView, event: ResultReported, answers: Iterable[AlgorithmAnswer]
     ) -> None:
-        """A result is recorded: the search algorithm may learn from it.
+        """Pass a recorded result to the search algorithm.
 
         Args:
-            answers: what was decided about it; of a trial's last result `ended` tells.
+            trial: the trial's view.
+            event: the result.
+            answers: the decisions about it; `ended` reports a trial's last result.
         """
         is_last = any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers)
         if self.search.wants_results and not is_last:
@@ -151,9 +154,9 @@ class AlgorithmDriver:
             call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
 
     def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[AlgorithmAnswer]:
-        """What is to become of a trial whose result reached the horizon.
+        """Decide about a trial whose result reached its horizon.
 
-        A trial that is paused has a horizon too, for when it goes on.
+        A paused trial gets a horizon, too, for when it resumes.
         """
         result = self._shown(result)
         answers: list[AlgorithmAnswer] = []
@@ -178,14 +181,14 @@ class AlgorithmDriver:
         return answers
 
     def enough(self) -> str:
-        """Why a stopper ends the whole experiment now; empty while it does not."""
+        """Return why a stopper ends the whole experiment now; empty if it does not."""
         stopper = self.stopper
         if stopper is not None and call_plugin("the stopper", stopper.stop_all):
             return f"{type(stopper).__name__} stopped the experiment"
         return ""
 
     def ended(self, trial: TrialView, end: NotifyTrialEnd) -> None:
-        """A trial is over: tell all, once; a trial scheduler that stopped it knows already."""
+        """Report a trial's end to the algorithms, but not to a trial scheduler that stopped it."""
         result = self._shown(trial.last_result) or None
         scheduler = self.scheduler
         if trial.trial_id in self._stopped_by_scheduler:
@@ -203,14 +206,14 @@ class AlgorithmDriver:
         call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
 
     def decided(self, trial: str, answers: Iterable[AlgorithmAnswer]) -> None:
-        """What counts is what stands in the journal, whatever was answered when asked again."""
+        """Follow the journalled decision, whatever the algorithm answered during replay."""
         if not any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers):
             self._stopped_by_scheduler.discard(trial)
 
-    # --- their states -----------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, bytes] | None:
-        """All that they know; None while one of them has no state to give."""
+        """Return the state of all algorithms; None if one of them has no state to give."""
         states: dict[str, bytes] = {}
         for who, algorithm in self._all().items():
             state = call_plugin(f"the {who}", state_of, algorithm)
@@ -220,10 +223,11 @@ class AlgorithmDriver:
         return states
 
     def set_state(self, states: Mapping[str, bytes]) -> None:
-        """Have fresh ones know what these knew.
+        """Restore the state of fresh algorithms.
 
         Raises:
-            ConfigError: they are others, or were set up in another way.
+            ConfigError: the algorithms differ from those that gave the state, or are configured
+                differently.
         """
         mine = self._all()
         if mine.keys() != states.keys():
@@ -244,7 +248,7 @@ class AlgorithmDriver:
     # --- small things -----------------------------------------------------------------------------
 
     def _horizon(self, trial: TrialView, step: int) -> Horizon:
-        """How far the trial may go before any of those who decide must be asked."""
+        """Return how far a trial may run before the scheduler or the stopper must be asked."""
         if self._lock_step:
             return next_result(step)
         horizon = call_plugin("the trial scheduler", self.scheduler.horizon, trial)

@@ -1,8 +1,8 @@
-"""How the code of an experiment gets to the nodes that host its trials.
+"""Packages the code of an experiment for the nodes that run its trials.
 
-On this machine they read it where it was written. In a farm with a store they fetch it from there,
-and share no file with the scheduler: their interpreter and their variables are their own, and what
-the script imports from its folder comes in a bundle.
+Nodes on this machine read the code where it was written. On a farm with a store, nodes fetch it
+from there and share no files with the scheduler: they use their own interpreter and environment
+variables, and a bundle contains what the script imports from its folder.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import BlobRef, Environment
 from tunemq_shared.trainable.trainable_blobs import blobs_of, preload_of, ship
 
-#: Variables of ours that are none of a trial's business.
+#: The prefix of TuneMQ's own environment variables, which trials do not inherit.
 _OURS: Final = "TUNEMQ_"
 
 
 class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
-    """By what code gets to the nodes.
+    """How code gets to the nodes.
 
     Attributes:
-        blobs: where it is written on this machine.
-        store: the address of the farm's store, which gets it too; empty where nodes read ``blobs``.
-        bundle: what the script imports from its folder; None where nodes read that folder itself.
+        blobs: the folder on this machine where it is written.
+        store: the address of the farm's store, which also receives it; empty if nodes read
+            ``blobs``.
+        bundle: what the script imports from its folder; None if nodes read that folder directly.
         script: the script's name in the bundle.
     """
 
@@ -45,14 +46,14 @@ class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_apart(self) -> bool:
-        """Whether nodes need no file that this machine has."""
+        """Whether nodes need no files of this machine."""
         return self.bundle is not None and is_remote(self.store)
 
 
 def package_code(
     outline: ExperimentPlan, prepared: PreparedSearch, code_package: CodePackage
 ) -> ExperimentPlan:
-    """Write the code where nodes find it; the plan with all that they are told of it.
+    """Write the code where nodes find it; return the plan with all references to it.
 
     Raises:
         StoreError: it cannot be written.
@@ -61,7 +62,7 @@ def package_code(
     environment = environment_of(prepared, code, code_package)
     blobs = blobs_of(code)
     if code_package.store:
-        from tunemq_shared.code.blob_store import open_blobs  # archives and clients take their time
+        from tunemq_shared.code.blob_store import open_blobs  # its libraries import slowly
 
         with open_blobs(code_package.store) as store:
             blobs = tuple(store.put_blob(ref) for ref in blobs)
@@ -79,11 +80,12 @@ def package_code(
 def environment_of(
     prepared: PreparedSearch, code: BlobRef | None = None, code_package: CodePackage | None = None
 ) -> Environment:
-    """What hosts are forked from.
+    """Return the environment of the forkserver that forks trial processes.
 
     Args:
-        code: the trainable's blob; without it, what bound objects need is not known.
-        carriage: how it gets to the nodes; by default they are on this machine.
+        prepared: the search.
+        code: the trainable's blob; without it the modules of bound objects are unknown.
+        code_package: how the code gets to the nodes; by default they are on this machine.
     """
     run = prepared.run
     given = dict(run.env_vars or {})
@@ -102,17 +104,17 @@ def environment_of(
 
 
 def search_path(script: str) -> tuple[str, ...]:
-    """Where Python looks first for what a script imports; of its name in the bundle.
+    """Return the first entries of Python's search path for a script in a bundle.
 
-    As an `Environment` says it: the script's own folder, as for ``python script``, then the
-    bundle's, as for ``python -m``.
+    In the form of `Environment`: the script's own folder, as for ``python script``, then the
+    bundle's root, as for ``python -m``.
     """
     folder = str(PurePosixPath(script).parent)
     return ("",) if folder == "." else (folder, "")
 
 
 def _is_interpreters(entry: str) -> bool:
-    """Whether a place is this interpreter's own: another one has its own packages."""
+    """Whether a path entry belongs to this interpreter: another one has its own packages."""
     places = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
     return (
         entry in places

@@ -1,4 +1,4 @@
-"""Who copies what a search writes into its folder to where it should also be, if anybody."""
+"""Selects the callback that copies a search's folder to a second place, if configured."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 
 
 def copier_of(sync: SyncConfig, experiment: str, storage: StorageLocation) -> SyncerCallback | None:
-    """The callback that copies a search's files to its store, or to ``upload_dir``.
+    """Return the callback that copies a search's files to its store or to ``upload_dir``, or None.
 
     Args:
+        sync: the user's configuration.
         experiment: the search's name.
-        storage: its own.
+        storage: the search's folder and store.
 
     Raises:
-        ConfigError: they cannot be copied there, or not by that syncer; or a variable in the
-            environment that concerns syncing is not usable.
+        ConfigError: that target or that syncer cannot be used, or an environment variable for
+            syncing is invalid.
     """
     if sync.syncer is None or not (storage.store or sync.upload_dir):
         return None
-    # A search whose files stay where they are need not wait until this is imported.
+    # imported late: most searches copy nothing and need not pay for it
     from tunemq_scheduler.output.syncing.create_syncer import make_syncing
 
     return make_syncing(sync, storage.store, experiment, storage.folder)

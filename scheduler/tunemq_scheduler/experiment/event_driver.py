@@ -1,9 +1,9 @@
-"""`EventDriver`: tells the runner and the algorithms of each event, in one order.
+"""`EventDriver`: passes each event to the runner and the algorithms, in a fixed order.
 
-While an experiment runs the algorithms are asked, and what they answer is journalled with the
-event. After a restart fresh algorithms are told of the journal's events by the same calls in the
-same order; then they know what those before them did. What was answered stands in the journal and
-counts, whatever an algorithm whose answers depend on more than what it is told may say this time.
+While an experiment runs, it asks the algorithms and journals their answers with the event. After a
+restart it replays the journal's events to fresh algorithms by the same calls in the same order,
+which restores their state. The journalled answers count, even if an algorithm with hidden inputs
+answers differently this time.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.protocol import messages as m
 
-#: Takes what is a fact, and its trial.
+#: Called with a journalled notification and its trial.
 Note = Callable[[c.NotifyCommand, TrialView], None]
-#: The journalled answers to an event; None where the algorithms are to be asked.
+#: The journalled answers to an event; None asks the algorithms.
 Answers = Sequence[m.AlgorithmAnswer] | None
 
 
 class EventDriver:
-    """Brings a runner and algorithms from event to event.
+    """Takes a runner and algorithms from event to event.
 
     Attributes:
-        trials: the views of trials that are not over, or whose hosts may not be gone yet.
-        entries: the events of this turn with the answers to them.
-        commands: what the runner ordered in this turn.
+        trials: the views of trials that have not ended, or whose processes may not be gone yet.
+        journal_records: this turn's events with the answers to them.
+        commands: the runner's commands of this turn.
 
     Args:
-        runner: the state; events are handed to nobody else.
-        algorithms: the same; fresh, or with the state that a snapshot has.
-        plan: of the experiment; what trials run is of no interest here.
+        runner: the state; only this class passes events to it.
+        algorithms: the algorithms; fresh, or restored from a snapshot.
+        plan: the experiment's plan; this class does not use the trainable.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class EventDriver:
         self.trials = {name: TrialView(name, one, plan) for name, one in runner.live.items()}
         self.journal_records: list[m.JournalRecord] = []
         self.commands: list[c.Command] = []
-        #: Trials that are over and whose hosts may not be gone yet.
+        #: Ended trials whose processes may not be gone yet.
         self._leaving = set(filter(runner.is_leaving, self.trials))
-        #: What has to be told before the runner handles an event; gives the answers to it.
+        #: The calls before the runner handles an event; each returns the answers to it.
         self._tells: dict[type, Callable[[Any, Answers], Sequence[m.AlgorithmAnswer]]] = {
             m.ConfigSuggested: self._added,
             m.ExperimentResumed: self._resumed,
@@ -62,9 +62,10 @@ class EventDriver:
         algorithms.view.trials = self.trials.values
 
     def handle(self, event: m.Event, journalled: Answers = None) -> None:
-        """Tell all of an event.
+        """Pass an event to the algorithms and the runner.
 
         Args:
+            event: the event.
             journalled: the answers that count; None asks the algorithms.
 
         Raises:
@@ -85,7 +86,7 @@ class EventDriver:
                 self.trials[command.trial].state = self.runner.live[command.trial]
 
     def end_turn(self, note: Note = lambda _command, _trial: None) -> None:
-        """Have the facts of this turn noted, and forget trials whose hosts are gone."""
+        """Pass the turn's notifications to ``note``, and forget trials whose processes are gone."""
         for command in self.commands:
             if isinstance(command, c.NotifyCommand) and command.trial in self.trials:
                 view = self.trials[command.trial]
@@ -101,7 +102,7 @@ class EventDriver:
         turns: Iterable[Iterable[m.JournalRecord]],
         note: Note = lambda _command, _trial: None,
     ) -> None:
-        """Tell all of the journal's turns.
+        """Replay the turns of a journal.
 
         Raises:
             SearchFailed: an algorithm raised.
@@ -141,7 +142,7 @@ class EventDriver:
     def _resumed(
         self, event: m.ExperimentResumed, _journalled: Answers
     ) -> Sequence[m.AlgorithmAnswer]:
-        """Add trials once more that ended and are to continue; returns how far they may run."""
+        """Announce trials that run again to the algorithms; return their horizons."""
         answers: list[m.AlgorithmAnswer] = []
         for trial in self.runner.revived_by(event):
             summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)

@@ -1,8 +1,8 @@
-"""`ExperimentLoop`: one turn after another, until the search is over.
+"""`ExperimentLoop`: runs turn after turn until the search ends.
 
-A turn: read a batch of events; ask the algorithms; let the runner handle each; write the events and
-the answers to the journal, one fsync; only then carry out the runner's orders, and tell the nodes
-what they need not keep any longer.
+In a turn the loop reads a batch of events, asks the algorithms, and lets the runner handle each
+event. It writes the events and answers to the journal with one fsync. Only then does it execute the
+runner's commands and acknowledge the events to the nodes.
 """
 
 from __future__ import annotations
@@ -33,32 +33,34 @@ from tunemq_shared.base.errors import ResourceError, SearchFailed, TransportErro
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
-#: How long a turn waits for the first event where nothing else is due: the table is redrawn that
-#: often.
+#: Seconds a turn waits for its first event if nothing else is due; the table redraws that often.
 POLL_S: Final = 0.5
-#: How long hosts get to end by themselves when the search is interrupted.
+#: Seconds that trial processes get to end by themselves when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 1.0
-#: How long a search algorithm may have nothing to suggest while there is no trial.
+#: Seconds for which a search algorithm may suggest nothing while there is no trial.
 SEARCH_TIMEOUT_S: Final = 60.0
-#: How long before people are told that the search waits for it.
+#: Seconds until a notice says that the search waits for its algorithm.
 SEARCH_TOLD_S: Final = 10.0
 
 
 class ExperimentLoop:
-    """Runs one experiment: the shell around the pure `TrialRunner`.
+    """Runs one experiment: the I/O around the pure `TrialRunner`.
 
     Args:
-        driver: the state and the algorithms; both are told of events by nobody else.
-        plan: what nodes are told.
-        resources_for: what a trial of a configuration asks for.
+        driver: the state and the algorithms; only this loop passes events to it.
+        plan: the experiment's plan, which nodes receive.
+        executor: runs the trials.
+        journal: stores the turns.
+        dispatcher: receives notifications for loggers, callbacks and the table.
+        resources_for: returns the resource request for a configuration.
         trial_prefix: the first part of all trial ids.
-        discard: has something removed from the store; must not wait for that.
         clock: seconds for which a scheduler has run this experiment, earlier runs included.
-        time_budget_s: when so many have passed, everything is stopped.
-        max_trials: how many trials there are at most; None leaves it to the search algorithm.
+        discard: queues a deletion from the store; must not block.
+        time_budget_s: the search stops after this many seconds.
+        max_trials: the most trials; None leaves it to the search algorithm.
         nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
             is an error (embedded).
-        after_turn: called when all of a turn is done.
+        after_turn: called at the end of each turn.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class ExperimentLoop:
     ) -> None:
         self.driver = driver
         self.runner, self.algorithms = driver.runner, driver.algorithms
-        #: The trials that are not over, by id.
+        #: The trials that have not ended, by id.
         self.trials = driver.trials
         self.plan = plan
         self.executor = executor
@@ -94,33 +96,33 @@ class ExperimentLoop:
         self._discard = discard
         self._time_budget_s = time_budget_s
         self._max_trials = max_trials
-        #: Since when the search algorithm has had nothing to suggest while there is no trial.
+        #: Since when the search algorithm has suggested nothing while there is no trial.
         self._waits_since: float | None = None
         self._is_wait_told = False
         self._nodes_may_come = nodes_may_come
         self._after_turn = after_turn
-        #: Where the stream was read to before the newest batch.
+        #: The stream entry read before the newest batch.
         self._cursor_before = ""
         self._requests: deque[m.Event] = deque()
-        #: What nodes warned of in this turn, and what became of checkpoints.
+        #: This turn's warnings from nodes and about checkpoints.
         self._warnings: list[str] = []
-        #: Results in this turn of attempts whose trials went on elsewhere.
+        #: The number of this turn's results from superseded attempts.
         self._superseded = 0
         #: Trials that began or ceased to wait for the store in this turn.
         self._store_waits: dict[str, None] = {}
-        #: Whether there may be something in the store that nobody refers to.
+        #: Whether the store may contain objects that no manifest refers to.
         self.has_leftovers = False
-        #: The nodes that were set aside at the end of the last turn in the journal.
+        #: The nodes set aside at the end of the last journalled turn.
         self._aside = self._nodes_aside()
 
     @property
     def is_all_journalled(self) -> bool:
-        """Whether the journal has all that the runner knows; it may not once a turn has failed."""
+        """Whether the journal has all that the runner knows; False after a failed turn."""
         return not self.driver.journal_records
 
     @property
     def waits_for_search(self) -> str:
-        """That nothing happens because the search algorithm suggests nothing; empty if not so."""
+        """A note that the search waits for its algorithm's suggestions; empty if it does not."""
         waited = self._search_waits_s()
         if waited < SEARCH_TOLD_S:
             return ""
@@ -129,13 +131,15 @@ class ExperimentLoop:
             f"{waited:.0f} s, and there is no trial; after {SEARCH_TIMEOUT_S:g} s the search fails"
         )
 
-    # --- what callers do --------------------------------------------------------------------------
+    # --- interface --------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Turn until the search is over, or was interrupted and its hosts are gone or out of time.
+        """Run turns until the search ends, or its processes have ended after an interrupt.
+
+        After an interrupt it returns at the latest when `interrupt_grace_s` has passed.
 
         Args:
-            until: asked before each turn; where it says yes, that is the end.
+            until: checked before each turn; True ends the loop.
         """
         deadline: float | None = None
         while not self.runner.is_finished and not until():
@@ -146,55 +150,57 @@ class ExperimentLoop:
                     return
 
     def close(self) -> None:
-        """No turn follows; the journal can be read."""
+        """Close the journal; no turn follows."""
         self._journal.close()
 
     def resume(self, event: m.ExperimentResumed, recovered_events: Iterable[m.Event] = ()) -> None:
-        """The first turn of a further run.
+        """Run the first turn of a further run.
 
         Args:
-            facts: what became known meanwhile; handled before the event.
+            event: the start of the run.
+            recovered_events: what was found out about the previous run; handled before ``event``.
 
         Raises:
-            SearchFailed, JournalError: as `step`.
+            SearchFailed, JournalError: as in `step`.
         """
         for recovered_event in recovered_events:
             self.driver.handle(recovered_event)
         self.driver.handle(event)
-        # The run before may have been cut off in the middle of anything.
+        # The previous run may have been cut off at any point.
         self.has_leftovers = True
         self._commit()
 
     def reattach(self) -> None:
-        """Have what nodes still host go on; after `resume` and the executor's `open`, if at all."""
+        """Continue what nodes still run; called after `resume` and the executor's `open`."""
         runner = self.runner
         away = [node.joined for node in runner.away.values()]
         self.executor.reattach(runner.nodes.values(), away, runner.acknowledged)
         self.executor.perform(runner.standing_orders())
 
     def request_stop(self, reason: str, trial: str | None = None) -> None:
-        """Stop a trial, or the whole search; may be called from any thread or signal handler."""
+        """Stop a trial, or the whole search; safe in any thread or signal handler."""
         self._requests.append(m.StopRequested(trial, reason))
         self.executor.wake()
 
     def forget_checkpoints(self, trial: str) -> None:
-        """Have a trial begin afresh when it is tried again or goes on; for any thread."""
+        """Make a trial restart from scratch at its next retry or resume; safe in any thread."""
         self._requests.append(m.CheckpointsForgotten(trial))
         self.executor.wake()
 
     def interrupt(self, reason: str) -> None:
-        """End now and leave every trial where it is, to be resumed; for signal handlers too."""
+        """End the run and leave every trial to be resumed; safe in signal handlers, too."""
         self._requests.append(m.RunInterrupted(reason))
         self.executor.wake()
 
     def step(self) -> None:
-        """One turn.
+        """Run one turn.
 
         Raises:
             SearchFailed: a search algorithm, trial scheduler, stopper or callback raised.
-            JournalError: the turn could not be made durable; nothing of it was acted upon. While
-                the disk is full this waits for room instead, until the search is interrupted.
-            ResourceError: a trial asks for more than any node has.
+            JournalError: the turn could not be made durable, and none of its commands were
+                executed. While the disk is full this waits for space instead, until the search is
+                interrupted.
+            ResourceError: a trial requests more than any node has.
         """
         self._dispatcher.turn_began()
         events = self.executor.poll(self._search_timeout_s())
@@ -207,7 +213,7 @@ class ExperimentLoop:
             self._ask_whether_enough()
             self._fill_slots()
         except TuneError:
-            # The search ends here; what was reported before an algorithm raised is kept.
+            # The search ends here; results reported before the algorithm raised are kept.
             dispatcher = [one for one in self.driver.commands if isinstance(one, c.NotifyCommand)]
             self.driver.commands[:] = dispatcher
             self._commit()
@@ -227,10 +233,10 @@ class ExperimentLoop:
         self._after_turn()
 
     def _commit(self) -> None:
-        """Make the turn durable, and only then do what follows from it."""
+        """Make the turn durable, then execute its commands."""
         journal_records = self.driver.journal_records
-        # Time alone has consequences, too: what is waited for may be given up, and the order in
-        # which nodes may be used again decides which of them is taken first.
+        # Time alone has effects, too: overdue uploads are given up, and the order in which nodes
+        # become usable again decides which is chosen first.
         is_changed = self.driver.commands or self._nodes_aside() != self._aside
         if is_changed or any(type(one.event) is not m.Tick for one in journal_records):
             append_when_disk_has_space(
@@ -281,7 +287,7 @@ class ExperimentLoop:
             raise
 
     def _shorten_batch(self) -> None:
-        """What was not handled of the newest batch was not read: it is read after a restart."""
+        """Mark the unhandled rest of the newest batch as unread; a restart reads it again."""
         journal_records = self.driver.journal_records
         for place in reversed(range(len(journal_records))):
             batch = journal_records[place].event
@@ -302,7 +308,7 @@ class ExperimentLoop:
                 self.has_leftovers = True
                 self._warnings.append(format_checkpoint_event(event))
             case m.TrialProcessDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
-                self.has_leftovers = True  # of a copy or an upload that was cut off
+                self.has_leftovers = True  # an upload or a copy may have been cut off
             case m.NodeLost():
                 self.has_leftovers = True
                 if keys := self.runner.book.uploads_of(event.instance_id):
@@ -314,7 +320,7 @@ class ExperimentLoop:
             self._store_waits[event.trial] = None
 
     def _open_batch(self, batch: m.BatchRead) -> int:
-        """Note a batch; returns how many of its first events are known, or of a dead node."""
+        """Record a batch; return how many of its first events are known or of a dead node."""
         if batch.instance_id not in self.runner.nodes:
             return batch.last - batch.first + 1
         expected = self.runner.acknowledged.get(batch.instance_id, 0) + 1
@@ -343,13 +349,13 @@ class ExperimentLoop:
 
     def _ask_whether_enough(self) -> None:
         ends = self.runner.stopping or self.runner.interrupted or self._only_uploads()
-        if self.runner.suggested and not ends:  # also where an earlier run left none alive
+        if self.runner.suggested and not ends:  # even if an earlier run left no live trials
             reason = self.algorithms.enough()
             if reason:
                 self.driver.handle(m.StopRequested(None, reason))
 
     def _only_uploads(self) -> bool:
-        """Whether all trials are over, and the search waits for nothing but their checkpoints."""
+        """Whether all trials have ended and only checkpoint uploads remain."""
         counts = self.runner.counts
         return self.runner.exhausted and not any(
             counts[state] for state in (PENDING, RUNNING, PAUSED)
@@ -358,7 +364,7 @@ class ExperimentLoop:
     # --- new trials -------------------------------------------------------------------------------
 
     def _fill_slots(self) -> None:
-        # New configurations come before trials that were paused: pausing is to give way to others.
+        # New configurations come before paused trials, which paused to give way to others.
         if self.runner.queue.has_pending(self.runner.elapsed):
             self._place_waiting()
         self._note_exhausted()
@@ -381,7 +387,7 @@ class ExperimentLoop:
         self._check_choice()
 
     def _note_exhausted(self) -> None:
-        """The number of configurations alone can say that no more come; that needs no node."""
+        """End the search if the count of configurations shows that no more come; needs no node."""
         runner, most = self.runner, self._max_trials
         total = self.algorithms.search.total
         if total is not None:
@@ -390,16 +396,16 @@ class ExperimentLoop:
             self.driver.handle(m.SearchExhausted())
 
     def _check_choice(self) -> None:
-        """Where nothing runs, and one of the waiting trials has a place, one has to be chosen.
+        """Require that the trial scheduler chooses a trial if none runs and one could.
 
-        No result and no end of a trial would ask the trial scheduler again with something new.
+        No result and no end of a trial would give it a reason to answer differently later.
         """
         runner, counts = self.runner, self.runner.counts
         if counts[RUNNING] or len(runner.slots) or runner.next_wake() is not None:
             return
         first = next(runner.waiting(), None)
         if first is None or (first.status == PAUSED and counts[PENDING]):
-            return  # the pending ones wait for a node, which may come
+            return  # the pending trials wait for a node, which may come
         scheduler = type(self.algorithms.scheduler).__name__
         raise SearchFailed(
             f"all {counts[PENDING] + counts[PAUSED]} trials that are not over are {first.status}, "
@@ -407,7 +413,7 @@ class ExperimentLoop:
         )
 
     def _check_search_timeout(self) -> None:
-        """A search algorithm may wait for results; with no trial left there will be none."""
+        """Fail a search whose algorithm suggests nothing for too long while there is no trial."""
         if self.runner.live:
             self._waits_since = None
             return
@@ -448,7 +454,7 @@ class ExperimentLoop:
     def _placeable(self) -> Iterator[TrialView]:
         return (self.trials[one.trial_id] for one in self.runner.waiting())
 
-    # --- carrying out -----------------------------------------------------------------------------
+    # --- execution --------------------------------------------------------------------------------
 
     def _perform(self) -> None:
         orders: list[c.ExecutorCommand] = []
@@ -464,7 +470,7 @@ class ExperimentLoop:
                 at_end = self.plan.checkpoint_at_end
                 self._warnings.append(format_trial_end(command, saves_at_end=at_end))
         if orders:
-            # First, so that hosts work while the records are written.
+            # First, so that trial processes work while loggers write.
             self.executor.perform(orders)
         self.driver.end_turn(self._dispatcher.notify)
         for removal in removals:

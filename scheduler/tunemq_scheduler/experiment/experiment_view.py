@@ -1,4 +1,4 @@
-"""A search as displays see it, made of what the loop and the records know when they draw."""
+"""`ExperimentView`: the state of a search for displays."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tunemq_scheduler.results.trial_failures import FailureGroup
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.objects.store_address import without_settings
 
-#: The states of trials that are not over.
+#: The states of trials that have not ended.
 UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
-#: Seconds that uploads may take behind the last trial before something is said about them.
+#: Seconds that uploads may take after the last trial before a notice mentions them.
 _TIMEOUT_S: Final = 2.0
-#: Of how many nodes a note tells that they are set aside.
+#: The most nodes or devices that a note names.
 _NODES_TOLD: Final = 3
-#: Of how many trials a note tells; all of them may wait for the same thing.
+#: The most trials that a note looks at; all may wait for the same thing.
 _LOOKED_AT: Final = 1000
 
 
 class ExperimentView:
-    """The search as displays see it; see `SearchView`.
+    """The state of a search for displays; implements `SearchView`.
 
     Args:
-        loop, records: what knows how far it is.
-        prepared: what was asked for.
-        elapsed: for how many seconds it runs.
+        loop: the experiment's loop.
+        dispatcher: the experiment's loggers and callbacks.
+        prepared: the search's checked input.
+        elapsed: returns for how many seconds the search has run.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ExperimentView:
         return [*notes, *filter(None, [self._loop.waits_for_search, self.uploads])]
 
     def _set_aside(self) -> Iterator[str]:
-        """Which nodes trials wait for although they are there; as many as one can read."""
+        """Yield notes about nodes that are set aside while trials wait; only the first few."""
         runner = self._loop.runner
         waits = runner.counts[PENDING] or runner.counts[PAUSED]
         aside = runner.aside.items() if waits else ()
@@ -113,7 +114,7 @@ class ExperimentView:
             )
 
     def _withheld(self) -> Iterator[str]:
-        """Which devices trials wait for; of those of a farm that is shared its scheduler tells."""
+        """Yield notes about GPUs that trials wait for; on shared nodes the farm reports them."""
         runner = self._loop.runner
         if not any(node.withheld and not node.is_shared for node in runner.nodes.values()):
             return
@@ -131,7 +132,7 @@ class ExperimentView:
             yield f"trials wait, for {told}"
 
     def _waits(self) -> Iterator[str]:
-        """Why trials wait for the store, or for GPUs, in one line, however many do."""
+        """Yield one line about all trials that wait for the store or for GPUs."""
         waiting = [trial for trial in islice(self.live, _LOOKED_AT) if trial.waits[0]]
         if waiting:
             first, others = waiting[0], len(waiting) - 1
@@ -140,7 +141,7 @@ class ExperimentView:
 
     @property
     def uploads(self) -> str:
-        """That only checkpoints on their way keep the search from being over; empty otherwise."""
+        """A note that only uploads keep the search from ending; empty if that is not so."""
         runner = self._loop.runner
         if not runner.uploading or any(runner.counts[state] for state in UNFINISHED):
             return ""
@@ -154,11 +155,11 @@ class ExperimentView:
 
 
 class UploadNotice:
-    """Says once that a search waits for nothing but uploads, unless that passes quickly.
+    """Shows one notice when a search waits only for uploads, unless they finish quickly.
 
     Args:
         view: the search.
-        tell: shows a line to the person at the terminal.
+        tell: shows a line to the user.
     """
 
     def __init__(self, view: ExperimentView, tell: Callable[[str], None]) -> None:
@@ -168,7 +169,7 @@ class UploadNotice:
         self._has_told = False
 
     def look(self) -> None:
-        """Once a turn."""
+        """Check once a turn whether the notice is due."""
         uploads = "" if self._has_told else self._view.uploads
         if not uploads:
             self._since = None

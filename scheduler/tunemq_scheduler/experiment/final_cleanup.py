@@ -1,4 +1,4 @@
-"""What is done about the store when the last turn of a search is over."""
+"""Cleans up an experiment's store after the last turn of its search."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.system.folder_trees import remove_tree
 
-#: How long the end of a search waits for a store that removes nothing, and that of a search which
-#: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
+#: Seconds to wait at the end of a search for a store that deletes nothing, and after an interrupt
+#: for all deletions. A slow store may take longer, because nothing else would delete the rest.
 TIMEOUT_S: Final = 10.0
 SHORT_TIMEOUT_S: Final = 1.0
-#: How often is looked whether the person at the terminal has lost patience.
+#: Seconds between checks whether the user no longer wants to wait.
 _POLL_INTERVAL_S: Final = 0.05
-#: How many of those that are left are named.
+#: The most remaining checkpoints that a notice names.
 _NAMED: Final = 5
 
 
@@ -33,15 +33,17 @@ def settle_store(
     is_enough: Callable[[], bool],
     check: Callable[[CancelToken], None] = lambda _cancel: None,
 ) -> None:
-    """Have removed what is to be removed, and nothing else left behind; says what could not be.
+    """Finish all deletions and remove leftovers; show a notice about what could not be deleted.
 
-    Nothing of it ends a search in error: what is left costs room, and nothing else.
+    No failure here ends a search in error: leftovers only use space.
 
     Args:
-        store: the search's, which nobody else uses any more but the watchdog; closed here.
-        tell: shows a line to the person at the terminal.
-        is_enough: whether that person has lost patience; asked now and then.
-        check: raises `RunSuperseded` where another run has the store.
+        loop: the experiment's loop, after its last turn.
+        store: the search's store, which only the watchdog uses besides this function; closed here.
+        collector: the pending deletions.
+        tell: shows a line to the user.
+        is_enough: whether the user no longer wants to wait; checked now and then.
+        check: raises `RunSuperseded` if another run has the store.
     """
     runner, plan = loop.runner, loop.plan
     within = (
@@ -60,8 +62,8 @@ def settle_store(
         tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
     elif plan.cache and loop.is_all_journalled:
         remove_tree(plan.cache)
-    # While anything is under way, what looks left behind may be needed in a moment; and where the
-    # journal does not have the last turn, it may be needed by whoever goes on without that.
+    # During uploads, apparent leftovers may be needed soon. If the journal lacks the last turn, a
+    # run that resumes from that journal may need them.
     is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
     if (
         is_quiet

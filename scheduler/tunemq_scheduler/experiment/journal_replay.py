@@ -1,4 +1,4 @@
-"""The state that a journal comes to: its snapshot, and the turns behind it; nobody is asked."""
+"""Replays a journal: the state of its snapshot plus the turns after it, without algorithms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunemq_scheduler.journal import RecoveredJournal
 from tunemq_scheduler.journal.damage_check import ReplayExtent
 from tunemq_shared.base.errors import TuneError
 
-#: What the core raises at turns that did not follow from the state that it is in.
+#: The errors that the runner raises for turns that do not match its state.
 _UNREPLAYABLE: Final = (
     TuneError,
     ArithmeticError,
@@ -21,7 +21,7 @@ _UNREPLAYABLE: Final = (
 
 
 def begin(found: RecoveredJournal) -> TrialRunner:
-    """The state before the first of a journal's turns.
+    """Return the state before the first of a journal's turns.
 
     Raises:
         JournalError: another version wrote the snapshot.
@@ -33,10 +33,10 @@ def begin(found: RecoveredJournal) -> TrialRunner:
 
 
 def replay_recovered(found: RecoveredJournal) -> TrialRunner:
-    """The state that a journal comes to: that of its snapshot, and the turns behind it.
+    """Return the state at the end of a journal: its snapshot plus the turns after it.
 
     Raises:
-        BugError: the turns cannot have come from that state.
+        BugError: the turns do not match that state.
         JournalError: another version wrote them.
     """
     runner = begin(found)
@@ -47,7 +47,7 @@ def replay_recovered(found: RecoveredJournal) -> TrialRunner:
 
 
 def replay_as_far_as_possible(found: RecoveredJournal) -> ReplayExtent:
-    """How many turns of a journal follow from its beginning, and which trials it lacks then."""
+    """Return how many turns of a journal can be replayed, and which trials are missing then."""
     turns = -1
     try:
         runner = begin(found)

@@ -1,4 +1,4 @@
-"""What the experiment's loop needs of those who keep its turns, and of those who keep records."""
+"""Interfaces between the experiment's loop, its journal and its notification receivers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tunemq_shared.protocol import messages as m
 
 
 class TurnLog(Protocol):
-    """What a turn is written to: the journal, or in a simulation a list."""
+    """The log of turns: the journal, or a list in a simulation."""
 
     def append(self, journal_records: Sequence[m.JournalRecord]) -> None:
-        """Keep one turn, durably."""
+        """Store one turn durably."""
 
     def close(self) -> None:
-        """No turn follows."""
+        """Close the log; no turn follows."""
 
 
 class NotificationSink(Protocol):
-    """Loggers, callbacks and the table: they learn what has become a fact."""
+    """Receives notifications for loggers, callbacks and the table, after they are journalled."""
 
     def notify(self, command: c.NotifyCommand, trial: TrialView) -> None:
-        """One thing happened to a trial."""
+        """Pass on one notification about a trial."""
 
     def trial_waits(self, trial: TrialView) -> None:
-        """A trial begins to wait for the store (`TrialView.waits` says why), or goes on."""
+        """A trial begins or ceases to wait for the store; `TrialView.waits` says why."""
 
     def turn_began(self) -> None:
-        """The loop looks for events again."""
+        """The loop begins to look for events."""
 
     def turn_ended(self) -> None:
-        """The turn's records have all been given."""
+        """The loop has passed all notifications of the turn."""
 
     def notices(self, text: str) -> None:
-        """Something happened, to no trial, that the person at the terminal should know."""
+        """Show the user a notice that concerns no single trial."""

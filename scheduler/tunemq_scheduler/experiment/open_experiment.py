@@ -1,8 +1,8 @@
-"""Opening an experiment: a new one, or one that a scheduler before this one left.
+"""Opens an experiment: a new one, or one that an earlier scheduler left.
 
-Either way what comes of it is an open, locked journal, the runner in the state to which the journal
-comes, and algorithms that know all that stands in it. Nothing has been decided yet: the first turn
-of a further run is `ExperimentLoop.resume` with an event from `resumption`.
+Both ways result in an open, locked journal, the runner in the state at the journal's end, and
+algorithms that know its contents. Nothing has been decided yet: the first turn of a further run is
+`ExperimentLoop.resume` with an event from `resumption`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from tunemq_shared.protocol.conditions import Condition, first_that_holds
 #: Makes the plan of an experiment from its journal's header.
 MakePlan = Callable[[JournalHeader], ExperimentPlan]
 
-#: Where the journal may lack the last turns of the run before, trials start with epochs that are
-#: greater by so much for each run: that run may have used the next ones for checkpoints.
+#: The increase of attempt numbers for each run if the journal may lack the last turns of the
+#: previous run, which may have used the next numbers for checkpoints.
 ATTEMPTS_BEYOND: Final = 1_000_000
-#: So many turns pass before algorithms that had no state to give are asked again.
+#: The number of turns until algorithms that returned no state are asked again.
 _TURNS_UNTIL_ASKED_AGAIN: Final = 100
 
 
 class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of an earlier run's trials.
+    """How to treat the trials of an earlier run.
 
     Attributes:
-        unfinished: trials that were not over go on; else they end where they are.
-        errored: trials in ERROR: ``resume`` from their last checkpoint, ``restart``, or stay so.
-        also: further trials that go on, although they are in ERROR.
-        stopped_by: the criteria of the run before, where they are others now: who ended only for
-            them goes on.
-        stops_now: the criteria of this run, where they changed; trials that meet them stay ended.
+        unfinished: resume unfinished trials; otherwise they end in their current state.
+        errored: trials in ERROR ``resume`` from their last checkpoint, ``restart``, or stay
+            (empty).
+        also: further trials in ERROR that resume.
+        stopped_by: the stop criteria of the previous run, if they changed: trials that only they
+            ended resume.
+        stops_now: the stop criteria of this run, if they changed; trials that meet them stay ended.
     """
 
     unfinished: bool = True
@@ -62,13 +63,14 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class OpenExperiment:
-    """An experiment that is open.
+    """An open experiment.
 
     Attributes:
-        journal: where its turns go; closed with the loop.
-        driver: its state, its algorithms, and its plan, in which what trials run may be missing.
-        unsynced: the files of trials that have to be on the disk before a snapshot.
-        was_exhausted: whether the run before came to the end of its search.
+        journal: stores its turns; the loop closes it.
+        driver: its state, its algorithms, and its plan, which may lack the trainable.
+        cut: the number of bytes of an incomplete turn that were cut off the journal's end.
+        unsynced: the trials' files that must be on disk before a snapshot.
+        was_exhausted: whether the search of the previous run was exhausted.
         unrecorded: compares trials' files with the journal; None for a new experiment.
     """
 
@@ -80,28 +82,30 @@ class OpenExperiment:
     unrecorded: UnrecordedRows | None = None
 
     def __post_init__(self) -> None:
-        """Start the clock; it goes on from where the run before was."""
+        """Start the clock at the elapsed time of the previous run."""
         self.runner, self.plan = self.driver.runner, self.driver.plan
         self._before = self.runner.elapsed
         self._began = time.monotonic()
         self._asked_again = 0
 
     def elapsed(self) -> float:
-        """Seconds for which a scheduler ran this experiment, earlier runs included."""
+        """Return the seconds for which a scheduler ran this experiment, earlier runs included."""
         return self._before + time.monotonic() - self._began
 
     def take_snapshot(self) -> None:
-        """Shorten the journal where it is due and nothing would be lost; once a turn.
+        """Write a snapshot, which shortens the journal, if it is due and would lose nothing.
+
+        Called once a turn.
 
         Raises:
-            StoreError: the trials' files cannot be brought to the disk.
-            JournalError: the disk refuses the snapshot.
+            StoreError: the trials' files cannot be synced to disk.
+            JournalError: the snapshot cannot be written.
         """
         if not self.journal.wants_snapshot or self.journal.turn < self._asked_again:
             return
         if self.unsynced.is_held:
             return
-        # Asked first, for many files are brought to the disk in vain where nobody has a state.
+        # First, because syncing many files would be wasted if an algorithm has no state.
         states = None if self.unsynced.is_settling else self.driver.algorithms.get_state()
         if states is None and not self.unsynced.is_settling:
             self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
@@ -121,10 +125,10 @@ class OpenExperiment:
 def open_new(
     folder: Path, header: JournalHeader, prepared: PreparedSearch, plan: ExperimentPlan
 ) -> OpenExperiment:
-    """Begin an experiment in its own folder.
+    """Create an experiment in its own folder.
 
     Raises:
-        JournalError: it cannot be written, or there is one.
+        JournalError: it cannot be written, or already exists.
     """
     journal = Journal.create(folder / FILE_NAME, header)
     driver = EventDriver(TrialRunner(header.settings), prepared.algorithms(), plan)
@@ -137,17 +141,19 @@ def take_up(
     make_plan: MakePlan,
     when_locked: Callable[[], None] = lambda: None,
 ) -> OpenExperiment:
-    """Go on with an experiment: its algorithms are told what happened, its files made good.
+    """Open an existing experiment: replay its journal to the algorithms and repair its files.
 
     Args:
-        prepared: fresh; nothing was asked of its algorithms.
-        when_locked: called when nobody else can have it open any more.
+        folder: the experiment's folder.
+        prepared: the checked input, with algorithms that were not used yet.
+        make_plan: makes the plan from the journal's header.
+        when_locked: called once this process has exclusive access.
 
     Raises:
         JournalLocked: another process has it open.
         JournalError: it cannot be read or written.
-        SearchFailed: an algorithm raised at what it was told.
-        StoreError: the trials' files cannot be made good.
+        SearchFailed: an algorithm raised during replay.
+        StoreError: the trials' files cannot be repaired.
     """
     journal, found = Journal.resume(folder / FILE_NAME)
     try:
@@ -183,14 +189,17 @@ def resumption(
     *,
     is_cold: bool = True,
 ) -> m.ExperimentResumed:
-    """The event with which a further run begins.
+    """Make the event with which a further run begins.
 
     Args:
-        settings: the rules of this run; which checkpoints are kept, and what trials begin from,
-            stays as it was.
+        opened: the experiment.
+        options: how to treat the trials of earlier runs.
+        settings: the rules of this run; the retention policy and the checkpoints from which trials
+            begin stay unchanged.
+        is_cold: whether nothing is left of the previous run's nodes.
 
     Raises:
-        StoreError: the files of trials that ended, and continue, cannot be made good.
+        StoreError: the files of ended trials that resume cannot be repaired.
     """
     runner, unrecorded = opened.runner, opened.unrecorded
     before = runner.settings
@@ -213,11 +222,11 @@ def resumption(
 
 
 def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: PreparedSearch) -> bool:
-    """Whether anything would run after this event; where not, nothing need be started."""
+    """Whether anything would run after this event; if not, there is nothing to start."""
     runner, tune = opened.runner, prepared.tune
     if event.also or (event.errored and runner.errored()):
         return True
-    # Whoever is over and still there waits for a host to go, or for a checkpoint to be kept.
+    # An ended trial that is still live waits for its process to end or a checkpoint to be saved.
     if any(event.unfinished or trial.is_finished for trial in runner.live.values()):
         return True
     total = prepared.trials
@@ -225,23 +234,23 @@ def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: Prepa
         return False
     if tune.budget_s is not None and opened.elapsed() >= tune.budget_s:
         return False
-    # An algorithm without a number of trials said by itself that it had no more.
+    # An algorithm without a fixed number of trials reported the end itself.
     is_over = opened.was_exhausted and total is None
     return not is_over and not opened.driver.algorithms.enough()
 
 
 def _tried_again(opened: OpenExperiment, trials: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are in ERROR; the run before may have tried the others again already."""
+    """Return those in ERROR; the previous run may have retried the others already."""
     errored = opened.runner.errored() if trials else ()
     return tuple(trial for trial in trials if trial in errored)
 
 
 def _may_go_further(opened: OpenExperiment, options: ResumeOptions) -> tuple[str, ...]:
-    """The trials that ended by the criteria of the run before and do not meet this run's."""
+    """Return the trials that only the previous run's stop criteria ended."""
     if not options.stopped_by:
         return ()
     runner, found = opened.runner, []
-    for trial in (*runner.finished, *runner.live):  # whose hosts may not have been gone yet
+    for trial in (*runner.finished, *runner.live):  # live ones: their processes may still exist
         summary = runner.summary(trial)
         last = summary.last_result
         if last is None or summary.status == ERROR:

@@ -1,7 +1,7 @@
-"""What `Tuner.restore` settles before anything is opened: where an experiment is, how it goes on.
+"""Prepares `Tuner.restore`: finds the experiment, and checks what was passed to it.
 
-What it was run with stands in its folder (`tunemq_scheduler.settings.saved_tuner`). Some of that
-may be given anew; what trials of earlier runs were judged by may not change.
+Its folder contains the arguments of the original run (`tunemq_scheduler.settings.saved_tuner`).
+Some may be replaced; those by which earlier trials were judged may not.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
 
-#: No file of a trial's that is copied back is longer; those are logs and results.
+#: The most bytes of a trial's file that is copied back; these are logs and results.
 _MOST_BYTES: Final = 2**32
 _CHECKPOINT: Final = "checkpoint_"
 _log = logging.getLogger(__name__)
 
 
 class RestoredExperiment(NamedTuple):
-    """An experiment that can go on, and with what."""
+    """An experiment that can be resumed, and the arguments for that."""
 
     folder: str
     store: str
@@ -58,7 +58,7 @@ class RestoredExperiment(NamedTuple):
 
 
 def can_restore(path: str | os.PathLike[str]) -> bool:
-    """Whether there is an experiment at this folder, or at this address in a store."""
+    """Whether this folder, or this address in a store, contains an experiment."""
     place = os.fspath(path)
     try:
         if is_remote(place):
@@ -80,10 +80,10 @@ def restored(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> RestoredExperiment:
-    """Find the experiment, and check what is given anew against what it was run with.
+    """Find the experiment, and check new arguments against those of the original run.
 
     Raises:
-        ConfigError: there is none, or it cannot go on like this; says why.
+        ConfigError: there is none, or it cannot resume like this; says why.
         JournalError: its journal cannot be read.
         StoreError: its store cannot be reached.
     """
@@ -125,7 +125,7 @@ def restored(
 
 
 def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
-    """What became of the experiment's trials, as far as its journal tells; changes nothing.
+    """Return the results of the experiment's trials in its journal; changes nothing.
 
     Raises:
         JournalError: the journal cannot be read.
@@ -176,7 +176,7 @@ def _check_space(before: Any, given: Any) -> None:
 
 def _same(one: Domain | None, other: Domain | None) -> bool:
     if isinstance(one, Function) and isinstance(other, Function):
-        return True  # pickled functions cannot be told from each other
+        return True  # pickled functions cannot be compared
     return type(one) is type(other) and repr_of(one) == repr_of(other)
 
 
@@ -209,7 +209,7 @@ def _other(what: str, before: object, given: object) -> ConfigError:
     )
 
 
-# --- where it is ----------------------------------------------------------------------------------
+# --- location -------------------------------------------------------------------------------------
 
 
 def _local(place: str) -> str:
@@ -217,7 +217,7 @@ def _local(place: str) -> str:
 
 
 def _fetched(address: str) -> str:
-    """A local folder of the experiment at an address: the one that is here already, or a copy."""
+    """Return a local folder of the experiment at an address: an existing one, or a new copy."""
     check_allowed(address, "Tuner.restore(path)")
     shown = without_settings(address).rstrip("/")
     name = shown.rpartition("/")[2]
@@ -230,16 +230,16 @@ def _fetched(address: str) -> str:
     try:
         if lost := bring_experiment(address, folder, journal_signer()):
             _log.warning("%s", lost)
-    except BaseException:  # passed on; what was brought until then is of no use
+    except BaseException:  # passed on; a partial copy is useless
         remove_tree(folder)
         raise
     return folder
 
 
 def _check_newest(address: str, folder: str) -> None:
-    """Refuse a folder of ours if another machine went on with the experiment.
+    """Reject a local folder if another machine has continued the experiment since.
 
-    Both would write to the same place in the store, and what the other did would be lost.
+    Both would write to the same place in the store, and the other machine's progress would be lost.
     """
     with open_objects(address) as objects:
         is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_signer())
@@ -252,19 +252,21 @@ def _check_newest(address: str, folder: str) -> None:
 
 
 def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -> str:
-    """Copy an experiment from its store into an empty folder, but for its checkpoints.
-
-    Returns:
-        What the journal's copy lacked, for people; empty if nothing.
+    """Copy an experiment without its checkpoints from its store into an empty folder.
 
     Args:
-        seal: of the journals of this search. With keys the journal and the Tuner are the
-            scheduler's, or none are brought.
+        address: the experiment's address in the store.
+        folder: the target.
+        message_signer: verifies the search's journals. With keys, it accepts only a journal and a
+            Tuner that the scheduler signed.
+
+    Returns:
+        What the journal's copy lacked, for messages; empty if nothing.
 
     Raises:
         ConfigError: there is none at this address.
-        StoreError: the store cannot be reached, or the copy is not usable.
-        JournalError: the journal's copy is not usable.
+        StoreError: the store cannot be reached, or the copy cannot be used.
+        JournalError: the journal's copy cannot be used.
     """
     os.makedirs(folder, exist_ok=True)
     try:
@@ -297,12 +299,12 @@ def _is_of(folder: str, shown: str) -> bool:
 
 
 def _bring_files(objects: ObjectStore, folder: Path) -> None:
-    """What was copied of the experiment's own files and its trials', but for checkpoints."""
+    """Copy the experiment's and its trials' own files, without checkpoints."""
     for found in objects.list():
         if not is_safe_name(found.key):
             raise StoreError(f"the store has an object of the name {found.key!r}.")
         parts = found.key.split("/")
-        # Code is shipped anew: of folders that begin with a dot nothing is needed.
+        # Folders that begin with a dot are not needed: code is uploaded again.
         if (
             parts[0] == FILE_NAME
             or parts[0].startswith(".")

@@ -1,4 +1,4 @@
-"""Runs one experiment from its checked input to its results, on a farm of its own or right here."""
+"""`Experiment`: runs one experiment on an embedded farm or in this process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, Environment, ExperimentResumed
 from tunemq_shared.signing.key_files import journal_signer
 
-#: The folder with a machine's own copies of checkpoints, in the experiment's.
+#: The name of the experiment's subfolder with this machine's own copies of checkpoints.
 CACHE: Final = ".cache"
 _NO_CODE: Final = BlobRef("", 0, "")
 _NO_ENVIRONMENT: Final = Environment("", (), {}, ())
@@ -66,9 +66,9 @@ class Experiment:
 
     Args:
         prepared: its checked input.
-        storage: its own folder, which exists, and its store.
-        resume: go on with what is in that folder; None for a new experiment.
-        keep: called when the experiment is open and nothing of it has been done.
+        storage: its existing folder, and its store.
+        resume: how to resume the experiment in that folder; None for a new one.
+        keep: called when the experiment is open and before it starts.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Experiment:
         self._event: ExperimentResumed | None = None
         self._message_signer = journal_signer()
         self._run_number = 1
-        #: Of this run, once it is written.
+        #: This run's record, once it is written.
         self._own_record: RunRecord | None = None
 
     def run(self) -> ResultGrid:
-        """Run it on this script's own farm.
+        """Run it on an embedded farm.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; everything is saved.
             RunSuperseded: another run claimed the experiment's store.
-            TuneError: the search could not go on; what it had is saved.
+            TuneError: the search failed; its results so far are saved.
         """
         opened = self._open()
         with opened.journal, self._noted_end():
@@ -110,7 +110,7 @@ class Experiment:
     def _run_on_own_farm(self, opened: OpenExperiment) -> ResultGrid:
         prewarm, gpus = environment_of(self.prepared), self._may_ask_for_gpus(opened)
         with embedded_farm(prewarm=prewarm, gpus=gpus) as farm:
-            # Celery takes 0.1 s to import: meanwhile the farm starts.
+            # Celery takes 0.1 s to import; the farm starts meanwhile.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
 
@@ -134,14 +134,14 @@ class Experiment:
                     search.drop()
                     raise
                 except RedisUnavailable:
-                    if not search.is_killed:  # else it went at our word, faster than the loop
+                    if not search.is_killed:  # otherwise the farm ended on request, before the loop
                         raise
                 finally:
                     executor.close(now=search.is_killed)
             return search.results()
 
     def _may_ask_for_gpus(self, opened: OpenExperiment) -> bool:
-        """Whether some trial may, new or restored; what depends on configurations may be any."""
+        """Whether some trial, new or restored, may request GPUs."""
         restored = [trial.resources for trial in opened.runner.live.values()]
         asked = [self._settings.request, *restored]
         return any(request is None or needs_of(request).names_device for request in asked)
@@ -173,7 +173,7 @@ class Experiment:
             thread.start()
             try:
                 executor.serve()
-            except BaseException:  # passed on to the script; the loop journals why it ends
+            except BaseException:  # passed on to the script; the loop journals the reason
                 search.loop.interrupt("the script's thread left its trial")
                 raise
             finally:
@@ -182,7 +182,7 @@ class Experiment:
                 raise failed[0]
         return search.results()
 
-    # --- the parts --------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
 
     def _open(self) -> OpenExperiment:
         if self._resume is not None:
@@ -206,45 +206,45 @@ class Experiment:
         return open_new(Path(self.folder), header, self.prepared, self._outline(header))
 
     def _resumption(self, opened: OpenExperiment, options: ResumeOptions) -> ExperimentResumed:
-        """The event with which this run begins.
+        """Make the event with which this run begins.
 
         Raises:
-            JournalError, StoreError: who ran the experiment last cannot be read.
+            JournalError, StoreError: the record of the previous run cannot be read.
         """
         event = resumption(opened, options, self._settings)
         before = read_record(self.folder)
         is_over = before is not None and (before.is_over or before.holder.is_gone)
         if is_over or not self._store_address:
             return event
-        # Another run may be alive elsewhere, whose attempts write to the same store.
+        # Another run may be alive on another machine, with attempts that write to the same store.
         stored = self._claim.stored()
         run = max(event.run, 0 if stored is None else stored.run + 1)
         return msgspec.structs.replace(event, run=run, attempts_from=run * ATTEMPTS_BEYOND)
 
     def _write_record(self, record: RunRecord) -> None:
-        """Keep who runs this experiment; other runs find out by that.
+        """Store this run's record, by which other runs detect it.
 
         Raises:
-            JournalError, StoreError: it cannot be kept.
+            JournalError, StoreError: it cannot be written.
             RunSuperseded: another run has the store.
         """
-        write_record(self.folder, record)  # first: a store that is ahead of us tells of another
+        write_record(self.folder, record)  # first: a store ahead of the folder means another run
         self._claim.write(record)
         self._own_record = record
 
     @contextlib.contextmanager
     def _noted_end(self) -> Iterator[None]:
-        """Note in the folder that the run is over, so that the next one need not ask."""
+        """Record in the folder that the run has ended, so that the next one need not check."""
         try:
             yield
         finally:
             if self._own_record is not None:
                 over = msgspec.structs.replace(self._own_record, is_over=True)
-                with contextlib.suppress(JournalError):  # a full disk: the next run asks
+                with contextlib.suppress(JournalError):  # a full disk: the next run checks
                     write_record(self.folder, over)
 
     def _begin(self, search: SearchRun) -> None:
-        """The first turn of a further run."""
+        """Run the first turn of a further run."""
         if self._event is not None:
             recovered_events = recover_local_checkpoints(
                 search.loop.runner, search.loop.plan, search.dispatcher.notices
@@ -252,7 +252,7 @@ class Experiment:
             search.loop.resume(self._event, recovered_events)
 
     def _is_over_already(self, opened: OpenExperiment, event: ExperimentResumed) -> ResultGrid:
-        """Nothing is left to do: the results, once what is not to be finished has ended."""
+        """Return the results of an experiment without remaining work; end unwanted trials."""
         runner, unrecorded = opened.runner, opened.unrecorded
         has_notices = unrecorded is not None and bool(unrecorded.notices)
         if has_notices or any(not trial.is_finished for trial in runner.live.values()):
@@ -262,7 +262,7 @@ class Experiment:
         return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
 
     def _take_checkpoint(self) -> None:
-        """Have all trials begin from the user's checkpoint, if one was given."""
+        """Import the user's checkpoint, if given, so that all trials begin from it."""
         given = self.prepared.run.resume_from_checkpoint
         if given is not None:
             with contextlib.closing(open_store(self._store_address or self.folder)) as store:
@@ -270,12 +270,12 @@ class Experiment:
             self._settings = msgspec.structs.replace(self._settings, restore=(ref,))
 
     def _outline(self, header: JournalHeader) -> ExperimentPlan:
-        """The plan but for the code."""
+        """Make the plan without the code."""
         prepared = self.prepared
         self._id, self._store_address = header.experiment_id, header.store
         self._claim = StoreClaim(header.store, self._message_signer)
         checkpoints, sync = prepared.run.checkpoint_config, prepared.run.sync_config
-        # A stream of its own for each run: nothing of an earlier one can come into it.
+        # Each run has its own stream, so that no events of an earlier run can enter it.
         run = f".{uuid.uuid4().hex[:8]}" if self.is_resumed else ""
         self._outlined = ExperimentPlan(
             experiment=self.name,
@@ -302,7 +302,7 @@ class Experiment:
         return self._outlined
 
     def _plan(self, code_package: CodePackage) -> ExperimentPlan:
-        """What nodes are told of this experiment."""
+        """Make the complete plan, which nodes receive."""
         return package_code(self._outlined, self.prepared, code_package)
 
     def _search(
@@ -322,12 +322,12 @@ class Experiment:
 
 
 def storage_for(prepared: PreparedSearch) -> StorageLocation:
-    """A place of its own for a new experiment; a name that is taken gets a number behind it.
+    """Create the folder of a new experiment; add a number to a name that is taken.
 
     Raises:
-        ConfigError: its folder cannot be made or written, its store's address is not usable, or
-            its files cannot be copied as `SyncConfig` says; nothing is there then.
-        StoreError: its store cannot be used; nothing was made.
+        ConfigError: its folder cannot be created or written, its store's address is invalid, or its
+            files cannot be copied as `SyncConfig` says; then no folder remains.
+        StoreError: its store cannot be used; no folder was created.
     """
     run = prepared.run
     name = run.name or experiment_name(prepared.trainable_name, time.time())

@@ -1,4 +1,4 @@
-"""`SearchRun`: a search that runs, put together from what was prepared and an open experiment."""
+"""`SearchRun`: a running search, built from the checked input and an open experiment."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
 
-#: How long an interrupted search goes on copying what it wrote to its store.
+#: Seconds that an interrupted search spends on copying its last files to its store.
 INTERRUPTED_COPY_S: Final = 5.0
 
 
 class SearchRun:
-    """The parts of a search that runs.
+    """The parts of a running search.
 
     Attributes:
-        is_over: whether no turn of the loop follows.
-        is_killed: whether nothing more is to be done about it; `drop` sets it.
-        when_copied: does what cannot be taken back, at once; where the journal has a copy, when
-            that has the reason for it.
+        is_over: whether the loop has ended.
+        is_killed: whether to skip everything that remains; set by `drop`.
+        when_copied: calls an irreversible function: at once, or, if the journal is copied, once the
+            copy contains the reason for it.
 
     Args:
         prepared: its checked input.
-        plan: what nodes are told, complete.
-        executor: where its trials run; opened and closed by the caller.
+        plan: the complete plan, which nodes receive.
+        executor: runs its trials; opened and closed by the caller.
         opened: the experiment.
-        claim: of this run to the experiment's store.
+        claim: this run's claim to the experiment's store.
         max_trials, nodes_may_come: see `ExperimentLoop`.
     """
 
@@ -82,7 +82,7 @@ class SearchRun:
         )
         if self._copier is not None:
             self._copier.check = claim.check
-            callbacks.append(self._copier)  # behind those that write what it copies
+            callbacks.append(self._copier)  # after those that write what it copies
         self.dispatcher = CallbackDispatcher(
             callbacks, self.display, tune.metric, tune.direction, opened.unsynced
         )
@@ -108,10 +108,10 @@ class SearchRun:
 
     @contextmanager
     def shown(self, is_enough: Callable[[], bool]) -> Iterator[None]:
-        """Show the search while it runs, and what became of it, however it ends.
+        """Show the search while it runs, and its outcome, however it ends.
 
         Args:
-            is_enough: whether the person at the terminal wants it to end now.
+            is_enough: whether the user wants it to end now.
         """
         loop, dispatcher, display, collector = (
             self.loop,
@@ -147,7 +147,7 @@ class SearchRun:
             self.is_over = True
             try:
                 loop.close()
-                self._claim.expire()  # what the end removes and copies is the most
+                self._claim.expire()  # the end deletes and copies the most, so check the claim anew
                 settle_store(
                     loop,
                     self.store,
@@ -165,16 +165,16 @@ class SearchRun:
                 display.close()
 
     def interrupt(self, reason: str) -> None:
-        """Somebody wants it to end, and where it has, not to wait for copies.
+        """Interrupt the search; after its end, stop waiting for copies.
 
-        For signal handlers, too.
+        Safe in signal handlers.
         """
         self.loop.interrupt(reason)
         if self.is_over:
             self._give_up_copying()
 
     def drop(self) -> None:
-        """Leave everything as it is, the last copies too; for signal handlers, too."""
+        """Leave everything as it is, without the last copies; safe in signal handlers."""
         self.is_killed = True
         self._give_up_copying()
 
@@ -183,11 +183,11 @@ class SearchRun:
             self._copier.give_up()
 
     def results(self) -> ResultGrid:
-        """What became of all trials.
+        """Return the results of all trials.
 
         Raises:
-            RunSuperseded: another run has the experiment's store, and was found there.
-            TrialError: one is in ERROR, and the first such was to be raised.
+            RunSuperseded: another run has the experiment's store, and this run noticed.
+            TrialError: a trial is in ERROR and ``fail_fast`` is "raise".
         """
         self._claim.check_known()
         results = self._trial_results()
@@ -210,7 +210,7 @@ class SearchRun:
             self._copier.delete_checkpoint(removal.key)
 
     def _finish_records(self) -> None:
-        """Tell callbacks that the search is over; whoever interrupted it waits for few copies."""
+        """Notify callbacks of the end; after an interrupt, limit the time for copies."""
         timer = threading.Timer(INTERRUPTED_COPY_S, self._give_up_copying)
         if self._copier is not None and self.loop.runner.interrupted:
             timer.daemon = True
@@ -227,6 +227,6 @@ class SearchRun:
 def grid_of(
     results: Sequence[Result], prepared: PreparedSearch, plan: ExperimentPlan
 ) -> ResultGrid:
-    """All results as `Tuner.fit` returns them."""
+    """Make the result of `Tuner.fit`."""
     tune = prepared.tune
     return ResultGrid(results, experiment_path=plan.folder, metric=tune.metric, mode=tune.direction)

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a search before it starts, found before anything starts."""
+"""Checks a search's input completely before anything starts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tunemq_shared.trainable.trainable_blobs import PickledTrainable, pickle_par
 
 
 class PreparedSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """A search whose input was checked, ready to be run.
+    """A search whose input was checked.
 
     Attributes:
-        trainable_name: safe in names of folders.
-        pickled: the trainable's code, and what is bound to it.
-        resources_for: what a trial of a configuration asks for.
-        seed: of everything random; drawn here when none was given.
-        trials: how many there will be, None where that is open.
+        trainable_name: safe for folder names.
+        pickled: the trainable's code, and the objects bound to it.
+        resources_for: returns the resource request for a configuration.
+        seed: the seed of all randomness; drawn here if none was given.
+        trials: the number of trials; None if it is open.
     """
 
     trainable: Any
@@ -59,7 +59,7 @@ class PreparedSearch(msgspec.Struct, frozen=True, kw_only=True):
     trials: int | None
 
     def algorithms(self) -> AlgorithmDriver:
-        """The algorithms as the loop asks them."""
+        """Return the algorithms for the loop."""
         return AlgorithmDriver(
             search=self.search,
             scheduler=self.scheduler,
@@ -76,8 +76,8 @@ def prepare(
     """Check a search's input.
 
     Raises:
-        UserError: something is not usable; says which field, which value, and what to do.
-        SearchFailed: an algorithm raised when it was asked for its state.
+        UserError: an argument is invalid; says which field, which value, and what to do.
+        SearchFailed: an algorithm raised when asked for its state.
     """
     trainable = _named(trainable)
     validate_trainable(trainable)
@@ -130,7 +130,7 @@ def prepare(
         seed=seed,
         trials=search.total,
     )
-    # Else what cannot be written down is found when the journal has grown long, hours from now.
+    # Otherwise a state that cannot be serialized would only fail hours later, at a snapshot.
     prepared.algorithms().get_state()
     return prepared
 
@@ -158,7 +158,7 @@ def _space(param_space: Any) -> dict[str, Any]:
 
 
 def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
-    """Functions save when they report a checkpoint; nobody can make them save at another time."""
+    """Reject checkpoint settings of class trainables for functions, which save by themselves."""
     original = attached_to(trainable).original
     if isinstance(original, type) and issubclass(original, Trainable):
         return
@@ -171,10 +171,10 @@ def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
 
 
 def _check_arguments(trainable: Any, param_space: Any, tune: TuneConfig) -> None:
-    """A command names parameters, which have to be in the space."""
+    """Check that the search space contains the parameters that a command names."""
     original = attached_to(trainable).original
     if not isinstance(original, Executable) or (not param_space and tune.search_alg is not None):
-        return  # a search algorithm with a space of its own knows its names
+        return  # the search algorithm has its own space and names
     original.check_names(dict(parameter_names(read_space(_space(param_space)))))
 
 
@@ -195,7 +195,7 @@ def _check_callbacks(callbacks: Any) -> None:
 
 
 def _same_for_all(trainable: Any) -> dict[str, float] | None:
-    """The request of every trial, where it does not depend on the configuration."""
+    """Return the request of all trials; None if it depends on the configuration."""
     attached = attached_to(trainable)
     varies = callable(attached.resources) or (
         isinstance(attached.original, type) and attached.resources is None
