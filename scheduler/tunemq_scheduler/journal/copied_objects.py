@@ -1,11 +1,11 @@
 """The objects of a journal's copy in a store: their names, and the signature of each.
 
-    000002/000004.turns/<from byte>-<to byte>       a piece of a file, behind the head of its seal
+    000002/000004.turns/<from byte>-<to byte>       a piece of a file, after its signature's header
     000002/ready                                    the experiment's id, likewise
 
-A name counts only exactly as it is written here, so each object has one name. Where the farm has
-keys the scheduler alone can sign: a signature covers the search (the key is made for it), the
-experiment's id, the copy's number, the file, and the place of the bytes in it.
+Only the exact spelling of a name is valid, so each object has one name. If the farm has keys, only
+the scheduler can sign: a signature covers the search (which has its own key), the experiment's id,
+the copy's number, the file, and the position of the bytes in it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tunemq_shared.signing.message_signing import (
     unchecked_body,
 )
 
-#: Says that the copy holds all that its snapshot needs; has the experiment's id.
+#: Marks a copy that holds all that its snapshot needs; contains the experiment's id.
 READY: Final = "ready"
 #: The file beside the journal without which a search cannot be restored.
 TUNER: Final = "tuner.pkl"
-#: Joined pieces are not longer; what claims to be is not read into memory.
+#: The most bytes of merged pieces; longer objects are not read into memory.
 MOST_BYTES: Final = 128 * 2**20
 
 _PIECE: Final = re.compile(r"([0-9]{15})-([0-9]{15})")
@@ -35,7 +35,7 @@ _NUMBER: Final = re.compile(r"[0-9]{6,18}")
 
 
 class CopiedObject(NamedTuple):
-    """The name of one object; of `READY` both bytes are 0."""
+    """The name of one object; for `READY`, `begin` and `end` are 0."""
 
     opening: int
     file: str
@@ -44,22 +44,22 @@ class CopiedObject(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Below the experiment's store."""
+        """The object's key below the experiment's store."""
         return f"{FILE_NAME}/{self.name}"
 
     @property
     def name(self) -> str:
-        """Below the journal's folder."""
+        """The object's name below the journal's folder."""
         name = f"{self.opening:06d}/{self.file}"
         return name if self.file == READY else f"{name}/{self.begin:015d}-{self.end:015d}"
 
     def is_whole(self, size: int) -> bool:
-        """Whether an object of this size holds all its bytes; a power cut may leave fewer."""
+        """Whether an object of this size has all its bytes; a power cut may leave fewer."""
         return size > 0 if self.file == READY else size - (self.end - self.begin) in {1, HEAD_BYTES}
 
 
 def parse_key(key: str) -> CopiedObject | None:
-    """The object with this key; None for all that no copy has."""
+    """Return the object with this key; None for a key that no copy uses."""
     match key.split("/"):
         case [top, opening, file] if file == READY:
             piece = "0" * 15 + "-" + "0" * 15
@@ -76,7 +76,7 @@ def parse_key(key: str) -> CopiedObject | None:
 
 
 def in_order(pieces: Iterable[CopiedObject]) -> list[CopiedObject]:
-    """The pieces that make up a file; of those that overlap the longest, the others were merged."""
+    """Return the pieces that make up a file, without those that were merged into longer ones."""
     chosen: list[CopiedObject] = []
     for one in sorted(pieces, key=lambda one: (one.begin, -one.end)):
         if not chosen or one.begin >= chosen[-1].end:
@@ -85,7 +85,7 @@ def in_order(pieces: Iterable[CopiedObject]) -> list[CopiedObject]:
 
 
 def gaps(pieces: Iterable[CopiedObject], size: int) -> list[tuple[int, int]]:
-    """From which byte to which the pieces lack those of a file of this size."""
+    """Return the byte ranges that the pieces lack of a file of this size."""
     ordered = in_order(pieces)
     begins = [*(one.begin for one in ordered), size]
     ends = [0, *(one.end for one in ordered)]
@@ -95,17 +95,17 @@ def gaps(pieces: Iterable[CopiedObject], size: int) -> list[tuple[int, int]]:
 def signed_message(
     message_signer: MessageSigner, one: CopiedObject, experiment_id: str, body: bytes
 ) -> bytes:
-    """The content of an object."""
+    """Return the content of an object: the signed bytes."""
     return message_signer.close(body, *_context(one, experiment_id))
 
 
 def opened(
     message_signer: MessageSigner, one: CopiedObject, experiment_id: str, content: bytes
 ) -> bytes:
-    """What was sealed; without keys it is not checked who did.
+    """Return the signed bytes of an object; without keys the signature is not checked.
 
     Raises:
-        JournalError: the scheduler of this farm did not write that.
+        JournalError: the object does not have a valid signature of this farm's scheduler.
     """
     try:
         if not message_signer.is_signed:
@@ -120,5 +120,5 @@ def opened(
 
 
 def _context(one: CopiedObject, experiment_id: str) -> tuple[bytes, ...]:
-    # The first object that is read says of which experiment the others have to be.
+    # The first object that is read determines the experiment's id for all others.
     return (b"" if one.file == READY else experiment_id.encode(), one.name.encode())

@@ -1,4 +1,4 @@
-"""What is damaged of a journal: `tunemq journal check` and `salvage` share this verdict."""
+"""Checks a journal for damage, for `tunemq journal check` and `salvage`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tunemq_shared.base.errors import JournalCorrupt
 
 
 class ReplayExtent(NamedTuple):
-    """How far the turns of a journal follow from its snapshot.
+    """How many turns of a journal can be replayed from its snapshot.
 
     Attributes:
-        turns: so many turns from the beginning of the experiment; -1: not even the snapshot can be
-            loaded.
-        problem: why the next one does not; empty where all do.
-        missing: the ids of trials that were suggested, and of which nothing is known.
+        turns: the number of turns from the start of the experiment; -1 if even the snapshot cannot
+            be loaded.
+        problem: why the next one cannot be replayed; empty if all can.
+        missing: the ids of trials that were suggested and of which the journal has no record.
     """
 
     turns: int
@@ -48,17 +48,17 @@ ReplayJournal = Callable[[RecoveredJournal], ReplayExtent]
 
 
 def believe(found: RecoveredJournal) -> ReplayExtent:
-    """Replay nothing: for journals whose turns mean nothing to the core."""
+    """Accept all turns without replay, for turns that the runner cannot interpret."""
     return ReplayExtent(found.turn)
 
 
 @dataclass(frozen=True)
 class JournalCheckResult:
-    """What there is of a journal.
+    """The result of a check.
 
     Attributes:
-        found: what it comes to; None where it cannot be read as it is.
-        damage: what is wrong with its files, a sentence each; empty where it is whole.
+        found: the journal's contents; None if it cannot be read as it is.
+        damage: one sentence per damaged place; empty if there is none.
     """
 
     found: RecoveredJournal | None
@@ -66,7 +66,7 @@ class JournalCheckResult:
 
 
 def examine(path: Path, replay: ReplayJournal) -> JournalCheckResult:
-    """Read all files of a journal, those of the generation before included, and replay it.
+    """Read all files of a journal, including those of the previous snapshot, and replay it.
 
     Raises:
         JournalError: there is none, a file cannot be read, or another version wrote it.
@@ -88,7 +88,7 @@ def examine(path: Path, replay: ReplayJournal) -> JournalCheckResult:
 
 
 def owner_of(folder: Path) -> str:
-    """The id of the experiment to which most files of a journal belong; empty where none says.
+    """Return the id of the experiment that owns most files of a journal; empty if unknown.
 
     Raises:
         JournalError: a file cannot be read.
@@ -96,7 +96,7 @@ def owner_of(folder: Path) -> str:
     found: Counter[str] = Counter()
     for one in numbers(folder, TURNS_SUFFIX):
         if payload := _first_payload(path := turns_file(folder, one)):
-            with suppress(JournalCorrupt):  # another file has its name
+            with suppress(JournalCorrupt):  # a different file has its name
                 found[decode_header(payload, SegmentHeader, path).experiment_id] += 1
     for one in numbers(folder, SNAPSHOT_SUFFIX):
         if payload := _first_payload(path := snapshot_file(folder, one)):
@@ -106,7 +106,7 @@ def owner_of(folder: Path) -> str:
 
 
 def _first_payload(path: Path) -> bytes:
-    """What the first frame of a file holds; nothing where that is damaged."""
+    """Return the payload of a file's first frame; empty if that is damaged."""
     first = next(all_whole_frames(path), None)
     return first.payload if first is not None and first.offset == 0 else b""
 
@@ -118,7 +118,7 @@ def _damaged_files(folder: Path, found: RecoveredJournal | None) -> Iterator[str
     for number in numbers(folder, TURNS_SUFFIX):
         yield from _damage_of(turns_file(folder, number), _segment_owner, number, owner)
     if found is None:
-        whole_records(folder, owner)  # salvage needs what can be read of it
+        whole_records(folder, owner)  # salvage needs its readable records
     elif (folder / HISTORY_COPY).exists():
         try:
             read_history(folder, found.history, owner, HISTORY_COPY)

@@ -1,4 +1,4 @@
-"""Brings the copy of a journal back from an object store; see `journal_copy`."""
+"""Fetches the copy of a journal from an object store; see `journal_copy`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
 from tunemq_shared.signing.message_signing import MessageSigner
 
-#: A scheduler that goes on may remove what is just being fetched; then it is looked at again.
+#: The most attempts: an active scheduler may remove objects while they are fetched.
 _TRIES: Final = 10
 #: Seconds for listing a copy.
 _LIST_S: Final = 600.0
 
-#: An experiment's id, behind the head of a seal.
+#: The most bytes of `READY`: an experiment's id after its signature's header.
 _MOST_READY: Final = 1024
-#: The pieces of each file of one copy, and how many bytes each object has.
+#: The pieces of each file of one copy, and the size of each object in bytes.
 _Files = dict[str, dict[CopiedObject, int]]
 
 
 class _Damaged(JournalError):
-    """Something was not listed: a piece may have become part of a longer one just then."""
+    """A piece was not listed; the scheduler may just have merged it into a longer one."""
 
 
 def fetch_journal(
@@ -54,27 +54,31 @@ def fetch_journal(
     replay: ReplayJournal = believe,
     timeout_s: float = 600.0,
 ) -> RecoveredJournal:
-    """Bring the copy into ``folder``, which is made, and must be empty if it is there.
+    """Fetch the copy into ``folder``, which is created, or must be empty.
 
-    Of a copy of which the store lost something comes what `salvage` makes of the rest. What the
-    scheduler did not write is never lost, but refused.
+    If the store lost parts of the copy, the result is what `salvage` makes of the rest. An object
+    that the scheduler did not sign never counts as lost: it is an error.
 
-    Where the experiment's whole folder is synced to the store, and there is no copy, or the search
-    went on from it and made none, that journal is brought; with keys never, since it is not signed.
-    The file `TUNER` of the copy comes into ``folder``, too.
+    If the experiment's whole folder is synced to the store, and there is no copy, or the search
+    continued from the copy without making a new one, the synced journal is fetched instead; never
+    with keys, since it is not signed. The copy's file `TUNER` is placed in ``folder``, too.
 
     Args:
-        seal: of the journals of this search; without keys it is not checked who wrote the copy.
+        objects: the experiment's store.
+        folder: the target.
+        message_signer: verifies this search's journals; without keys the copy's origin is not
+            checked.
         replay: see `salvage`.
+        timeout_s: the most seconds for the whole fetch.
 
     Returns:
-        What it comes to; ``turn`` says how far the copy had got, ``lost`` what it lacked.
+        The journal's contents; ``turn`` is the last turn in the copy, ``lost`` says what it lacked.
 
     Raises:
-        MissingObject: there is no copy.
-        JournalError: it is not usable, or the scheduler did not write it; or the folder is not
+        NoSuchObject: there is no copy.
+        JournalError: it cannot be used, or the scheduler did not sign it; or the folder is not
             empty, or cannot be written.
-        StoreError: the store does not answer, or refuses it.
+        StoreError: the store does not answer, or rejects the request.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -99,13 +103,13 @@ def fetch_journal(
 
 
 def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
-    """Whether the copy holds turns that the journal in ``folder`` does not: somebody else's.
+    """Whether the copy has turns of another scheduler that the journal in ``folder`` lacks.
 
-    A copy that is of no use holds none.
+    An unusable copy has none.
 
     Raises:
         JournalError: the journal in the folder cannot be read.
-        StoreError: the store does not answer, or refuses it.
+        StoreError: the store does not answer, or rejects the request.
     """
     ours = recover(folder).turn
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
@@ -120,14 +124,14 @@ def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner
 
 
 def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
-    """Whether the copy has turns that the journal in ``folder`` lacks; quick where it has not.
+    """Whether the copy has turns that the journal in ``folder`` lacks; quick if it has none.
 
-    A copy follows its journal, so that is true only of a folder that was put back from a backup,
-    that its disk shortened, or whose damage `tunemq journal salvage` left out.
+    A copy follows its journal, so this is true only of a folder that was restored from a backup,
+    shortened by its disk, or repaired by `tunemq journal salvage` without the damaged turns.
 
     Raises:
         JournalError: the journal in the folder cannot be read.
-        StoreError: the store does not answer, or refuses it.
+        StoreError: the store does not answer, or rejects the request.
     """
     found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), CancelToken(_LIST_S))
     openings, _ = _sorted(found, is_signed=True)
@@ -159,10 +163,10 @@ def _fetched(
     replay: ReplayJournal,
     damage: str,
 ) -> str:
-    """Bring it to ``scratch``; returns what it lacked.
+    """Fetch the copy to ``scratch``; return what it lacked.
 
     Args:
-        damage: what it lacked at the last look; if it is the same now, it is lost.
+        damage: what the previous attempt lacked; if this one lacks the same, it is lost.
     """
     lost = ""
     found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
@@ -188,7 +192,7 @@ def _fetched(
 
 
 def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
-    recover(scratch)  # before anything is made of it
+    recover(scratch)  # before anything is moved
     folder.rmdir()
     shutil.move(scratch, folder)
     for path in folder.iterdir():
@@ -199,22 +203,22 @@ def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
 
 
 def _goes_on(copied: Path, mirror: Path) -> bool:
-    """Whether a mirrored folder has all turns of the copy, and more.
+    """Whether a synced folder has all turns of the copy, and more.
 
-    That is so where the search went on from the copy without making one itself. A scheduler that
-    was thought dead may have mirrored more turns, too; but others.
+    That is so if the search continued from the copy without making a new one. A scheduler that was
+    presumed dead may have synced more turns, too, but different ones.
     """
     last = recover(copied).turn
     try:
         has_more = recover(mirror).turn > last
-    except JournalError:  # its files are of different moments, and then it is of no use
+    except JournalError:  # its files are of different moments and cannot be used
         return False
     ours, theirs = _turn(copied, last), _turn(mirror, last)
     return has_more and ours is not None and ours == theirs
 
 
 def _turn(folder: Path, number: int) -> bytes | None:
-    """The turn of a number, encoded; of the segments that are there the last one that has it."""
+    """Return a turn in encoded form, from the last present segment that has it, or None."""
     for segment in reversed(journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)):
         frames = iter(JournalFrames(turns_file(folder, segment)))
         next(frames, None)
@@ -227,7 +231,7 @@ def _turn(folder: Path, number: int) -> bytes | None:
 def _sorted(
     found: Iterable[ObjectInfo], *, is_signed: bool
 ) -> tuple[dict[int, _Files], dict[str, ObjectInfo]]:
-    """The copies by opening, and the files of a mirrored folder."""
+    """Return the copies by opening, and the files of a synced folder."""
     openings: dict[int, _Files] = {}
     mirrored: dict[str, ObjectInfo] = {}
     for one in found:
@@ -245,7 +249,10 @@ class _Copy:
     """One copy of a journal in the store.
 
     Args:
-        files: its objects.
+        objects: the experiment's store.
+        files: the copy's objects.
+        message_signer: verifies the objects.
+        cancel: cancels the reads.
     """
 
     def __init__(
@@ -269,14 +276,17 @@ class _Copy:
         self._experiment_id = ""
 
     def bring(self, folder: Path, replay: ReplayJournal, damage: str) -> str:
-        """Write the files that count into the folder; returns what of them is lost.
+        """Write the needed files into the folder; return which parts are lost.
 
         Args:
-            damage: what was damaged at the last look; what still is, is lost.
+            folder: the target.
+            replay: see `salvage`.
+            damage: the damage that the previous attempt found; if it is still there, those parts
+                are lost.
 
         Raises:
-            _Damaged: something else is damaged than at the last look.
-            JournalError: nothing is of use, or the scheduler did not write it.
+            _Damaged: other parts are damaged than in the previous attempt.
+            JournalError: nothing can be used, or the scheduler did not sign it.
         """
         (ready,) = self._files[READY]
         self._experiment_id = self._body(ready).decode(errors="replace")
@@ -303,13 +313,13 @@ class _Copy:
         return lost
 
     def _write(self, folder: Path, names: Iterable[str]) -> None:
-        """Write these files; what lies behind a gap follows what lies before it."""
+        """Write these files; bytes after a gap directly follow those before it."""
         for name in names:
             with open(folder / name, "wb") as file:
                 file.writelines(self._body(piece) for piece in self._pieces[name])
 
     def _lacks(self) -> str:
-        """What the files that count lack, as far as the names of their pieces tell."""
+        """Describe what the needed files lack, judging by the names of their pieces."""
         wanted = self._wanted()
         lacks = [
             f"bytes {begin} to {end} of {name}"
@@ -327,14 +337,14 @@ class _Copy:
         return gaps(self._pieces[name], max(one.end for one in self._files[name]))
 
     def _wanted(self) -> list[str]:
-        """The files that count."""
+        """Return the needed files."""
         base = self._base()
         others = (TUNER, HISTORY, snapshot_file(Path(), base).name)
         turns = [name for name in self._pieces if _is_turns(name) and _segment(name) >= base]
         return [*(name for name in others if name in self._pieces), *turns]
 
     def _base(self) -> int:
-        """The newest snapshot; one of which nothing else is there is just being copied."""
+        """Return the newest usable snapshot; one without its segment is still being copied."""
         numbers = (_segment(name) for name in self._pieces if _is_turns(name))
         return max(
             (n for n in numbers if self._pieces.get(snapshot_file(Path(), n).name)), default=0
@@ -367,7 +377,7 @@ def _salvaged(folder: Path, found: str, replay: ReplayJournal) -> SalvageResult:
 
 
 def _told(found: str, done: SalvageResult) -> str:
-    """What is lost, for people."""
+    """Describe what is lost, for messages."""
     turns = "turn" if done.unusable == 1 else "turns"
     behind = f"; {done.unusable} whole {turns} behind that mean nothing" if done.unusable else ""
     trials = f" Lost finished trials: {', '.join(done.missing)}." if done.missing else ""

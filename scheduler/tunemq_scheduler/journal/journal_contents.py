@@ -1,4 +1,4 @@
-"""What stands in the files of a journal, and which versions of it this TuneMQ can read."""
+"""The contents of a journal's files, and the versions that this TuneMQ can read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunemq_shared.base.errors import JournalCorrupt, JournalVersionMismatch
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION
 
-#: Of the format of the files.
+#: The version of the file format.
 JOURNAL_VERSION: Final = 2
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -23,19 +23,21 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 @functools.cache
 def tunemq_version() -> str:
-    """The version of TuneMQ that runs here; said in each file's header."""
+    """Return the version of the running TuneMQ, which each file's header contains."""
     try:
         return importlib.metadata.version("tunemq")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources, without installation
+    except importlib.metadata.PackageNotFoundError:  # run from source without installation
         return "of unknown version"
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-journal"):
-    """Whose journal it is, and by which rules its events were handled.
+    """The identity of a journal's experiment, and the rules by which its events were handled.
 
-    ``store`` is the address of its checkpoints; empty for the journal's own folder, which people
-    may move. ``protocol`` is the version of the messages in it, ``tunemq`` the version of TuneMQ
-    that began it.
+    Attributes:
+        store: the address of its checkpoints; empty for the experiment's own folder, which users
+            may move.
+        protocol: the version of the messages in it.
+        tunemq: the version of TuneMQ that began it.
     """
 
     version: int = JOURNAL_VERSION
@@ -48,16 +50,16 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-journ
     tunemq: str = msgspec.field(default_factory=tunemq_version)
 
     def of_journal(self) -> JournalHeader:
-        """What is the same in each segment."""
+        """Return the part that is equal in all segments."""
         return JournalHeader(**self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """What is the same in each segment, by name."""
+        """Return the fields that are equal in all segments, by name."""
         return {name: getattr(self, name) for name in JournalHeader.__struct_fields__}
 
 
 class SegmentHeader(JournalHeader, frozen=True, kw_only=True, tag="tunemq-journal"):
-    """The first frame of a segment; ``turns_before``: how many turns are in those before it."""
+    """The first frame of a segment; ``turns_before`` counts the turns in earlier segments."""
 
     segment: int
     turns_before: int
@@ -67,10 +69,10 @@ class SnapshotHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-snap
     """The first frame of a snapshot.
 
     Attributes:
-        segment: what follows the snapshot begins in the segment of this number.
-        turns: how many turns it stands for.
-        history_bytes: so much of the history belongs to it, ...
-        history_records: ... which are so many records, the header not counted.
+        segment: the number of the segment that follows the snapshot.
+        turns: the number of turns that it replaces.
+        history_bytes: how many bytes of the history belong to it, ...
+        history_records: ... and how many records, without the header.
     """
 
     version: int = JOURNAL_VERSION
@@ -93,12 +95,13 @@ class HistoryHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-histo
 
 
 class JournalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an experiment after some turn.
+    """The state of an experiment after a turn.
 
     Attributes:
-        version: of this content; another one is refused by whoever reads it.
-        state: of the core, without the summaries of finished trials, which are in the history.
-        algorithms: what "search", "scheduler" and "stopper" gave as their state, as JSON.
+        version: the version of this content; readers reject others.
+        state: the runner's state, without the summaries of finished trials, which are in the
+            history.
+        algorithms: the states of "search", "scheduler" and "stopper", as JSON.
     """
 
     version: int = 1
@@ -107,7 +110,7 @@ class JournalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _AnyHeader(msgspec.Struct, kw_only=True):
-    """What every version has in its headers, whatever else it may have."""
+    """The common part of the headers of all versions."""
 
     type: str
     version: int
@@ -119,11 +122,11 @@ _decode_any_header: Final = msgspec.msgpack.Decoder(_AnyHeader).decode
 
 
 def decode_header(payload: bytes, kind: type[_T], path: Path) -> _T:
-    """A header of this kind.
+    """Decode a header of this kind.
 
     Raises:
-        JournalCorrupt: it is the header of something else.
-        JournalOfOtherVersion: another version wrote it.
+        JournalCorrupt: it is another kind of header.
+        JournalVersionMismatch: another version wrote it.
     """
     found = readable(payload, _decode_any_header, path)
     expected = kind.__struct_config__.tag
@@ -146,10 +149,10 @@ def decode_header(payload: bytes, kind: type[_T], path: Path) -> _T:
 
 
 def readable(payload: bytes, decode: Callable[[bytes], Any], path: Path) -> Any:
-    """What an undamaged payload holds.
+    """Decode an undamaged payload.
 
     Raises:
-        JournalOfOtherVersion: it cannot be understood: a newer TuneMQ wrote it.
+        JournalVersionMismatch: it cannot be decoded: a newer TuneMQ wrote it.
     """
     try:
         return decode(payload)

@@ -1,15 +1,15 @@
-"""`JournalCopy`: a thread that keeps a copy of an open journal in the experiment's object store.
+"""`JournalCopy`: a thread that copies an open journal to the experiment's object store.
 
-Below ``journal/`` each time that a journal is opened has a folder of its own, numbered, so that a
-scheduler that was thought dead and wakes writes to nothing that counts any more:
+Below ``journal/`` each opening of a journal has its own numbered folder, so that a scheduler which
+was presumed dead and continues cannot write to the copy that counts:
 
-    000002/tuner.pkl/<from byte>-<to byte>                  pieces, each put once
+    000002/tuner.pkl/<from byte>-<to byte>                  pieces, each written once
     000002/000004.snapshot/<from byte>-<to byte>
     000002/000004.turns/<from byte>-<to byte>
     000002/history/<from byte>-<to byte>
-    000002/ready                                            from now on this one counts
+    000002/ready                                            makes this copy the one that counts
 
-How each is signed: `tunemq_scheduler.journal.copied_objects`. Bringing a copy back:
+Signatures: `tunemq_scheduler.journal.copied_objects`. Fetching a copy:
 `tunemq_scheduler.journal.fetch_copy`.
 """
 
@@ -37,31 +37,31 @@ from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferC
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.signing.message_signing import MessageSigner
 
-#: The copy is behind by no more than so many seconds, or so many bytes, while the store answers.
+#: The most seconds and bytes by which the copy is behind, while the store answers.
 PERIOD_S: Final = 0.5
 BEHIND_BYTES: Final = 2**20
-#: So often the copy is compared with what the store lists, which may have lost pieces in silence.
+#: Seconds between comparisons with the store's listing; the store may silently lose pieces.
 LOOK_S: Final = 60.0
 #: The most bytes of a piece when there is much to copy.
 _PIECE_BYTES: Final = 4 * 2**20
-#: So many small pieces are put once more as one, so that a long search is not a heap of them.
+#: The number of small pieces that are merged into one, so that their number stays limited.
 _MERGED: Final = 64
 
 _T = TypeVar("_T")
 
 
 class JournalCopy:
-    """Follows a journal until `close`; the store may be away, which keeps the search from nothing.
+    """Copies a journal until `close`; an unavailable store does not delay the search.
 
-    **Threads.** `turn` and `notices` may be asked from any.
+    **Threads.** `turn` and `notices` are safe in any thread.
 
     Args:
         journal: open, and written by another thread.
-        objects: those of the experiment; not closed here.
-        seal: signs each object of the copy.
-        copied: called in the thread of the copy when `turn` has grown.
-        check: called before the copy is the one that counts, and others are removed; raises
-            `RunSuperseded` where another run has the store: the copy ends there.
+        objects: the experiment's store; not closed here.
+        message_signer: signs each object of the copy.
+        copied: called in the copying thread when `turn` has grown.
+        check: called before the copy becomes the one that counts and others are deleted; raises
+            `RunSuperseded` if another run has the store, which ends the copy.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class JournalCopy:
         self._copied, self._check = copied, check
         self._turn = 0
         self._done: JournalPosition | None = None
-        #: When the thread began to copy what it copies now; None while there is nothing to do.
+        #: Since when the thread has been copying; None while there is nothing to copy.
         self._behind_since: float | None = None
         self._opening = 0
         self._is_ready = False
-        #: Of each file that grows: up to which byte it is copied, and its small pieces.
+        #: For each growing file: the copied bytes, and the small pieces.
         self._sent: dict[str, int] = {}
         self._small: dict[str, list[tuple[int, int]]] = {}
-        #: The first segment that the newest snapshot in the copy needs.
+        #: The first segment that the newest copied snapshot needs.
         self._base = 0
         self._notices: deque[str] = deque()
         self._is_in_trouble = False
-        #: When the copy is compared with what the store lists; 0: at once, after a trouble.
+        #: When to compare the copy with the store's listing; 0 means at once, after a failure.
         self._look_at = time.monotonic() + LOOK_S
         self._failure: Exception | None = None
         self._due = threading.Event()
@@ -102,23 +102,23 @@ class JournalCopy:
 
     @property
     def turn(self) -> int:
-        """So many turns are in the copy, whatever happens to this machine."""
+        """The number of turns in the copy, which survive the loss of this machine."""
         return self._turn
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are turns that the copy does not have."""
+        """Whether the journal has turns that the copy lacks."""
         return self._turn < self._journal.turn
 
     @property
     def behind_s(self) -> float:
-        """For so long the copy has lacked the same turns."""
+        """The seconds for which the copy has lacked the same turns."""
         since = self._behind_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def behind_bytes(self) -> int:
-        """So many bytes of the journal the copy lacks, at least; of the newest segment all."""
+        """The number of journal bytes that the copy lacks, at least; without older segments."""
         at, done = self._journal.position, self._done
         if done is None:
             return at.offset + at.history
@@ -126,7 +126,7 @@ class JournalCopy:
         return turns + max(0, at.history - done.history)
 
     def notices(self) -> list[str]:
-        """What a person should know: that the store is away, and that it is back; each once.
+        """Return notices for the user, each once: the store is unavailable, or available again.
 
         Raises:
             BugError: the thread has ended.
@@ -138,10 +138,10 @@ class JournalCopy:
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def close(self, within_s: float = 5.0) -> bool:
-        """Copy what is left; returns whether all is copied.
+        """Copy the rest; return whether all is copied.
 
         Args:
-            within_s: no longer than so, if the store does not answer.
+            within_s: the most seconds to wait if the store does not answer.
         """
         self._closing.set()
         self._due.set()
@@ -175,7 +175,7 @@ class JournalCopy:
                 if is_last:
                     return
                 self._due.wait(PERIOD_S)
-        except (TransferCancelled, RunSuperseded):  # `close` says that not all is copied
+        except (TransferCancelled, RunSuperseded):  # `close` reports the missing rest
             return
         except Exception as error:  # noqa: BLE001  the thread's edge: `notices` raises it where it is asked
             self._failure = error
@@ -188,7 +188,7 @@ class JournalCopy:
                 self._send_missing()
         except StoreError:
             raise
-        except FileNotFoundError:  # snapshots were taken meanwhile, and it is not needed any more
+        except FileNotFoundError:  # later snapshots have replaced it
             self._due.set()
             return
         except OSError as error:
@@ -198,10 +198,10 @@ class JournalCopy:
         self._copied()
 
     def _copy_up_to(self, at: JournalPosition) -> None:
-        """The snapshot comes before its segment: `fetch` goes by that."""
+        """Copy up to a position; each snapshot precedes its segment, as `fetch_copy` expects."""
         folder = self._journal.folder
         tuner = folder.parent / TUNER
-        if not self._is_ready and tuner.exists():  # stays as it is while the journal is open
+        if not self._is_ready and tuner.exists():  # constant while the journal is open
             self._send_all(tuner)
         self._send_grown(folder / HISTORY, at.history)
         if at.snapshot:
@@ -219,7 +219,7 @@ class JournalCopy:
             self._is_ready = True
             self._remove(lambda opening, _name: opening < self._opening)
         if first > self._base:
-            # The generation before stays, so that whoever fetches it just now is not disturbed.
+            # The previous snapshot's files stay, so that a fetch in progress is not disturbed.
             self._forget_before(self._base)
             self._base = first
 
@@ -235,25 +235,25 @@ class JournalCopy:
             if len(data) < BEHIND_BYTES:
                 self._small.setdefault(name, []).append((sent, sent + len(data)))
             else:
-                self._small.pop(name, None)  # what is merged lies side by side
+                self._small.pop(name, None)  # merged pieces must be adjacent
             sent += len(data)
             self._sent[name] = sent
         if len(self._small.get(name, ())) >= _MERGED:
             self._merge(path, self._small.pop(name))
 
     def _send_missing(self) -> None:
-        """Send again what the store does not list: a power cut may take what it said it has."""
+        """Upload again what the store does not list: a power cut may destroy confirmed writes."""
         self._look_at = time.monotonic() + LOOK_S
         listed = self._tried(self._listed)
         if any(one.opening > self._opening for one, _ in listed):
-            return  # the search went on elsewhere, and this copy was removed
+            return  # the search runs elsewhere now, and that run deleted this copy
         found = [one for one, size in listed if one.opening == self._opening and one.is_whole(size)]
         lost = 0
         for name, sent in self._sent.items():
             folder = self._journal.folder
             path = (folder.parent if name == TUNER else folder) / name
             for begin, end in gaps((one for one in found if one.file == name), sent):
-                if not path.exists():  # newer files stand for it
+                if not path.exists():  # newer files replace it
                     break
                 lost += 1
                 for at in range(begin, end, _PIECE_BYTES):
@@ -276,7 +276,7 @@ class JournalCopy:
         self._tried(lambda: self._objects.delete(keys))
 
     def _forget_before(self, first: int) -> None:
-        """Remove what neither the newest snapshot needs nor the one before it."""
+        """Delete what neither the newest snapshot nor the one before it needs."""
         old = {name for name in self._sent if _number(name, first) < first}
         if old:
             self._remove(lambda opening, name: opening == self._opening and name in old)
@@ -297,7 +297,7 @@ class JournalCopy:
         self._tried(remove)
 
     def _listed(self) -> list[tuple[CopiedObject, int]]:
-        """The objects of all copies, and how many bytes each has."""
+        """Return the objects of all copies, and the size of each in bytes."""
         found = ((parse_key(one.key), one.size) for one in self._objects.list(f"{FILE_NAME}/"))
         return [(one, size) for one, size in found if one is not None]
 
@@ -315,7 +315,7 @@ class JournalCopy:
         return CopiedObject(self._opening, name, begin, end)
 
     def _tried(self, call: Callable[[], _T]) -> _T:
-        """What ``call`` returns, whenever the store can do it; a refusal may be lifted, too."""
+        """Call until the store succeeds, and return the result; even rejections are retried."""
 
         def once() -> _T:
             try:

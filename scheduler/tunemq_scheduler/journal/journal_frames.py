@@ -1,9 +1,9 @@
-"""Frames: how a file of the journal is divided, so that damage is found and told from a torn end.
+"""The frames of a journal file, which distinguish damage from a torn end.
 
-A frame is a head of 24 bytes (a mark; the frame's number, one more than that of the frame before;
-the length of the payload; its CRC-32; the CRC-32 of these), and the payload. The head has a CRC of
-its own, so that a length is believed only when it is right; the mark is there to find frames again
-behind damage.
+A frame consists of a head of 24 bytes and the payload. The head has a mark; the frame's number, one
+more than the previous frame's; the length of the payload; its CRC-32; and the CRC-32 of these
+fields. The head's own CRC ensures that only correct lengths are used; the mark serves to find
+frames after damage.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tunemq_shared.base.errors import JournalCorrupt, JournalError
 MARK: Final = b"\xf5TMQ"
 _HEAD: Final = struct.Struct(">4sQII")
 _CRC: Final = struct.Struct(">I")
-#: Bytes of a frame before its payload.
+#: The bytes of a frame before its payload.
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
-#: A payload that would be longer is never written.
+#: The most bytes of a payload.
 MAX_PAYLOAD: Final = 2**30
 _BLOCK: Final = 2**20
 
 
 class JournalFrame(NamedTuple):
-    """One whole frame: where it begins and ends in its file, its number, its payload."""
+    """One whole frame: its start and end in the file, its number, its payload."""
 
     offset: int
     end: int
@@ -37,10 +37,10 @@ class JournalFrame(NamedTuple):
 
 
 def pack(number: int, payload: bytes) -> bytes:
-    """The bytes of a frame.
+    """Encode a frame.
 
     Raises:
-        JournalError: the payload is too long for one.
+        JournalError: the payload is too long.
     """
     if len(payload) > MAX_PAYLOAD:
         raise JournalError(
@@ -52,17 +52,18 @@ def pack(number: int, payload: bytes) -> bytes:
 
 
 class JournalFrames:
-    """The whole frames of a file, in order; goes through it once.
+    """The whole frames of a file, in order; can be iterated once.
 
     Attributes:
-        end: behind the last whole frame that was given.
-        size: of what was looked at, in bytes.
+        end: the offset after the last frame that was returned.
+        size: the number of bytes examined.
 
     Args:
-        limit: what stands behind so many bytes is not looked at.
+        path: the file.
+        limit: ignore all bytes from this offset on.
 
     Iterating raises:
-        JournalCorrupt: a damaged frame has a whole one behind it, or one is missing.
+        JournalCorrupt: whole frames follow a damaged one, or one is missing.
         JournalError: the file cannot be read.
     """
 
@@ -74,7 +75,7 @@ class JournalFrames:
 
     @property
     def torn(self) -> int:
-        """How many bytes at the end are of no whole frame; known when all frames were given."""
+        """The bytes at the end that form no whole frame; valid after iteration."""
         return self.size - self.end
 
     def __iter__(self) -> Iterator[JournalFrame]:
@@ -110,7 +111,7 @@ class JournalFrames:
 
 
 def frame_at(file: BinaryIO, offset: int, size: int) -> JournalFrame | None:
-    """The whole frame that begins at an offset, None where there is none."""
+    """Return the whole frame at an offset, or None."""
     file.seek(offset)
     head = file.read(HEAD_BYTES)
     if len(head) < HEAD_BYTES or not head.startswith(MARK):
@@ -128,7 +129,7 @@ def frame_at(file: BinaryIO, offset: int, size: int) -> JournalFrame | None:
 
 
 def all_whole_frames(path: Path) -> Iterator[JournalFrame]:
-    """All whole frames of a file, also those behind damage.
+    """Yield all whole frames of a file, including those after damage.
 
     Raises:
         JournalError: the file cannot be read.
@@ -145,7 +146,7 @@ def all_whole_frames(path: Path) -> Iterator[JournalFrame]:
 
 
 def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[JournalFrame]:
-    """The whole frames that begin behind an offset, wherever they are; they do not overlap."""
+    """Yield the whole frames that begin after an offset, at any position; they do not overlap."""
     position = offset + 1
     while position < size:
         file.seek(position)

@@ -1,4 +1,4 @@
-"""Which keys a command has for the copy of a journal: those of the key file in the environment."""
+"""Selects the keys that a command uses for a journal's copy, from the environment's key file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_shared.signing.message_signing import MessageSigner
 
 
 def known_journal_signer(address: str) -> MessageSigner:
-    """Verifies the copy of the search at this address, if ``$TUNEMQ_KEYS`` is the scheduler's file.
+    """Return the signer for the search at this address, with the keys of ``$TUNEMQ_KEYS`` if set.
 
     Raises:
         ConfigError: that file cannot be used.

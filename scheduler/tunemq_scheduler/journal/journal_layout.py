@@ -1,8 +1,8 @@
-"""The files of a journal's folder: their names, and how they are made so that a crash may come.
+"""The files of a journal's folder: their names, and crash-safe ways to create them.
 
-000001.turns       segments: a header, then one frame a turn
-000002.snapshot    the state before segment 000002, so that older segments are not needed
-history            summaries of trials that are over, to which snapshots refer
+000001.turns       segments: a header, then one frame per turn
+000002.snapshot    the state before segment 000002, which replaces older segments
+history            summaries of ended trials, to which snapshots refer
 lock               held by the one process that writes
 """
 
@@ -14,35 +14,35 @@ import re
 from pathlib import Path
 from typing import Final
 
-#: Of a journal, in the folder of its experiment.
+#: The name of a journal in its experiment's folder.
 FILE_NAME: Final = "journal"
 HISTORY: Final = "history"
 HISTORY_COPY: Final = "history.copy"
 LOCK: Final = "lock"
 TURNS_SUFFIX: Final = ".turns"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
-#: Between the name of a journal and the time at which salvage put it aside.
+#: Between the name of a journal and the time at which salvage moved it away.
 DAMAGED_INFIX: Final = ".damaged-"
-#: Of files that are being made.
+#: The suffix of files that are being written.
 PART_SUFFIX: Final = ".part"
 
 _NUMBERED: Final = re.compile(r"([0-9]{6,18})(\.turns|\.snapshot)")
-#: What a disk says that has no room, or none for this user.
+#: The errors of a disk without space, or with an exhausted quota.
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def turns_file(folder: Path, number: int) -> Path:
-    """The segment of this number."""
+    """Return the path of the segment with this number."""
     return folder / f"{number:06d}{TURNS_SUFFIX}"
 
 
 def snapshot_file(folder: Path, number: int) -> Path:
-    """The snapshot before the segment of this number."""
+    """Return the path of the snapshot before the segment with this number."""
     return folder / f"{number:06d}{SNAPSHOT_SUFFIX}"
 
 
 def numbers(folder: Path, suffix: str) -> list[int]:
-    """The numbers of the segments, or of the snapshots, that there are, in order."""
+    """Return the numbers of the existing segments or snapshots, in order."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -55,24 +55,24 @@ def numbers(folder: Path, suffix: str) -> list[int]:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a segment or a snapshot has this name, exactly as it is written."""
+    """Whether this is the exact name of a segment or a snapshot."""
     found = _NUMBERED.fullmatch(name)
     return found is not None and f"{int(found[1]):06d}" == found[1] and int(found[1]) > 0
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that there is no room, which may change."""
+    """Whether the error means that there is no space, which may change."""
     return error.errno in _NO_ROOM
 
 
 def free_bytes(folder: Path) -> int:
-    """How many bytes may still be written there."""
+    """Return the number of bytes that may still be written there."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def write_part(path: Path, content: bytes, *, sync: bool) -> Path:
-    """Write what will be the file at ``path``, durably, under another name; returns that.
+    """Write the content for ``path`` durably to a temporary file; return that file's path.
 
     Raises:
         OSError: it cannot be written.
@@ -89,14 +89,14 @@ def write_part(path: Path, content: bytes, *, sync: bool) -> Path:
 
 
 def put_in_place(part: Path, path: Path, *, sync: bool) -> None:
-    """Give a file that was written its name; after a crash it has that or it has not."""
+    """Rename a written file to its final name, atomically even in a crash."""
     os.rename(part, path)
     if sync:
         sync_folder(path.parent)
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write all of it."""
+    """Write all of the content at an offset."""
     view = memoryview(content)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -104,7 +104,7 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk know which files there are."""
+    """Make a folder's directory entries durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -113,7 +113,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a crash left half made."""
+    """Delete partial files that a crash left."""
     for name in os.listdir(folder):
         if name.endswith(PART_SUFFIX):
             os.unlink(folder / name)

@@ -1,4 +1,4 @@
-"""One journal, one writer: the lock, and who holds it."""
+"""`JournalLock`: allows one writer per journal, and names the process that holds it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tunemq_shared.base.errors import JournalError, JournalLocked
 
 
 class JournalLock:
-    """Held from its making to `close`, or to the death of the process.
+    """Held from its creation to `close`, or to the death of the process.
 
-    A process that is forked meanwhile does not hold it, nor keeps it from being given up.
+    A process that is forked in between neither holds it nor delays its release.
 
     Args:
-        folder: of the journal; exists.
-        experiment: its name, for whoever is refused.
+        folder: the journal's existing folder.
+        experiment: its name, for the error message of other processes.
 
     Raises:
-        JournalLocked: another process has it, or another journal in this one; says which.
-        JournalError: the file cannot be made.
+        JournalLocked: another process, or another journal in this process, holds it; says which.
+        JournalError: the file cannot be created.
     """
 
     def __init__(self, folder: Path, experiment: str) -> None:
@@ -36,21 +36,21 @@ class JournalLock:
             raise JournalError(f"{self._path} cannot be made: {error.strerror}.") from error
         try:
             self._take(experiment)
-        except BaseException:  # passed on to whoever opens the journal
+        except BaseException:  # passed on to the caller
             self._drop()
             raise
         _held.add(self)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         _held.discard(self)
         if self._descriptor >= 0:
-            # A process that was forked a moment ago may have a copy of the descriptor still.
+            # A process that was just forked may still have a copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._drop()
 
     def forget(self) -> None:
-        """In a forked process: let go of it, and leave it with the one that took it."""
+        """In a forked process: close the descriptor without releasing the parent's lock."""
         self._drop()
 
     def _take(self, experiment: str) -> None:
@@ -68,7 +68,7 @@ class JournalLock:
             f"process {os.getpid()} on {socket.gethostname()} has had it since {now}, for "
             f"experiment {experiment}"
         )
-        # What a full disk does not take is missing in a message, and harms nobody.
+        # If the disk is full, other processes' messages lack this text, which is harmless.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{holder}\n".encode(), 0)
@@ -84,7 +84,7 @@ def _holder(descriptor: int) -> str:
     return said or "by a process that has not said who it is"
 
 
-#: A descriptor that a forked process kept would keep the lock when its holder is dead.
+#: A descriptor in a forked process would hold the lock after its owner's death.
 _held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
 
 

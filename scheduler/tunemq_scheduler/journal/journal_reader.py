@@ -1,4 +1,4 @@
-"""Reading a journal: what it comes to, without a lock and without changing it."""
+"""Reads a journal's contents, without a lock and without changing it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _decode_snapshot: Final = msgspec.msgpack.Decoder(JournalSnapshot).decode
 
 @dataclass(frozen=True)
 class JournalSegment:
-    """One segment; ``end`` is behind its last whole turn, ``torn`` the bytes behind that."""
+    """One segment; ``end`` is after its last whole turn, ``torn`` counts the bytes after that."""
 
     path: Path
     number: int
@@ -44,7 +44,7 @@ class JournalSegment:
     torn: int
 
     def payloads(self) -> Iterator[bytes]:
-        """Its turns, still encoded."""
+        """Iterate over its turns in encoded form."""
         frames = iter(JournalFrames(self.path, limit=self.end))
         next(frames)
         return (frame.payload for frame in frames)
@@ -52,7 +52,7 @@ class JournalSegment:
 
 @dataclass(frozen=True)
 class JournalTurns:
-    """Turns that are read when they are asked for, as often as they are."""
+    """The turns of some segments, read again on each iteration."""
 
     segments: tuple[JournalSegment, ...]
 
@@ -64,18 +64,19 @@ class JournalTurns:
 
 @dataclass(frozen=True)
 class RecoveredJournal:
-    """What a journal holds.
+    """The contents of a journal.
 
     Attributes:
-        header: whose it is.
-        snapshot: the state at its beginning; None where that is that of a new experiment.
-        finished: the summaries of the trials that were over at the snapshot.
-        turns: what came after it.
-        turn: how many turns there are from the beginning of the experiment.
-        cut: how many bytes of a turn that was never complete are at the end, or were until now.
-        snapshot_turn: how many turns the snapshot stands for.
-        history: how much of the history belongs to the snapshot.
-        lost: what the copy lacked from which it was brought, for people; empty if nothing.
+        header: the experiment's identity and rules.
+        snapshot: the state at its beginning; None for that of a new experiment.
+        finished: the summaries of the trials that had ended at the snapshot.
+        turns: the turns after it.
+        turn: the number of turns since the start of the experiment.
+        cut: how many bytes of an incomplete turn are at the end, or were until now.
+        snapshot_turn: the number of turns that the snapshot replaces.
+        history: the part of the history that belongs to the snapshot.
+        segments: the segments after the snapshot.
+        lost: what the fetched copy lacked, for messages; empty if nothing.
     """
 
     header: JournalHeader
@@ -91,11 +92,11 @@ class RecoveredJournal:
 
 
 def recover(path: Path) -> RecoveredJournal:
-    """What the journal at ``path`` comes to.
+    """Read the journal at ``path``.
 
     Raises:
         JournalError: there is none, it cannot be read, or another version wrote it.
-        JournalCorrupt: it is damaged, and not only torn at its end.
+        JournalCorrupt: it is damaged beyond a torn end.
     """
     snapshots, present = numbers(path, SNAPSHOT_SUFFIX), numbers(path, TURNS_SUFFIX)
     if not present and not snapshots:
@@ -138,7 +139,7 @@ def _recovered(
 
 
 def read_header(path: Path) -> JournalHeader:
-    """Whose journal it is.
+    """Read the header of a journal.
 
     Raises:
         JournalError: there is no journal, or another version wrote it.
@@ -154,11 +155,11 @@ def read_header(path: Path) -> JournalHeader:
 
 
 def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
-    """All turns from the beginning of the experiment.
+    """Yield all turns since the start of the experiment.
 
     Raises:
-        JournalError: a snapshot stands for its first turns (see `recover`); or it cannot be read.
-        JournalCorrupt: it is damaged, and not only torn at its end.
+        JournalError: a snapshot has replaced its first turns (see `recover`); or it cannot be read.
+        JournalCorrupt: it is damaged beyond a torn end.
     """
     present = numbers(path, TURNS_SUFFIX)
     if not present:
@@ -173,19 +174,20 @@ def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
 
 
 def read_records(path: Path) -> Iterator[JournalRecord]:
-    """All entries of all turns, in order; see `read_turns`."""
+    """Yield all records of all turns, in order; see `read_turns`."""
     for turn in read_turns(path):
         yield from turn
 
 
 def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, JournalSnapshot]:
-    """A snapshot and what is said of it.
+    """Read a snapshot and its header.
 
     Args:
-        number: in its name, which it has to be of; None for whichever it is.
+        path: the file.
+        number: the number in its name, which must match; None accepts any.
 
     Raises:
-        JournalCorrupt: it is damaged, which no crash explains; or another one has its name.
+        JournalCorrupt: it is damaged, which no crash explains; or a different file has its name.
         JournalError: it cannot be read, or another version wrote it.
     """
     frames = JournalFrames(path)
@@ -201,11 +203,13 @@ def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader
 def read_segments(
     folder: Path, present: list[int], *, first: int, turns_before: int | None = None
 ) -> tuple[JournalSegment, ...]:
-    """The segments from ``first`` on, checked to follow each other without a gap.
+    """Read the segments from ``first`` on, and check that they are consecutive.
 
     Args:
-        present: the numbers of the segments that there are.
-        turns_before: how many turns must be before them; None where that is not known.
+        folder: the journal's folder.
+        present: the numbers of the existing segments.
+        first: the number of the first segment to read.
+        turns_before: the expected number of turns before them; None if unknown.
 
     Raises:
         JournalCorrupt: one is missing or damaged.
@@ -232,10 +236,10 @@ def read_segments(
 
 
 def read_segment(path: Path, number: int) -> JournalSegment:
-    """One segment, every frame looked at.
+    """Read one segment and check every frame.
 
     Raises:
-        JournalCorrupt: it is damaged, and not only torn at its end.
+        JournalCorrupt: it is damaged beyond a torn end.
         JournalError: it cannot be read, or another version wrote it.
     """
     frames = JournalFrames(path)

@@ -1,20 +1,20 @@
 """`Journal`: the open journal of one experiment, to which turns are appended.
 
-A turn is one frame, so it is there as a whole or not at all, and costs one write and one fdatasync.
-When the tail has grown long and a snapshot is given, a new segment begins:
+A turn is one frame, so it is written completely or not at all, with one write and one fdatasync.
+When many turns have accumulated and a snapshot is given, a new segment begins:
 
-    1. summaries of trials that are over    behind the end of `history`, and of its copy
-    2. the snapshot                         under another name
-    3. the next segment, still empty
-    4. the snapshot gets its name           from here on it counts
-    5. what the snapshot before the last one needed is removed
+    1. append summaries of ended trials     to `history` and to its copy
+    2. write the snapshot                   under another name
+    3. create the next segment, empty
+    4. rename the snapshot                  from here on it counts
+    5. delete what only older snapshots than the last two needed
 
-What followed from turns that are let go of is on the disk before: see
+The effects of the turns that a snapshot replaces must be on disk before: see
 `tunemq_scheduler.experiment.open_experiment.OpenExperiment.take_snapshot`.
 
-A crash between any two of these loses nothing: until 4 the old snapshot and all turns are there,
-from 4 on the new one is. The last generation is kept until the next, so that a snapshot that turns
-out to be damaged costs nothing either (``tunemq journal salvage``).
+A crash between any two of these steps loses nothing: before 4 the old snapshot and all turns exist,
+after it the new one. The previous snapshot and its turns stay until the next, so that a damaged
+snapshot loses nothing either (``tunemq journal salvage``).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tunemq_shared.base.errors import JournalError, JournalFull
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.protocol.messages import JournalRecord, encode
 
-#: So many bytes of turns behind the last snapshot are replayed within about a second.
+#: The bytes of turns after which a snapshot is due; replaying them takes about a second.
 SEGMENT_BYTES: Final = 16 * 2**20
-#: A turn is refused while the disk has less room than this: what follows from a turn is written,
-#: too, into files of which none may lack what the journal has.
+#: The journal rejects turns while the disk has fewer free bytes, because the effects of a turn are
+#: written, too, to files that must not lack what the journal has.
 RESERVE_BYTES: Final = 2**18
 
 
@@ -53,10 +53,10 @@ class JournalPosition(NamedTuple):
     """How far a journal is durable.
 
     Attributes:
-        snapshot: the number of the newest; 0 where there is none.
-        segment, offset: where it ends.
-        turn: how many turns there are.
-        history: how much of the history belongs to the snapshot, in bytes.
+        snapshot: the number of the newest snapshot; 0 if there is none.
+        segment, offset: its end.
+        turn: the number of turns.
+        history: how many bytes of the history belong to the snapshot.
     """
 
     snapshot: int
@@ -67,14 +67,15 @@ class JournalPosition(NamedTuple):
 
 
 class Journal:
-    """One writer; made by `create` and `resume`.
+    """The writer of a journal; made by `create` and `resume`.
 
     Attributes:
-        folder: in which its files are.
-        header: whose it is.
-        position: how far it is durable; any thread may look.
-        grown: called after each turn with that; `tunemq_scheduler.journal.journal_copy` sets it.
-        guard: called before anything is written; raises where this process may not any more.
+        folder: the folder with its files.
+        header: the experiment's identity and rules.
+        position: how far it is durable; safe to read in any thread.
+        grown: called with the position after each turn; set by
+            `tunemq_scheduler.journal.journal_copy`.
+        guard: called before each write; raises if this process may not write any more.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class Journal:
         self._sync = sync
         self._segment_bytes = SEGMENT_BYTES if segment_bytes is None else segment_bytes
         self._descriptor = -1
-        #: Why nothing can be appended any more.
+        #: Why no more turns can be appended; empty if they can.
         self._broken = ""
-        #: Bytes of turns in the segments between the snapshot and the last segment.
+        #: The bytes of turns in the segments between the snapshot and the last segment.
         self._earlier = 0
         self._wait_until = 0
         self._extent = trial_history.NOTHING
@@ -119,16 +120,17 @@ class Journal:
         sync: bool = True,
         segment_bytes: int | None = None,
     ) -> Self:
-        """Begin the journal of a new experiment.
+        """Create the journal of a new experiment.
 
         Args:
-            folder: its own, made if need be.
-            sync: whether `append` waits until the disk has the turn; simulations may do without.
-            segment_bytes: so many bytes of turns call for a snapshot; None: `SEGMENT_BYTES`.
+            folder: its own folder, created if necessary.
+            header: the experiment's identity and rules.
+            sync: whether `append` waits until the turn is on disk; simulations may go without.
+            segment_bytes: the bytes of turns after which a snapshot is due; None: `SEGMENT_BYTES`.
 
         Raises:
-            JournalError: there is one already, or it cannot be written.
-            JournalLocked: another process is at it.
+            JournalError: it already exists, or cannot be written.
+            JournalLocked: another process has it open.
         """
         try:
             folder.mkdir(exist_ok=True)
@@ -144,7 +146,7 @@ class Journal:
             if any(journal_layout.numbers(folder, kind) for kind in kinds):
                 raise JournalError(f"the journal {folder} cannot be written: there is one already.")
             return cls(folder, header, lock, None, sync=sync, segment_bytes=segment_bytes)
-        except BaseException:  # passed on to whoever begins the journal
+        except BaseException:  # passed on to the caller
             lock.close()
             raise
 
@@ -152,11 +154,11 @@ class Journal:
     def resume(
         cls, folder: Path, *, sync: bool = True, segment_bytes: int | None = None
     ) -> tuple[Self, RecoveredJournal]:
-        """Go on with a journal; a turn at its end that is not whole is cut off.
+        """Open an existing journal; an incomplete turn at its end is cut off.
 
         Raises:
             JournalError: there is none, it cannot be read or written, or another version wrote it.
-            JournalCorrupt: it is damaged; says where, and what can be done.
+            JournalCorrupt: it is damaged; says where, and what to do.
             JournalLocked: another process has it open; says which.
         """
         lock = JournalLock(folder, read_header(folder).experiment)
@@ -170,20 +172,20 @@ class Journal:
 
     @property
     def turn(self) -> int:
-        """How many turns are durable."""
+        """The number of durable turns."""
         return self.position.turn
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the turns behind the last snapshot are so many that it is time for another."""
+        """Whether enough turns follow the last snapshot for another one."""
         return self._earlier + self.position.offset >= max(self._segment_bytes, self._wait_until)
 
     def append(self, journal_records: Sequence[JournalRecord]) -> None:
-        """Write one turn; when this returns, it survives the death of the process and the machine.
+        """Write one turn; once this returns, it survives the death of the process or the machine.
 
         Raises:
-            JournalFull: there is no room; nothing of the turn is there, and it may be tried again.
-            JournalError: the disk refuses it. Nothing of the turn may be acted upon then.
+            JournalFull: there is no space; nothing of the turn is written, and it may be retried.
+            JournalError: the disk rejected it. No command of the turn may be executed then.
         """
         self.guard()
         if self._sync and (free := self._free_bytes()) < RESERVE_BYTES:
@@ -193,19 +195,19 @@ class Journal:
         self.grown(self.position)
 
     def snapshot(self, snapshot: JournalSnapshot, finished: Iterable[tuple[str, bytes]]) -> bool:
-        """Begin a new segment behind a snapshot of the state after the last turn.
+        """Begin a new segment after a snapshot of the state after the last turn.
 
         Args:
-            finished: summaries of trials that are over, where they are new or have changed since
-                the last snapshot, in the order in which the trials came to be over; an empty one
-                says that a trial is not over any more.
+            snapshot: the state.
+            finished: summaries of ended trials that are new or changed since the last snapshot, in
+                the order in which the trials ended; an empty one marks a trial that runs again.
 
         Returns:
-            Whether it was taken. Where the disk has no room it is not: the journal goes on as it
-            was, and wants the next one after some more turns.
+            Whether it was taken. It is not if the disk has no space: the journal continues
+            unchanged, and asks for the next one after some more turns.
 
         Raises:
-            JournalError: the disk refuses it.
+            JournalError: the disk rejected it.
         """
         self.guard()
         before = self.position, self._extent
@@ -220,7 +222,7 @@ class Journal:
         return True
 
     def close(self) -> None:
-        """Close it; another process may open it."""
+        """Close the journal and release its lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -260,7 +262,7 @@ class Journal:
 
     @contextmanager
     def _refusals(self, size: int | None = None) -> Iterator[None]:
-        """What the disk refuses becomes a JournalError; ``size`` bytes were to be written."""
+        """Convert errors of the disk to JournalError; ``size`` is the number of bytes to write."""
         if self._broken:
             raise JournalError(self._broken)
         try:
@@ -270,14 +272,14 @@ class Journal:
             path = turns_file(self.folder, self.position.segment)
             message = f"{what} could not be written to {path}: {error.strerror}"
             if not (journal_layout.is_full(error) and self._undone()):
-                # What the disk has of it is not known, so nothing may be written behind it.
+                # The state on disk is unknown, so nothing may be written after it.
                 self._broken = f"{message}."
                 raise JournalError(self._broken) from error
             free = journal_layout.free_bytes(self.folder)
             raise JournalFull(f"{message} ({free} bytes are free).") from error
 
     def _undone(self) -> bool:
-        """Bring the files back to what they were before, as far as anybody reads them."""
+        """Restore the files' previous state, as far as readers see it; return whether it worked."""
         try:
             journal_layout.remove_parts(self.folder)
             for name in (snapshot_file, turns_file):  # in this order: a snapshot needs its segment
@@ -288,7 +290,7 @@ class Journal:
             os.ftruncate(self._descriptor, self.position.offset)
             if self._sync:
                 os.fdatasync(self._descriptor)
-        except OSError:  # whoever asked raises an error that says what was refused first
+        except OSError:  # the caller reports the first error
             return False
         return True
 
@@ -344,7 +346,7 @@ class Journal:
         self._remove_old()
 
     def _make_segment(self, number: int, turns: int) -> int:
-        """Make a segment that holds no turn; returns how long it is."""
+        """Create an empty segment; return its size in bytes."""
         header = SegmentHeader(**self.header.fields(), segment=number, turns_before=turns)
         content = pack(turns, encode(header))
         path = turns_file(self.folder, number)
@@ -355,12 +357,12 @@ class Journal:
         return len(content)
 
     def _remove_old(self) -> None:
-        """Remove what neither the last snapshot needs nor the one before it."""
+        """Delete what neither the last snapshot nor the one before it needs."""
         snapshots = journal_layout.numbers(self.folder, journal_layout.SNAPSHOT_SUFFIX)
         needed = snapshots[-2] if len(snapshots) > 1 else 0
         segments = journal_layout.numbers(self.folder, journal_layout.TURNS_SUFFIX)
         failpoint("journal.before_removal")
-        with contextlib.suppress(OSError):  # they are in nobody's way, and the next one tries again
+        with contextlib.suppress(OSError):  # harmless leftovers, which the next snapshot removes
             for number in [one for one in snapshots if one < needed]:
                 snapshot_file(self.folder, number).unlink()
             for number in [one for one in segments if one < needed]:

@@ -1,11 +1,11 @@
-"""Salvage: a new journal of what can be read of a damaged one, which is kept aside.
+"""Builds a new journal from the readable parts of a damaged one, which is kept.
 
-A state is made of *all* turns before it. So what counts is the longest row of turns without a gap,
-from a snapshot that is whole, or from the beginning. The last generation of files is kept for this:
-where the newest snapshot is damaged, the one before it and the turns since give the same state. A
-frame says which turn it is, so it does not matter in which file it lies. Each record of the history
-is in two files; trials whose record both have lost are named, and the search continues without
-them.
+A state depends on *all* turns before it. So the new journal has the longest sequence of turns
+without a gap, from an undamaged snapshot or from the beginning. The previous snapshot's files are
+kept for this: if the newest snapshot is damaged, the one before it and the turns since give the
+same state. Each frame contains its turn's number, so its file does not matter. Each record of the
+history is in two files; if a record is lost in both, the result names its trials, and the search
+continues without them.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import encode
 
 _NEW_SUFFIX: Final = ".salvaged"
-#: The payload of a segment's header begins like this: a map; that of a turn is a list.
+#: The first byte of a turn's payload, a list; that of a segment's header is a map.
 _LIST_CODES: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
 class _TurnLocation(NamedTuple):
-    """Where a whole turn lies."""
+    """The location of a whole turn."""
 
     path: Path
     frame: JournalFrame
 
 
 class _Base(NamedTuple):
-    """Something to which turns may be added; ``about`` is None for the beginning."""
+    """A possible start for the turns; ``about`` is None for the beginning of the experiment."""
 
     about: SnapshotHeader | None
     snapshot: JournalSnapshot | None
     turns: int
-    #: Up to which turn all are there.
+    #: The last turn up to which all turns exist.
     reach: int
-    #: How many records of the history are gone that belong to it.
+    #: The number of lost records of the history that belong to it.
     lost_records: int
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """All that is whole of a journal, wherever it lies."""
+    """All undamaged parts of a journal, in any file."""
 
     header: JournalHeader
     places: dict[int, _TurnLocation]
@@ -89,7 +89,7 @@ class _Survey:
     gone: tuple[int, ...]
 
     def bases(self) -> list[_Base]:
-        """What turns may be added to, the best first."""
+        """Return the possible starts, best first."""
         found = [self._base(None, None), *(self._base(*one) for one in self.snapshots)]
         usable = [one for one in found if one.about is not None or one.reach]
         return sorted(usable, key=lambda one: (-one.reach, one.lost_records, -one.turns))
@@ -102,23 +102,23 @@ class _Survey:
         return _Base(about, snapshot, before, reach, lost)
 
     def records_of(self, about: SnapshotHeader) -> list[bytes]:
-        """The records of the history that belong to a snapshot, and are there."""
+        """Return the existing records of the history that belong to a snapshot."""
         return [self.records[one] for one in sorted(self.records) if one <= about.history_records]
 
 
 @dataclass(frozen=True)
 class SalvageResult:
-    """What became of a journal.
+    """The result of a salvage.
 
     Attributes:
-        kept: where the damaged one is now; None where nothing was damaged and nothing was done.
-        turns: so many turns are in the new journal, those that its snapshot stands for included.
-        snapshot_turn: so many of them are in its snapshot.
-        unusable: whole turns that are behind a missing one, and so of no use.
-        damage: what was found, a line each.
-        lost_records: how many records of the history neither of its files has.
-        missing: the trials of which the new journal knows nothing but that they were suggested.
-        gone: the files of turns of which nothing is left, all behind ``turns``.
+        kept: the path of the damaged journal; None if there was no damage and nothing was done.
+        turns: the number of turns in the new journal, including those that its snapshot replaces.
+        snapshot_turn: the number of turns in its snapshot.
+        unusable: the number of whole turns after a missing one, which cannot be used.
+        damage: the damage that was found, one line each.
+        lost_records: the number of records of the history that both files lack.
+        missing: the trials of which the new journal only knows that they were suggested.
+        gone: the files of turns of which nothing is left, all after ``turns``.
     """
 
     kept: Path | None
@@ -132,15 +132,16 @@ class SalvageResult:
 
 
 def salvage(path: Path, replay: ReplayJournal = believe) -> SalvageResult:
-    """Put a journal of what can be read in the place of a damaged one.
+    """Replace a damaged journal with one of its readable parts.
 
     Args:
-        replay: says how far turns follow from a snapshot.
+        path: the journal's folder.
+        replay: returns how many turns can be replayed from a snapshot.
 
     Raises:
         JournalLocked: a process has it open.
-        JournalError: nothing of it is of use, or the disk refuses to take the new one. The damaged
-            one is where it was.
+        JournalError: nothing can be used, or the disk rejects the new one. The damaged journal
+            stays in its place.
     """
     new = path.with_name(path.name + _NEW_SUFFIX)
     if not path.exists() and new.exists():  # it was complete when its process died
@@ -193,7 +194,7 @@ def _salvage(
 
 
 def _rebuild(survey: _Survey, base: _Base, new: Path, replay: ReplayJournal) -> ReplayExtent | None:
-    """Write a journal of what belongs to a base, as far as it replays; None where it does not."""
+    """Write a journal from a start, as far as it can be replayed; return None if it cannot."""
     reach = base.reach
     while True:
         for path in new.iterdir():
@@ -214,7 +215,7 @@ def _rebuild(survey: _Survey, base: _Base, new: Path, replay: ReplayJournal) -> 
 def _write_snapshot(
     survey: _Survey, about: SnapshotHeader, snapshot: JournalSnapshot, new: Path
 ) -> None:
-    """Write a snapshot, and the records of the history that it needs and that are there."""
+    """Write a snapshot, and the existing records of the history that it needs."""
     content, records = b"", survey.records_of(about)
     if about.history_bytes:
         header = HistoryHeader(experiment_id=about.experiment_id)
@@ -232,7 +233,7 @@ def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalErr
 
 
 def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
-    """Whose journal it is, and all that is whole, wherever it is."""
+    """Return the journal's identity and all of its undamaged parts."""
     owner = owner_of(folder)
     header: JournalHeader | None = None
     places: dict[int, _TurnLocation] = {}
@@ -248,7 +249,7 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
             if not (frame.payload[:1] and frame.payload[0] in _LIST_CODES):
                 try:
                     found = decode_header(frame.payload, SegmentHeader, path).of_journal()
-                except JournalCorrupt:  # another file has its name
+                except JournalCorrupt:  # a different file has its name
                     break
                 if found.experiment_id != owner:
                     break
@@ -275,7 +276,7 @@ def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, Jou
     for number in journal_layout.numbers(folder, SNAPSHOT_SUFFIX):
         try:
             about, snapshot = read_snapshot(snapshot_file(folder, number))
-        except JournalCorrupt:  # the verdict has it
+        except JournalCorrupt:  # reported by `examine`
             continue
         if about.experiment_id == owner:
             found[about.turns] = about, snapshot
@@ -309,7 +310,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _copy_others(folder: Path, new: Path) -> None:
-    """What others keep beside the journal goes with it."""
+    """Copy the files that other modules keep beside the journal."""
     ours = (HISTORY, HISTORY_COPY, LOCK)
     for path in folder.iterdir():
         is_ours = path.name in ours or path.suffix in (TURNS_SUFFIX, SNAPSHOT_SUFFIX, PART_SUFFIX)
@@ -318,7 +319,7 @@ def _copy_others(folder: Path, new: Path) -> None:
 
 
 def _swap(path: Path, new: Path) -> Path:
-    """Put the new journal in its place; returns where the damaged one is."""
+    """Move the new journal to its place; return the path of the damaged one."""
     journal_layout.sync_folder(new)
     day = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-%f")
     kept = path.with_name(f"{path.name}{journal_layout.DAMAGED_INFIX}{day}")

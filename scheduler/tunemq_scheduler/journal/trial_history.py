@@ -1,11 +1,11 @@
-"""The history: summaries of trials that are over, appended at each snapshot and never taken away.
+"""The history: summaries of ended trials, appended at each snapshot and never removed.
 
-So a snapshot costs what is alive and what changed, however many trials there were. Of a trial's
-summaries the last one counts. How much of the file belongs to a snapshot stands in that; what is
-behind was written before a crash, for a snapshot that there is not.
+So the cost of a snapshot depends on live and changed trials, not on the number of all trials. A
+trial's last summary counts. Each snapshot says how many bytes of the file belong to it; bytes after
+that were written before a crash, for a snapshot that was not completed.
 
-The summaries of trials that finished long ago stand in no turn that is still there. So two files
-have the same content: `tunemq journal salvage` takes each record from the one that has it.
+No remaining turn contains the summaries of trials that ended long ago. So two files have the same
+content: `tunemq journal salvage` takes each record from the file that still has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tunemq_scheduler.journal.journal_layout import HISTORY, HISTORY_COPY, sync_
 from tunemq_shared.base.errors import JournalCorrupt
 from tunemq_shared.protocol.messages import encode
 
-#: A trial's id and its summary; an empty one says that it is not over any more.
+#: A trial's id and its summary; an empty summary means that the trial runs again.
 FinishedTrial = tuple[str, bytes]
 
 _decode: Final = msgspec.msgpack.Decoder(list[FinishedTrial]).decode
@@ -31,7 +31,7 @@ _RECORD_BYTES: Final = 2**20
 
 
 class HistoryExtent(NamedTuple):
-    """How much of the history there is: bytes, and records behind the header."""
+    """A part of the history: bytes, and records after the header."""
 
     size: int
     records: int
@@ -43,13 +43,16 @@ NOTHING: Final = HistoryExtent(0, 0)
 def read_history(
     folder: Path, extent: HistoryExtent, experiment_id: str, name: str = HISTORY
 ) -> dict[str, bytes]:
-    """The last summary of each trial within this much of the history.
+    """Return the last summary of each trial within this part of the history.
 
     Args:
-        name: of the one or the other of its files.
+        folder: the journal's folder.
+        extent: the part.
+        experiment_id: the expected owner.
+        name: which of the two files to read.
 
     Raises:
-        JournalCorrupt: that is not all there, or damaged.
+        JournalCorrupt: that part is incomplete or damaged.
         JournalError: it cannot be read, or another version wrote it.
     """
     found: dict[str, bytes] = {}
@@ -85,10 +88,10 @@ def append_history(
     *,
     sync: bool,
 ) -> HistoryExtent:
-    """Write behind ``extent``, instead of what is there; returns how much there is then.
+    """Write records after ``extent``, replacing all that follows it; return the new extent.
 
     Raises:
-        OSError: it cannot be written. What was within ``extent`` is as it was.
+        OSError: it cannot be written. The part within ``extent`` is unchanged.
     """
     size, records = extent
     content = bytearray()
@@ -102,7 +105,7 @@ def append_history(
         is_new = not path.exists()
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         try:
-            if os.fstat(descriptor).st_size < size:  # a journal from its store has no copy
+            if os.fstat(descriptor).st_size < size:  # a fetched journal has no second file
                 write_at(descriptor, (folder / HISTORY).read_bytes()[:size], 0)
             os.ftruncate(descriptor, size)
             write_at(descriptor, bytes(content), size)
@@ -116,7 +119,7 @@ def append_history(
 
 
 def cut_history(folder: Path, extent: HistoryExtent) -> None:
-    """Give back the room of what was written behind ``extent``."""
+    """Truncate both files to ``extent``."""
     for name in (HISTORY, HISTORY_COPY):
         path = folder / name
         if path.exists() and path.stat().st_size > extent.size:
@@ -124,9 +127,9 @@ def cut_history(folder: Path, extent: HistoryExtent) -> None:
 
 
 def whole_records(folder: Path, experiment_id: str) -> dict[int, bytes]:
-    """The records of the history that either of its files has, by number.
+    """Return the records of the history that either file has, by number.
 
-    A number under which the files have different records is left out.
+    It omits a number for which the files have different records.
 
     Raises:
         JournalError: a file cannot be read, or another version wrote it.
@@ -147,7 +150,7 @@ def whole_records(folder: Path, experiment_id: str) -> dict[int, bytes]:
 
 
 def _owner(header: bytes, path: Path) -> str:
-    """Whose history it is; empty where it is none."""
+    """Return the id of a history's experiment; empty if this is no header of a history."""
     try:
         return decode_header(header, HistoryHeader, path).experiment_id
     except JournalCorrupt:
