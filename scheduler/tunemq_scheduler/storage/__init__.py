@@ -1,1 +1,1 @@
-"""The folders of experiments, and what becomes of stored checkpoints."""
+"""The folders of experiments, and access to their stored checkpoints."""

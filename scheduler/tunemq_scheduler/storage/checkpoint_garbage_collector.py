@@ -1,7 +1,7 @@
-"""`CheckpointGarbageCollector`: removes from the store what is kept no longer, beside the loop.
+"""`CheckpointGarbageCollector`: deletes expired checkpoints from the store in a thread.
 
-Removing takes its time and may fail; neither is ever the search's trouble. Each removal may be done
-twice, and they may be done in any order: a key that was condemned is never referred to again.
+Deletions may be slow or fail; neither affects the search. Each deletion may be repeated, and their
+order does not matter: no new reference to a condemned key appears.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from tunemq_scheduler.core import commands as c
 from tunemq_shared.base.errors import RunSuperseded, StoreError
 from tunemq_shared.checkpoints.store import CheckpointStore
 
-#: An order to remove something.
+#: A command to delete something.
 Removal = c.DeleteCheckpoint | c.DeleteObjects
 
-#: The pause after a failure; it doubles with each further one, up to the longest.
+#: Seconds to pause after the first failure, and at most; each further failure doubles it.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-#: How often somebody who waits looks whether that is still wanted.
+#: Seconds between checks whether to continue waiting.
 _POLL_INTERVAL_S: Final = 0.05
-#: How long a removal that is being carried out may hold up the end.
+#: Seconds for which a deletion in progress may delay the end.
 _LAST_S: Final = 0.5
 
 
 class CheckpointGarbageCollector:
-    """Carries out removals in a thread of its own, which the first one starts.
+    """Executes deletions in its own thread, which the first one starts.
 
-    **Threads.** All methods are called by the thread that runs the loop, and none waits for the
-    store but `finish`.
+    **Threads.** The thread of the loop calls all methods, and only `finish` waits for the store.
 
-    **Failures** are told as `notices`, once until all is removed; what failed is tried again.
+    **Failures** produce one notice until everything is deleted; failed deletions are retried.
 
     Args:
-        store: whose checkpoints they are; closed by whoever opened it.
-        check: called before each removal; raises `RunSuperseded` where another run has the store,
-            whose checkpoints are not this run's to remove.
-        first_pause_s: seconds after the first failure.
+        store: the store with the checkpoints; the caller closes it.
+        check: called before each deletion; raises `RunSuperseded` if another run has the store,
+            whose checkpoints this run must not delete.
+        first_pause_s: seconds to pause after the first failure.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class CheckpointGarbageCollector:
         self._orders: deque[Removal] = deque()
         self._notices: list[str] = []
         self._pause_s = 0.0
-        #: How many orders were carried out.
+        #: The number of executed deletions.
         self._removed = 0
         self._has_told = False
         self._is_ending = False
@@ -65,7 +64,7 @@ class CheckpointGarbageCollector:
         self._thread: threading.Thread | None = None
 
     def discard(self, removal: Removal) -> None:
-        """Have something removed some time."""
+        """Queue a deletion."""
         with self._changed:
             self._orders.append(removal)
             self._changed.notify()
@@ -74,7 +73,7 @@ class CheckpointGarbageCollector:
             self._thread.start()
 
     def notices(self) -> list[str]:
-        """What happened since the last call that a person should know."""
+        """Return the new notices for the user."""
         with self._changed:
             notices, self._notices = self._notices, []
         return notices
@@ -86,17 +85,17 @@ class CheckpointGarbageCollector:
         *,
         without_success: float | None = None,
     ) -> list[str]:
-        """Wait until all is removed, and end; returns the keys of what is left.
+        """Wait for all deletions, then end; return the keys that remain.
 
         Args:
-            within: seconds at most.
-            is_enough: asked now and then; where it says yes, nothing is waited for any longer.
-            without_success: seconds at most in which nothing is removed; None: as ``within``.
+            within: the most seconds to wait.
+            is_enough: checked now and then; True ends the waiting.
+            without_success: the most seconds to wait while nothing is deleted; None: as ``within``.
         """
         deadline = time.monotonic() + within
         timeout_s = within if without_success is None else without_success
         with self._changed:
-            self._in_haste = True  # whatever waits before its next try is tried now
+            self._in_haste = True  # pending retries start now
             self._changed.notify_all()
             removed, due = self._removed, time.monotonic() + timeout_s
             while self._orders and time.monotonic() < min(deadline, due) and not is_enough():
@@ -126,7 +125,7 @@ class CheckpointGarbageCollector:
                 self._succeeded(removal)
 
     def _next(self) -> Removal | None:
-        """The next order, which stays in the list until it is carried out; None at the end."""
+        """Return the next deletion, which stays queued until it is done; None at the end."""
         with self._changed:
             if self._pause_s:
                 pause = self._pause_s * random.uniform(0.5, 1.0)
@@ -150,7 +149,7 @@ class CheckpointGarbageCollector:
                     f"again: {error}"
                 )
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or self._first_pause_s)
-            # One that can never be carried out must not keep the others waiting.
+            # A deletion that always fails must not block the others.
             self._orders.remove(removal)
             self._orders.append(removal)
 

@@ -1,8 +1,8 @@
-"""Waiting for room on the journal's disk: nothing is done meanwhile, and so nothing is lost.
+"""Waits for space on the journal's disk; meanwhile the search does nothing and loses nothing.
 
-A full disk is no reason to end a search of days: somebody makes room, and it goes on. Until then
-the turn that could not be written is held; no event is taken in, no order leaves, and nodes keep
-what they have reported.
+A full disk is no reason to end a search of days: once an operator frees space, it continues. Until
+then the loop holds the turn that could not be written, takes no events, sends no commands, and
+nodes keep what they have reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from tunemq_shared.base.errors import JournalFull
 from tunemq_shared.protocol.messages import JournalRecord
 
-#: Seconds between two tries.
+#: Seconds between two attempts.
 RETRY_S: Final = 0.5
 
 
@@ -26,16 +26,17 @@ def append_when_disk_has_space(
     pause: Callable[[float], None],
     is_given_up: Callable[[], bool],
 ) -> None:
-    """Write a turn, however long the disk has no room for it.
+    """Write a turn, and wait as long as the disk has no space for it.
 
     Args:
-        append: that of the journal.
-        tell: told that the search is degraded, and why; and when it goes on.
-        pause: waits for so many seconds between two tries.
-        is_given_up: asked before each further try; where it says yes, there is none.
+        append: the journal's method.
+        journal_records: the turn.
+        tell: receives a notice when the search is degraded, with the reason, and when it continues.
+        pause: waits for a number of seconds between two attempts.
+        is_given_up: checked before each further attempt; True ends the attempts.
 
     Raises:
-        JournalFull: there is no room, and it was given up.
+        JournalFull: there is no space, and the attempts ended.
         JournalError: the turn cannot be written for another reason.
     """
     since: float | None = None

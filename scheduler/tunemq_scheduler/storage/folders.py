@@ -1,8 +1,7 @@
-"""The folders of experiments and trials: their names, and how they and their files are made.
+"""The folders of experiments and trials: their names, and functions that create files.
 
-Names are short and hold no parameters (a path with parameters in it breaks at 260 characters on one
-system and at a slash on another), and are safe on every system: letters, digits and ``-_.,=+@``
-only.
+Names are short and contain no parameters (such paths break at 260 characters on one system and at a
+slash on another). They are safe on every system: letters, digits and ``-_.,=+@`` only.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tunemq_shared.system.plain_files import (
     open_to_write,
 )
 
-#: The longest name, in bytes; with what is added to it, it stays far below the 255 of file systems.
+#: The most bytes of a name; with additions it stays far below the 255 of file systems.
 MAX_NAME_BYTES: Final = 80
-#: The variable that moves the results folder.
+#: The environment variable that sets the results folder.
 RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
-#: The farm's own folder among the results, and the file there that whoever makes a backup touches.
+#: The farm's own folder among the results, and the file in it that each backup touches.
 OWN_FOLDER: Final = ".farm"
 BACKUP_NOTE: Final = "last-backup"
-#: The files in a trial's folder: its configuration, its results, and all failures of the trial.
+#: The files in a trial's folder: its configuration, its results, and its failures.
 PARAMS_JSON: Final = "params.json"
 PARAMS_PICKLE: Final = "params.pkl"
 RESULT_JSON: Final = "result.json"
@@ -40,16 +39,21 @@ PROGRESS_CSV: Final = "progress.csv"
 ERROR_FILE: Final = "error.txt"
 
 _UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")
-#: Windows' devices, and the folders of a store that no search may be.
+#: Device names of Windows, and folder names that the store uses itself.
 _RESERVED: Final = re.compile(
     r"((con|prn|aux|nul|com\d|lpt\d)(\..*)?|journal|blobs)", re.IGNORECASE | re.ASCII
 )
 
 
 def safe_name(text: str, fallback: str, limit: int = MAX_NAME_BYTES) -> str:
-    """``text`` without what a file name cannot hold somewhere, at most ``limit`` bytes long.
+    """Return ``text`` without characters that some file system rejects, limited in bytes.
 
-    White space becomes an underscore; ``fallback`` is the name if nothing is left.
+    White space becomes an underscore. If nothing is left, the result is ``fallback``.
+
+    Args:
+        text: the proposed name.
+        fallback: the name to use instead.
+        limit: the most bytes.
     """
     joined = "_".join(unicodedata.normalize("NFC", text).split())
     kept = _UNSAFE.sub("", joined).encode(errors="ignore")[:limit].decode(errors="ignore")
@@ -60,16 +64,16 @@ def safe_name(text: str, fallback: str, limit: int = MAX_NAME_BYTES) -> str:
 
 
 def experiment_name(trainable: str, at: float) -> str:
-    """The name of an experiment that was given none: what it runs, and the local time ``at``."""
+    """Return the default name of an experiment: its trainable, and the local time ``at``."""
     when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(at))
     return f"{safe_name(trainable, 'experiment')}_{when}"
 
 
 def results_folder(storage_path: str | os.PathLike[str] | None) -> str:
-    """Where experiments go; by default ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``.
+    """Return the results folder; by default ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``.
 
     Raises:
-        ConfigError: it is an address, but none of this machine's folders.
+        ConfigError: it is the address of a store, not a folder of this machine.
     """
     given = storage_path or os.environ.get(RESULTS_VARIABLE) or "~/tunemq_results"
     chosen = os.fspath(given)
@@ -82,14 +86,14 @@ def results_folder(storage_path: str | os.PathLike[str] | None) -> str:
 
 
 def farm_results_folder(results: str | None, store: str | None) -> str:
-    """Where a farm's experiments go: into the store, where that is a folder of all machines.
+    """Return a farm's results folder: the store, if that is a folder of all machines.
 
     Args:
-        results: the folder that was given, if one was.
-        store: the store that was given, if one was.
+        results: the given results folder, if any.
+        store: the given store, if any.
 
     Raises:
-        ConfigError: the one is no folder of this machine, or the other is another folder.
+        ConfigError: ``results`` is no folder of this machine, or ``store`` is a different folder.
     """
     if results is not None and is_remote(results):
         raise ConfigError(
@@ -114,17 +118,17 @@ def farm_results_folder(results: str | None, store: str | None) -> str:
 def make_experiment_folder(
     storage: str, name: str, *, is_new: bool, is_taken: Callable[[str], bool] = lambda _name: False
 ) -> str:
-    """The experiment's folder, made if need be.
+    """Return the experiment's folder, and create it if necessary.
 
     Args:
         storage: the folder of all experiments.
         name: the experiment's name, made safe here.
-        is_new: the name was made up, so that a folder of that name is somebody else's; then ``_2``,
-            ``_3`` and so on is added.
-        is_taken: whether a name that is free among the folders is somebody else's all the same.
+        is_new: a folder of this name belongs to another experiment; then ``_2``, ``_3`` and so on
+            is added.
+        is_taken: whether another experiment uses a name for which there is no folder.
 
     Raises:
-        ConfigError: it cannot be made or written; says where, why and what to do.
+        ConfigError: it cannot be created or written; says where, why and what to do.
     """
     base = path = os.path.join(storage, safe_name(name, "experiment"))
     number = 1
@@ -150,10 +154,10 @@ def make_experiment_folder(
 
 
 def make_trial_folder(path: str) -> None:
-    """Make a trial's folder unless it is there.
+    """Create a trial's folder unless it exists.
 
     Raises:
-        StoreError: it cannot be made; says where and why.
+        StoreError: it cannot be created; says where and why.
     """
     try:
         make_folder(path)
@@ -165,7 +169,7 @@ def make_trial_folder(path: str) -> None:
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Write a small file that can be made again.
+    """Write a small file that can be recreated.
 
     Raises:
         StoreError: it cannot be written; says where and why.
@@ -185,15 +189,17 @@ def write_file(path: str, content: bytes) -> None:
 def replace_file(
     path: str, content: bytes, *, when_written: Callable[[], None] = lambda: None
 ) -> None:
-    """Write a file so that there is always either the old one or the new one, whole.
+    """Replace a file atomically: at any time either the old or the new content is complete.
 
-    That holds for a power cut, too: the old one may have been on the disk for long.
+    This holds for a power cut, too, which must not destroy an old file that was long on disk.
 
     Args:
-        when_written: called when the disk has the new one, and the old one still has its name.
+        path: the file.
+        content: the new content.
+        when_written: called when the new content is on disk and the old file still has its name.
 
     Raises:
-        StoreError: it cannot be written; the old one stands.
+        StoreError: it cannot be written; the old file is unchanged.
     """
     beside = f"{path}.new"
     tries = TRIES
@@ -208,11 +214,11 @@ def replace_file(
             os.replace(beside, path)
             return
         except (FileNotFoundError, NotADirectoryError) as error:
-            tries -= 1  # a trial's code may have removed its folder in this moment
+            tries -= 1  # a trial's code may just have removed its folder
             if not tries:
                 raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error
         except OSError as error:
-            with suppress(OSError):  # it would take up room on a full disk
+            with suppress(OSError):  # it would use space on a full disk
                 os.unlink(beside)
             if isinstance(error, StoreError):
                 raise

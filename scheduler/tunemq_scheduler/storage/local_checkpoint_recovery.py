@@ -1,8 +1,8 @@
-"""Checkpoints that were written on this machine, and never came to the store.
+"""Uploads checkpoints that were written on this machine and never reached the store.
 
-Where an experiment's nodes are gone with their run, what was under way is not lost yet: it lies in
-the folder in which this machine keeps its copies. It is brought to the store now, before anything
-else, so that trials go on from there; and those that are over keep their last.
+When a run's nodes are gone, its unfinished uploads are not lost yet: they are in the folder with
+this machine's copies. The next run uploads them first, so that trials resume from them, and ended
+trials keep their last one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from tunemq_shared.system.plain_files import read_plain
 def recover_local_checkpoints(
     runner: TrialRunner, plan: ExperimentPlan, tell: Callable[[str], None]
 ) -> list[CheckpointCommitted]:
-    """Bring to the store what only this machine has; returns the facts, for the journal.
+    """Upload what only this machine has; return the commits for the journal.
 
-    Nothing of it is an error: a trial whose copy is gone, or damaged, has the checkpoint before,
-    which is told.
+    No failure here is an error: a trial whose copy is missing or damaged uses its previous
+    checkpoint, and a notice says so.
 
     Args:
-        tell: shows a line to the person at the terminal.
+        runner: the experiment's state.
+        plan: the experiment's plan.
+        tell: shows a line to the user.
     """
     if not (plan.store and plan.cache):
         return []
@@ -73,7 +75,7 @@ def recover_local_checkpoints(
 
 
 def _only_written(runner: TrialRunner) -> Iterator[tuple[str, TrialCheckpoint]]:
-    """The checkpoints that are only on some node, each trial's oldest first."""
+    """Yield the checkpoints that are only on some node, oldest first for each trial."""
     for trial in runner.live.values():
         for kept in trial.checkpoints:
             if kept.is_wanted and kept.committed is None:
@@ -81,7 +83,7 @@ def _only_written(runner: TrialRunner) -> Iterator[tuple[str, TrialCheckpoint]]:
 
 
 def _check(folder: Path, kept: TrialCheckpoint) -> None:
-    """Refuse what is not the checkpoint that was written; the files' hashes are checked later.
+    """Check that a folder's manifest is the one that was written; hashes of files come later.
 
     Raises:
         StoreError: it is another one.

@@ -1,8 +1,8 @@
 """`RunRecord`: which process ran an experiment last, its term, and whether it deregistered.
 
-It lies beside the journal, and where the experiment has a store also beside the journal's copy
-there: the one knows of all runs from this folder, the other of all of this experiment, on
-whatever machine.
+It is stored beside the journal, and, if the experiment has a store, also beside the journal's copy
+there. The first shows all runs from this folder, the second all runs of this experiment on any
+machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tunemq_shared.signing.message_signing import (
     unchecked_body,
 )
 
-#: Its name beside the journal's segments.
+#: The name of the file beside the journal's segments.
 RECORD: Final = "scheduler"
-#: In the store, signed; under the name of the file syncers put the file as it is.
+#: The key in the store, for signed content; syncers upload the plain file under its own name.
 _KEY: Final = f"{FILE_NAME}/last_run"
 _MOST_BYTES: Final = 2**16
 _CONTEXT: Final = RECORD.encode()
@@ -37,12 +37,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         holder: the process that ran it; each run has another token.
-        term: the term of its scheduler; 0 for a script's own farm.
-        run: the number of the run, which is in the journal once it has begun.
-        is_warm: whether it began with the nodes of the run before, and what they hosted.
-        is_over: whether it told the nodes to forget the experiment: then a further run needs a
-            stream of its own, since nodes number what they say from 1 again.
-        events_key: the stream of its events; empty for a script's own farm.
+        term: the term of its scheduler; 0 for an embedded farm.
+        run: the number of the run, which is in the journal once the run has begun.
+        is_warm: whether it began with the nodes of the previous run, and what they ran.
+        is_over: whether it made the nodes forget the experiment: then a further run needs a new
+            stream, because nodes number their events from 1 again.
+        events_key: the stream of its events; empty for an embedded farm.
     """
 
     holder: LeaseHolder
@@ -53,19 +53,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     events_key: str = ""
 
     def is_next_warm(self, acknowledged_up_to: int) -> bool:
-        """Whether the next run takes over what nodes host.
+        """Whether the next run takes over what nodes run.
 
         Args:
-            journalled: the last run that the journal knows.
+            acknowledged_up_to: the number of the last run in the journal.
         """
         return self.is_warm if self.run > acknowledged_up_to else not self.is_over
 
 
 def read_record(folder: str) -> RunRecord | None:
-    """That of an experiment's folder; None where there is none.
+    """Return the record in an experiment's folder, or None.
 
     Raises:
-        JournalError: there is one that cannot be read.
+        JournalError: it cannot be read.
     """
     path = _path(folder)
     try:
@@ -77,10 +77,10 @@ def read_record(folder: str) -> RunRecord | None:
 
 
 def write_record(folder: str, record: RunRecord) -> None:
-    """Keep it, durably.
+    """Store the record durably in the experiment's folder.
 
     Raises:
-        JournalError: the disk refuses it; the one before stands.
+        JournalError: the disk rejects it; the previous record stays.
     """
     path = _path(folder)
     beside = path.with_name(f"{RECORD}.new")
@@ -100,14 +100,15 @@ def write_record(folder: str, record: RunRecord) -> None:
 
 
 def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRecord | None:
-    """That of an experiment's store; None where there is none.
+    """Return the record in an experiment's store, or None.
 
     Args:
-        seal: of the journals of this search.
+        objects: the experiment's store.
+        message_signer: verifies this search's records.
 
     Raises:
         StoreError: the store cannot be reached.
-        JournalError: it cannot be read, or the scheduler did not write it.
+        JournalError: it cannot be read, or has no valid signature of the scheduler.
     """
     try:
         content = objects.get_bytes(_KEY, limit=_MOST_BYTES)
@@ -126,10 +127,12 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
 
 
 def store_record(objects: ObjectStore, record: RunRecord, message_signer: MessageSigner) -> None:
-    """Keep it in the store, too.
+    """Store the record in the experiment's store, too.
 
     Args:
-        seal: of the journals of this search.
+        objects: the experiment's store.
+        record: the record.
+        message_signer: signs this search's records.
 
     Raises:
         StoreError: the store cannot be reached.
@@ -138,7 +141,7 @@ def store_record(objects: ObjectStore, record: RunRecord, message_signer: Messag
 
 
 def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str) -> None:
-    """Refuse a folder from which the experiment went on elsewhere.
+    """Reject a folder whose experiment continued on another machine.
 
     Raises:
         SchedulerSuperseded: it did; says where.

@@ -1,8 +1,8 @@
 """`StoreClaim`: whether a run may still change its experiment's store.
 
 Each run writes a record of itself into the store (`tunemq_scheduler.storage.run_record`). A run
-that was stopped, cut off or believed dead finds the record of a later run there, and from then on
-leaves the store alone.
+that was paused, cut off or presumed dead finds the record of a later run there, and does not change
+the store from then on.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.signing.message_signing import MessageSigner
 
-#: For so many seconds a read record counts: removing many checkpoints costs few requests.
+#: Seconds for which a record counts as current, so that many deletions need few reads.
 FRESH_S: Final = 1.0
-#: Seconds for which a request is tried again.
+#: Seconds for which a request is retried.
 _TIMEOUT_S: Final = 30.0
 
 
 class StoreClaim:
     """The claim of one run to its experiment's store.
 
-    **Threads.** Any may call anything.
+    **Threads.** All methods are safe in any thread.
 
     Args:
-        address: the address of the experiment's store; empty where there is none.
-        message_signer: signs the record, as it does the journals of this search.
+        address: the address of the experiment's store; empty if there is none.
+        message_signer: signs the record, and the journals of this search.
     """
 
     def __init__(self, address: str, message_signer: MessageSigner) -> None:
         self._address, self._message_signer = address, message_signer
         self._record: RunRecord | None = None
-        #: The record of the run that took the store over.
+        #: The record of the run that took over the store.
         self._later: RunRecord | None = None
         self._read_at = -math.inf
         self._reading = threading.Lock()
 
     def write(self, record: RunRecord) -> None:
-        """Claim the store for this run, or change the record of this run.
+        """Claim the store for this run, or update this run's record.
 
         Raises:
             RunSuperseded: another run has claimed it since this one did.
@@ -61,10 +61,10 @@ class StoreClaim:
         self._record, self._read_at = record, _now()
 
     def stored(self, cancel: CancelToken | None = None) -> RunRecord | None:
-        """The record of the last run that claimed the store.
+        """Return the record of the last run that claimed the store.
 
         Raises:
-            JournalError: it cannot be read, or the scheduler did not write it.
+            JournalError: it cannot be read, or has no valid signature of the scheduler.
             StoreError: the store cannot be reached.
         """
         with open_objects(self._address) as objects:
@@ -74,10 +74,10 @@ class StoreClaim:
             )
 
     def check(self, cancel: CancelToken | None = None) -> None:
-        """Return if this run had the store a second ago; reads the record if need be.
+        """Check that this run had the store at most a second ago; read the record if necessary.
 
         Args:
-            cancel: ends the tries to read it early.
+            cancel: ends the attempts to read it early.
 
         Raises:
             RunSuperseded: another run has it.
@@ -89,14 +89,14 @@ class StoreClaim:
             self.check_known()
 
     def expire(self) -> None:
-        """Have the next `check` read the record, however fresh the last look is."""
+        """Make the next `check` read the record, however recent the last read is."""
         self._read_at = -math.inf
 
     def check_known(self) -> None:
-        """Return unless `check` has found another run; asks nobody.
+        """Check the result of earlier reads only, without a request.
 
         Raises:
-            RunSuperseded: it has.
+            RunSuperseded: `check` found another run.
         """
         if self._later is not None:
             raise RunSuperseded(
@@ -120,5 +120,5 @@ class StoreClaim:
 
 
 def _now() -> float:
-    """Seconds, those included in which the machine slept."""
+    """Return a time in seconds that also advances while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

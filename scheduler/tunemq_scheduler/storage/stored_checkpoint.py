@@ -1,7 +1,7 @@
-"""`StoredCheckpoint`: a checkpoint in a store, of which nothing is read until somebody asks.
+"""`StoredCheckpoint`: a checkpoint in a store, which is read on demand.
 
-Apart from `Checkpoint`, because it knows how to reach every kind of store: a trial's own process
-never imports this.
+Separate from `Checkpoint`, because it can access every kind of store: trial processes never import
+it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tunemq_shared.system.folder_trees import walk
 
 
 class StoredCheckpoint(Checkpoint):
-    """A committed checkpoint; every byte that is read of it is verified.
+    """A committed checkpoint; every byte that is read is verified.
 
-    ``path`` and `as_directory` download into a temporary folder; the first one's is kept until this
-    object ends. `to_directory` downloads into a folder of yours. It travels as its address, so
-    whoever unpickles it needs credentials of their own.
+    ``path`` and `as_directory` download into a temporary folder; that of ``path`` exists as long as
+    this object. `to_directory` downloads into a folder of the caller. It is pickled as its address,
+    so the process that unpickles it needs its own credentials.
 
     Args:
         address: The address of the experiment's store, see `tunemq_shared.checkpoints.open_store`.
@@ -45,7 +45,7 @@ class StoredCheckpoint(Checkpoint):
 
     @property
     def uri(self) -> str:
-        """Where it is."""
+        """The address of the checkpoint."""
         return join(self._address, self._key)
 
     @property
@@ -54,13 +54,13 @@ class StoredCheckpoint(Checkpoint):
         return self._has(DICT_FILE)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was kept with it before it was saved; downloads it only if something was."""
+        """Return the metadata that was set before it was saved; downloads only if there is any."""
         if not self._has(METADATA_FILE):
             return {}
         return Checkpoint(self.path).get_metadata()
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Refused: what is committed does not change.
+        """Reject the call: committed checkpoints do not change.
 
         Raises:
             CheckpointError: always.
@@ -87,8 +87,8 @@ class StoredCheckpoint(Checkpoint):
         return any(file.name == name for file in self._manifest.files)
 
     def _write_to(self, folder: str) -> None:
-        """Download into a folder that is there; it may hold other files."""
-        # Beside the files that it will be among: there is room for it, and moving it is a rename.
+        """Download into an existing folder, which may hold other files."""
+        # On the target's file system, which has space for it, and where moving it is a rename.
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
             whole = Path(temporary, "files")
             with self._store() as store:
@@ -102,7 +102,7 @@ class StoredCheckpoint(Checkpoint):
 
 
 def _move_into(source: Path, target: str) -> None:
-    """Move everything below ``source`` to below ``target``, over what has the same name there."""
+    """Move everything below ``source`` to below ``target``, and replace existing files."""
     for path, folders, files in walk(source):
         below = os.path.join(target, os.path.relpath(path, source))
         for name in folders:
