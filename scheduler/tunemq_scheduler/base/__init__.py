@@ -1,1 +1,1 @@
-"""What all layers of the scheduler use: the plan of an experiment, signals, installed packages."""
+"""Shared by all parts of the scheduler: experiment plans, signals, installed packages."""

@@ -1,4 +1,4 @@
-"""What is the same for all trials of an experiment when a node hosts them."""
+"""`ExperimentPlan`: the common part of all trials' specifications."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
 class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a `TrialSpec` that does not differ between trials.
+    """The part of a `TrialSpec` that is equal for all trials.
 
     Attributes:
-        experiment: its name, as users see it.
-        experiment_id: random; names its event stream.
+        experiment: its name, for users.
+        experiment_id: random; part of the name of its event stream.
         events_key: the key of its event stream in Redis.
         folder: its results folder.
-        store: the address of the store of its checkpoints; empty where that is its folder.
-        cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
-        sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see
-            `TrialSpec`.
-        is_apart: whether nodes read and write nothing in its folder, but have trials in their own.
+        store: the address of the store of its checkpoints; empty if that is its folder.
+        cache: where this machine keeps copies of checkpoints; empty lets each node decide.
+        sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see `TrialSpec`.
+        is_apart: whether nodes do not access its folder, and run trials in folders of the node.
         trainable_name: the first part of every trial's name.
     """
 
@@ -55,15 +54,15 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store_address(self) -> str:
-        """Where its checkpoints are, as `open_store` takes it."""
+        """The address of its checkpoints, for `open_store`."""
         return self.store or self.folder
 
     def trial_name(self, trial: str) -> str:
-        """The name, and the folder's name, of a trial."""
+        """Return the name of a trial, which is also its folder's name."""
         return f"{self.trainable_name}_{trial}"
 
     def trial_folder(self, trial: str) -> str:
-        """Where a trial's files are."""
+        """Return the path of a trial's folder."""
         return os.path.join(self.folder, self.trial_name(trial))
 
     def _hosts_folder(self, trial: str) -> str:
@@ -72,7 +71,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.trial_folder(trial)
 
     def trial_spec(self, order: StartTrial) -> TrialSpec:
-        """What a node is told to start one trial."""
+        """Make the specification by which a node starts one trial."""
         return TrialSpec(
             experiment=self.experiment,
             events_key=self.events_key,

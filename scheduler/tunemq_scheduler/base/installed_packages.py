@@ -1,4 +1,4 @@
-"""Importing what is installed although the user's folder holds a module of the same name."""
+"""Imports installed packages even if the user's folder has a module of the same name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 
 from tunemq_shared.base.errors import ConfigError
 
-#: Searches may begin side by side, in threads: then a package may be there and not yet imported.
+#: Several threads may start searches, so a package may be half imported.
 _importing = threading.Lock()
 
 
 @contextmanager
 def installed_packages_first(*packages: str) -> Iterator[None]:
-    """Meanwhile installed packages are found before modules beside the user's script.
+    """Make imports prefer installed packages to modules beside the user's script.
 
-    The scheduler shares a process with the script, whose folder may hold a ``celery.py``. Trials
-    are not concerned: they have processes of their own, with the script's own path.
+    The scheduler shares a process with the script, whose folder may contain a ``celery.py``. Trials
+    are unaffected: their processes use the script's own path.
 
     Raises:
-        ConfigError: the script has imported its own module of such a name already.
+        ConfigError: the script has already imported its own module of such a name.
     """
     with _importing:
         for name in packages:
@@ -37,7 +37,7 @@ def installed_packages_first(*packages: str) -> Iterator[None]:
 
 def _refuse_shadow(name: str) -> None:
     module = sys.modules.get(name)
-    # Each of the packages says its version; a script's own module hardly does.
+    # Each of these packages has a version; a script's own module hardly has one.
     if module is not None and not hasattr(module, "__version__"):
         raise ConfigError(
             f"{module.__file__} hides the installed package {name!r}, which the scheduler needs; "

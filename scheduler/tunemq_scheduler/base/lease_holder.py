@@ -1,4 +1,4 @@
-"""`LeaseHolder`: which scheduler process runs a farm or an experiment, and whether it lives."""
+"""`LeaseHolder`: identifies the scheduler process of a farm or an experiment."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import msgspec
 from tunemq_shared.system.claimed_process import is_hidden
 from tunemq_shared.system.processes import is_readable, stat_of
 
-#: A process that is killed is gone within milliseconds, unless the disk holds it up.
+#: A killed process ends within milliseconds, unless the disk delays it.
 _GONE_WITHIN_S: Final = 5.0
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler process, named so that no other one is meant.
+    """A unique name of a scheduler process.
 
     Attributes:
         token: random, one for each process.
-        host: the machine's name, for people.
-        place: the kernel's boot and the pid namespace in which the numbers mean something.
-        pid, born: the process and when it began, in the kernel's ticks: pids are used again.
-        since: Unix time at which it became the holder, for people.
+        host: the machine's name, for messages.
+        place: the kernel's boot and the pid namespace in which the pid is valid.
+        pid, born: the process and its start in the kernel's ticks, because pids are reused.
+        since: the Unix time at which it became the holder, for messages.
     """
 
     token: str
@@ -38,7 +38,7 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def this_process(cls) -> Self:
-        """This one."""
+        """Describe this process."""
         pid = os.getpid()
         return cls(
             token=os.urandom(8).hex(),
@@ -51,21 +51,21 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether its pid means something to us: it is, or was, of this machine."""
+        """Whether its pid is valid here: it runs, or ran, on this machine."""
         return bool(self.place) and self.place == _place()
 
     @property
     def is_gone(self) -> bool:
-        """Whether it certainly does not run any more; False where nobody here can know."""
+        """Whether it has certainly ended; False if this machine cannot know."""
         return self.is_here and _born(self.pid) != self.born and not self.is_hidden
 
     @property
     def is_hidden(self) -> bool:
-        """Whether /proc hides the process with its pid, be it this one or another by now."""
+        """Whether /proc hides the process with its pid, which may be another one by now."""
         return self.is_here and is_hidden(self.pid)
 
     def kill(self) -> bool:
-        """Kill it, if it is of this machine; whether it is gone then."""
+        """Kill it if it runs on this machine; return whether it is gone then."""
         if not self.is_here:
             return False
         try:
@@ -73,7 +73,7 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
         except ProcessLookupError:
             return True
         try:
-            if _born(self.pid) == self.born:  # else the number is another's by now
+            if _born(self.pid) == self.born:  # otherwise the pid belongs to another process
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 return is_readable(process, _GONE_WITHIN_S)
         except ProcessLookupError:
@@ -96,6 +96,6 @@ def _place() -> str:
 
 
 def _born(pid: int) -> int | None:
-    """When a process began; None if there is none, or nothing but its exit code."""
+    """Return when a process began; None if there is none, or only a zombie."""
     stat = stat_of(pid)
     return None if not stat or stat[0] in {b"Z", b"X"} else int(stat[19])

@@ -1,4 +1,4 @@
-"""Calls of what users may write: what it raises ends its experiment, never the process."""
+"""Calls user-written plug-ins: what they raise ends the experiment, never the process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def call_plugin(who: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The answer of a plug-in.
+    """Call a plug-in and return its result.
 
     Raises:
-        SearchFailed: it raised; with its traceback.
-        TuneError: it raised one of ours, which says by itself what is wrong.
+        SearchFailed: the plug-in raised; includes its traceback.
+        TuneError: the plug-in raised a TuneMQ error, which is passed on.
     """
     try:
         return call(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""`StopSignals`: what Ctrl-C and SIGTERM mean while a search runs."""
+"""`StopSignals`: the meaning of Ctrl-C and SIGTERM while a search runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While its ``with`` block runs, signals ask the search to end instead of ending the script.
+    """Makes signals end the search instead of the script, within a ``with`` block.
 
     The first SIGINT or SIGTERM calls ``request_stop``; a second SIGINT calls ``stop_now``; a third
-    one raises KeyboardInterrupt where the script is. Behind the block the user's own handlers are
-    back, and the signal has its usual meaning: KeyboardInterrupt is raised for SIGINT, SIGTERM is
-    raised again.
+    raises KeyboardInterrupt in the script. After the block the user's own handlers are restored,
+    and the signal gets its usual effect: KeyboardInterrupt is raised for SIGINT, SIGTERM is raised
+    again.
 
-    Nothing is done outside the main thread (Python calls handlers there only), about a signal that
-    the script ignores, or whose handler Python cannot restore.
+    It does nothing outside the main thread (Python calls handlers only there), or for a signal that
+    the script ignores or whose handler Python cannot restore.
 
     Args:
-        request_stop: gets the signal's name; runs in a signal handler: it must not block, take a
-            lock or raise.
-        stop_now: likewise.
+        request_stop: receives the signal's name; it runs in a signal handler, so it must not block,
+            take a lock or raise.
+        stop_now: the same restrictions apply.
     """
 
     def __init__(self, request_stop: Callable[[str], None], stop_now: Callable[[], None]) -> None:
@@ -33,9 +33,9 @@ class StopSignals:
         self._stop_now = stop_now
         self._restored: dict[signal.Signals, Any] = {}
         self._interrupts = 0
-        #: Whether everything was killed; an error of the search is then no news.
+        #: Whether everything was killed, which explains any error of the search.
         self._was_impatient = False
-        #: The first signal that came, if any.
+        #: The first signal that arrived, if any.
         self.received: signal.Signals | None = None
 
     def __enter__(self) -> Self:
