@@ -1,6 +1,6 @@
-"""What the watchdog does to processes: starts them bound to its own life, and leaves none behind.
+"""Process functions of the watchdog: start bound processes, and leave none behind.
 
-Imports only what costs no time: the watchdog is in every script's path to its first result.
+Imports only fast modules, because each script waits for the watchdog before its first result.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tunemq_shared.system import folder_trees
 from tunemq_shared.system.process_control import die_with_parent
 from tunemq_shared.system.processes import children_of, signal_name
 
-#: How often in a row no child must be seen before there is none.
+#: The number of checks in a row without a child after which there is none.
 _QUIET_LOOKS = 3
-#: No more than this counts as waiting between two looks: whom we killed may have stood still, too.
+#: The most seconds counted between two checks, since the machine may have been suspended.
 _LONGEST_GAP_S = 0.1
-#: Attempts to remove a folder into which somebody may still write.
+#: Attempts to remove a folder into which another process may still write.
 _REMOVALS = 5
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
-    """Start a process in a session of its own that is killed when this one ends; returns its pid.
+    """Start a process in a new session that is killed when this one ends; return its pid.
 
-    Its standard input is ``/dev/null``; its output goes to the file ``log``, emptied first. Must be
-    called by a thread that lives as long as the process does: PDEATHSIG follows the thread.
+    Its standard input is ``/dev/null``; its output goes to the file ``log``, which is emptied
+    first. Call it in a thread that lives as long as the process: PDEATHSIG follows the thread.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -55,7 +55,7 @@ def _turn_into(argv: Sequence[str], environ: Mapping[str, str], log: str, parent
 
 
 def reap() -> list[tuple[int, int]]:
-    """Take what has ended: pairs of pid and wait status."""
+    """Reap ended children; return pairs of pid and wait status."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -70,15 +70,15 @@ def reap() -> list[tuple[int, int]]:
 def kill_children(
     spared: Collection[int], within_s: float, on_end: Callable[[int, int], None] | None = None
 ) -> None:
-    """Kill and reap all children but ``spared``, and what is re-parented to us when they die.
+    """Kill and reap all children except ``spared``, and their orphans, which are re-parented.
 
-    Gives up after ``within_s`` seconds, not counting those for which the machine stood still: what
-    sleeps in the kernel cannot be killed.
+    Gives up after ``within_s`` seconds, without those for which the machine was suspended: a
+    process in an uninterruptible sleep cannot be killed.
     """
     waited, looked_at = 0.0, time.monotonic()
     pause = 0.0005
     quiet_looks = 0
-    # The kernel's list may leave out a child when another one ends while it is read.
+    # The kernel's list may omit a child when another one ends during the read.
     while quiet_looks < _QUIET_LOOKS:
         targets = set(children_of(os.getpid())).difference(spared)
         for pid in targets:
@@ -93,18 +93,18 @@ def kill_children(
         if targets and not ended:
             if waited > within_s:
                 return
-            time.sleep(pause)  # there is no event for "an orphan has arrived"
+            time.sleep(pause)  # no event announces an orphan
             pause = min(2 * pause, 0.01)
 
 
 def how_it_ended(status: int) -> str:
-    """A wait status in words."""
+    """Describe a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder and all in it; one that cannot be deleted is named on standard error."""
+    """Delete a folder; print one that cannot be deleted to standard error."""
     for _ in range(_REMOVALS):
         folder_trees.remove_tree(path)
         if not os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""The command lines of the watchdog and of the node, and the environment that both get."""
+"""The command lines and the environment of the watchdog and the embedded node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 
-#: All that is ours; in a source checkout each lies in a folder of its own.
+#: All packages of TuneMQ; a source checkout has each in a separate folder.
 _PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers")
-#: Folders that every interpreter looks into; before the standard library they would shadow it.
+#: Folders in every interpreter's path; before the standard library they would shadow it.
 _SITE_FOLDERS: Final = ("site-packages", "dist-packages")
 _ENTER: Final = (
     "import sys; sys.path += sys.argv.pop(1), sys.argv.pop(1);"
@@ -23,7 +23,7 @@ _ENTER: Final = (
 def watchdog_command(
     folder: str, control: int, script: int, services: dict[str, Sequence[str]]
 ) -> list[str]:
-    """How the watchdog is started: isolated and without `site`, which halves its start."""
+    """Return the watchdog's command: isolated and without `site`, which halves its start."""
     command = [sys.executable, "-I", "-S", "-c", _ENTER]
     command += [_folder_of("tunemq_scheduler"), _folder_of("tunemq_shared")]
     command += [folder, str(control), str(script)]
@@ -41,10 +41,11 @@ def node_command(
     *,
     gpus: bool = False,
 ) -> list[str]:
-    """How an embedded node is started; ``watchdog`` is the pid that it watches.
+    """Return the command of an embedded node; ``watchdog`` is the pid that it watches.
 
-    ``prewarm`` is a file with an environment that it gets ready for before a trial asks for it.
-    ``gpus``: it offers those that the script may see. Else it asks no driver, which may take long.
+    ``prewarm`` is a file with an environment for which it prepares a forkserver early. With
+    ``gpus`` it offers those that the script may use; otherwise it asks no driver, which may be
+    slow.
     """
     command = [sys.executable, "-P", "-m", "tunemq_workers.node.node_process", "--redis", url]
     command += ["--name", "local", "--workdir", workdir]
@@ -57,7 +58,7 @@ def node_command(
 
 
 def environment() -> dict[str, str]:
-    """The script's environment, with our packages on PYTHONPATH where site does not find them."""
+    """Return the script's environment, with TuneMQ on PYTHONPATH unless `site` finds it."""
     environ = dict(os.environ)
     given = environ.get("PYTHONPATH", "")
     parts = given.split(os.pathsep) if given else []
@@ -70,7 +71,7 @@ def environment() -> dict[str, str]:
 
 
 def default_cpus() -> int:
-    """``$TUNEMQ_CPUS``, else the number of CPUs that this process may run on.
+    """Return ``$TUNEMQ_CPUS``, or the number of CPUs that this process may use.
 
     Raises:
         ConfigError: ``$TUNEMQ_CPUS`` is not a positive whole number.

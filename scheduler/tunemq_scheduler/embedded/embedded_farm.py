@@ -1,4 +1,4 @@
-"""`EmbeddedFarm`: the script's handle of its private Redis and node."""
+"""`EmbeddedFarm`: a script's handle of its private Redis and node."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
 
 #: Makes the node's command line from the URL of Redis, a folder, the watchdog's pid, the number of
-#: CPUs and the file that says what to get ready for.
+#: CPUs and the file with the environment to prepare.
 NodeCommand = Callable[[str, str, str, int, str | None], list[str]]
 
-#: Redis answers within milliseconds; so long only where the machine is overloaded.
+#: Redis answers within milliseconds, except on an overloaded machine.
 _READY_WITHIN_S: Final = 20.0
-#: The watchdog needs a few milliseconds to end everything, and gives up by itself after two seconds
-#: that it could work. One that hangs is killed, and can then not end the orphans.
+#: The watchdog needs a few milliseconds to end everything, and gives up after two seconds of
+#: running time. If it hangs it is killed, and cannot end the orphans.
 _STOP_WITHIN_S: Final = 10.0
 _LOG_TAIL_BYTES: Final = 2000
-#: Variables for a store's clients (where it is, its keys and certificates), and for failpoints.
+#: Variables for a store's clients (address, keys and certificates), and for failpoints.
 _ABOUT_STORE: Final = (
     "AWS_",
     "MINIO_",
@@ -53,26 +53,27 @@ _terms = itertools.count(1)
 
 
 class EmbeddedFarm:
-    """A Redis and a node of this script's own, watched by a watchdog process.
+    """A private Redis and node of this script, watched by a watchdog process.
 
-    The constructor returns as soon as the watchdog is started, so that a script can import what it
-    needs meanwhile; `wait_until_ready` waits for Redis. The node appears on the wire when it is
-    ready.
+    The constructor returns once the watchdog is started, so that a script can import modules
+    meanwhile; `wait_until_ready` waits for Redis. The node registers when it is ready.
 
-    **Threads.** May be made and stopped by any thread; PDEATHSIG is the watchdog's business.
+    **Threads.** Any thread may create and stop it; the watchdog handles PDEATHSIG.
 
-    **Fork.** A forked child of the script must call `forget` and leave the farm alone
-    (`tunemq_scheduler.embedded.warm_farms` sees to it).
+    **Fork.** A forked child of the script must call `forget` and not use the farm
+    (`tunemq_scheduler.embedded.warm_farms` ensures that).
 
     Args:
-        cpus: what the node offers; by default ``$TUNEMQ_CPUS``, else what this process may use.
-        prewarm: what the first trials will need; the node gets ready for it at once. It holds
-            all environment variables, so it travels in the private folder and on no command line.
-        gpus: whether the node offers the GPUs that this script may see.
-        make_node_command: how the node is started.
+        cpus: the CPUs that the node offers; by default ``$TUNEMQ_CPUS``, or those that this process
+            may use.
+        prewarm: the environment of the first trials, which the node prepares at once. It contains
+            all environment variables, so it is passed in the private folder, not on a command line.
+        gpus: whether the node offers the GPUs that this script may use.
+        make_node_command: makes the node's command line.
 
     Raises:
-        ConfigError: no redis-server, no place for the runtime folder, or a bad ``$TUNEMQ_CPUS``.
+        ConfigError: there is no redis-server or no place for the runtime folder, or
+            ``$TUNEMQ_CPUS`` is invalid.
     """
 
     def __init__(
@@ -85,22 +86,22 @@ class EmbeddedFarm:
     ) -> None:
         self.cpus = cpus if cpus is not None else default_cpus()
         binary, environ = find_redis_server(), environment()
-        #: What its node knows about stores.
+        #: The environment variables about stores that its node has.
         self.about_store = about_store()
-        #: Which GPUs its node may see, by ``CUDA_VISIBLE_DEVICES``; empty where it offers none.
+        #: Its node's ``CUDA_VISIBLE_DEVICES``; empty if it offers no GPUs.
         self.visible_gpus = visible_gpus() if gpus else ""
         make_node_command = make_node_command or partial(node_command, gpus=gpus)
         self._status_lines = b""
         self._notices: list[str] = []
         self._gave_up: str | None = None
         self._is_ending = False
-        #: The pids of the services, as far as the watchdog has told.
+        #: The pids of the services, as reported by the watchdog.
         self.pids: dict[str, int] = {}
         self.folder = make_runtime_folder()
-        with contextlib.ExitStack() as undo:  # what fails, or is interrupted, leaves nothing
+        with contextlib.ExitStack() as undo:  # a failure or an interrupt leaves nothing behind
             undo.callback(remove_tree, self.folder)
             self._socket_path = os.path.join(self.folder, runtime_layout.SOCKET)
-            #: Where its Redis is, as redis-py spells it.
+            #: The address of its Redis, in the form of redis-py.
             self.url = f"unix://{self._socket_path}"
             workdir = os.path.join(self.folder, runtime_layout.NODE)
             wanted = None if prewarm is None else os.path.join(self.folder, runtime_layout.PREWARM)
@@ -154,14 +155,17 @@ class EmbeddedFarm:
         return self._watchdog.pid
 
     def new_term(self) -> int:
-        """A term that is greater than all that were used on this farm: one for each experiment."""
+        """Return a term greater than all earlier ones of this farm: one for each experiment."""
         return next(_terms)
 
     def wait_until_ready(self, within: float = _READY_WITHIN_S) -> None:
-        """Return as soon as Redis answers.
+        """Wait until Redis answers.
+
+        Args:
+            within: the most seconds to wait.
 
         Raises:
-            WireUnavailable: it does not, for ``within`` seconds, or cannot be started; says why.
+            RedisUnavailable: it does not answer in time, or cannot be started; says why.
         """
         deadline = time.monotonic() + within
         while not self._redis_answers():
@@ -171,7 +175,7 @@ class EmbeddedFarm:
                 trouble = f"its Redis did not answer within {within:g} s{log}"
             if trouble is not None:
                 raise RedisUnavailable(f"The embedded farm cannot be used: {trouble}.")
-            # Redis makes its socket when it is ready; a fact from the watchdog ends the pause
+            # Redis creates its socket when it is ready; a message from the watchdog ends the pause
             # early.
             select.select([self._control], [], [], 0.002)
 
@@ -186,7 +190,7 @@ class EmbeddedFarm:
                 return False
 
     def trouble(self) -> str | None:
-        """Why this farm will never work again, if so; cheap, may be asked at any time."""
+        """Return why this farm has failed for good, or None; cheap, may be called at any time."""
         self._read_status()
         if self._gave_up is not None:
             return self._gave_up
@@ -198,22 +202,21 @@ class EmbeddedFarm:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another search can have it."""
+        """Whether another search can use it."""
         return not self._is_ending and self.trouble() is None
 
     def excuse_node(self) -> None:
-        """The node's newest death is not its own fault: the watchdog is not to give it up for that.
+        """Tell the watchdog not to count the node's newest death as the node's fault.
 
-        Else a handful of trials that take their node with them would take the farm, too, before
-        each is found out.
+        Otherwise a few trials that crash their node would end the farm before each is identified.
         """
         try:
             self._control.send(runtime_layout.excuse(runtime_layout.NODE).encode())
-        except OSError:  # the watchdog is gone, which `trouble` tells
+        except OSError:  # the watchdog is gone, which `trouble` reports
             return
 
     def notices(self) -> list[str]:
-        """What happened since the last call that a person should know."""
+        """Return the new notices for the user."""
         self._read_status()
         notices, self._notices = self._notices, []
         return notices
@@ -222,7 +225,7 @@ class EmbeddedFarm:
         try:
             while heard := self._control.recv(4096):
                 self._status_lines += heard
-        except OSError:  # nothing (more) to read, or the watchdog is gone
+        except OSError:  # nothing more to read, or the watchdog is gone
             pass
         *lines, self._status_lines = self._status_lines.split(b"\n")
         for line in lines:
@@ -249,38 +252,38 @@ class EmbeddedFarm:
         return f"; it said: {said}" if said else ""
 
     def end_now(self) -> None:
-        """Have everything killed at once, without waiting; may be called by a signal handler."""
+        """Kill everything without waiting; safe in signal handlers."""
         self._is_ending = True
         try:
             self._control.send(b"stop\n")
-        except OSError:  # the watchdog is gone, and the rest with it
+        except OSError:  # the watchdog is gone, and all else with it
             return
 
     def stop(self) -> None:
-        """End everything, wait until nothing is left (milliseconds). May be called twice."""
+        """End everything and wait until nothing is left (milliseconds); may be called twice."""
         self.end_now()
         try:
             self._watchdog.wait(_STOP_WITHIN_S)
         except subprocess.TimeoutExpired:
-            # PDEATHSIG takes Redis and the node, and with the node its families.
+            # PDEATHSIG ends Redis and the node, and with the node its process trees.
             self._watchdog.send_signal(signal.SIGKILL)
             self._watchdog.wait()
         self._control.close()
         remove_tree(self.folder)
 
     def forget(self) -> None:
-        """Let go of a farm that belongs to our parent process."""
+        """Release a farm that belongs to the parent process."""
         self._control.close()
-        self._watchdog.returncode = 0  # else it is polled and complained about when it is collected
+        self._watchdog.returncode = 0  # otherwise Popen warns when it is collected
 
 
 def about_store() -> dict[str, str]:
-    """What the script's environment says about stores and their keys."""
+    """Return the script's environment variables about stores and their keys."""
     return {name: value for name, value in os.environ.items() if name.startswith(_ABOUT_STORE)}
 
 
 def visible_gpus() -> str | None:
-    """What the script's environment says about GPUs; None: it may see all."""
+    """Return the script's ``CUDA_VISIBLE_DEVICES``; None: it may use all GPUs."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 

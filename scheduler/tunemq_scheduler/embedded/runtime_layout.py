@@ -1,6 +1,6 @@
-"""What lies where in the runtime folder, and which folders belong to nobody any more.
+"""The layout of the runtime folder, its lock, and the removal of abandoned folders.
 
-Imports only what costs no time: the watchdog uses it.
+Imports only fast modules, because the watchdog uses it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from tunemq_scheduler.embedded.bound_processes import remove_tree
 
 PREFIX = "tunemq-farm-"
 SOCKET = "redis.sock"
-#: The services' names; the node's is also that of its scratch folder.
+#: The services' names; the node's is also the name of its scratch folder.
 REDIS, NODE = "redis", "node"
 WATCHDOG_LOG = "watchdog.log"
-#: What the node gets ready for: it reads the file once and removes it.
+#: The file with the environment to prepare: the node reads it once and deletes it.
 PREWARM = "prewarm.json"
 
 _LOCK = "lock"
-#: A folder without a lock is left alone for so long: its script may be about to start its watchdog.
+#: Seconds for which a folder without a lock is kept: its script may just start its watchdog.
 _YOUNG_S = 60.0
 
 
 def log_of(service: str) -> str:
-    """The name of the file with a service's output."""
+    """Return the name of the file with a service's output."""
     return f"{service}.log"
 
 
 def excuse(service: str) -> str:
-    """What the script tells the watchdog where a service's newest death was not its own fault."""
+    """Return the message that excuses a service's newest death."""
     return f"excuse {service}\n"
 
 
@@ -43,7 +43,7 @@ def take_lock(folder: str) -> int:
     path = os.path.join(folder, _LOCK)
     descriptor = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.rename(path + ".new", path)  # nobody ever sees it unlocked
+    os.rename(path + ".new", path)  # so no process ever sees it unlocked
     return descriptor
 
 
@@ -69,6 +69,6 @@ def _is_abandoned(folder: str) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(descriptor)
-    except OSError:  # in use, or being removed just now
+    except OSError:  # in use, or just being removed
         return False
     return True

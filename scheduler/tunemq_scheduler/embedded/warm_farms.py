@@ -1,4 +1,4 @@
-"""Which embedded farms this script has: a second ``fit()`` finds the first one's still warm."""
+"""Keeps this script's embedded farms, so that a second ``fit()`` finds a warm one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ _busy: list[EmbeddedFarm] = []
 def embedded_farm(
     cpus: int | None = None, *, prewarm: Environment | None = None, gpus: bool = False
 ) -> Iterator[EmbeddedFarm]:
-    """This script's farm for the length of one experiment: the warm one, or a new one.
+    """Provide a farm of this script for one experiment: a warm one, or a new one.
 
-    A node serves one experiment at a time, so searches that run side by side, in threads, get a
-    farm each. So does one for which the environment says something else about stores: a node has
-    their keys from there. Warm farms end with the script. Redis may still be starting: see
+    A node serves one experiment at a time, so concurrent searches in threads get a farm each. So
+    does a search with other environment variables about stores, because a node takes their keys
+    from its environment. Warm farms end with the script. Redis may still be starting: see
     `EmbeddedFarm`.
 
     Args:
-        cpus: what the node offers; see `EmbeddedFarm`.
-        prewarm: what the first trials will need; a new farm gets ready for it meanwhile, a warm
-            one takes no notice.
-        gpus: whether trials may ask for GPUs.
+        cpus: the CPUs that the node offers; see `EmbeddedFarm`.
+        prewarm: the environment of the first trials; a new farm prepares it, a warm one ignores it.
+        gpus: whether trials may request GPUs.
 
     Raises:
         ConfigError: see `EmbeddedFarm`.
@@ -61,7 +60,7 @@ def _take(cpus: int, prewarm: Environment | None, gpus: bool) -> EmbeddedFarm:
 
 def _give_back(farm: EmbeddedFarm) -> None:
     with _lock:
-        if farm not in _busy:  # the script forked, and this is the child
+        if farm not in _busy:  # this is a forked child of the script
             return
         _busy.remove(farm)
         if farm.is_usable:
@@ -72,7 +71,7 @@ def _give_back(farm: EmbeddedFarm) -> None:
 
 @atexit.register
 def stop_all() -> None:
-    """End this script's farms; returns when nothing of them is left."""
+    """End this script's farms; return when nothing of them is left."""
     with _lock:
         farms = [*_idle, *_busy]
         _idle.clear()

@@ -1,17 +1,17 @@
-"""The watchdog: a process between a script and its farm, which ends a second after the script.
+"""The watchdog: a process between a script and its farm, which ends within a second of the script.
 
-The script starts it; it starts Redis and the node, starts them again when they die, and ends
-everything when the script ends, in whatever way. It exists because the kernel's PDEATHSIG follows
+The script starts it. It starts Redis and the node, restarts them when they die, and ends everything
+when the script ends, in whatever way. It exists for three reasons: the kernel's PDEATHSIG follows
 the *thread* that started a process (``fit()`` may run in a thread that ends long before the
-script), because only a descriptor of the script's process tells reliably that it is gone (its pipes
-may be held by its children), and because somebody must be left to remove the folder.
+script); only a descriptor of the script's process shows reliably that it is gone (its children may
+hold its pipes); and one process must remain to delete the folder.
 
-It imports little of TuneMQ and nothing from outside the standard library, and starts with ``python
--I -S``, so that no module of the user's can get in its way.
+It imports little of TuneMQ and nothing outside the standard library, and starts with ``python -I
+-S``, so that no module of the user can interfere.
 
-Both ends speak lines. To the watchdog: ``stop``, and ``excuse <service>`` where its newest death
-was not its own fault. To the script: ``started <service> <pid>``, ``died <service> <how>``,
-``gave_up <service> <why>``.
+Both ends send lines. To the watchdog: ``stop``, and ``excuse <service>`` for a death that was not
+the service's fault. To the script: ``started <service> <pid>``, ``died <service> <how>``, ``gave_up
+<service> <why>``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ import time
 from tunemq_scheduler.embedded import bound_processes, runtime_layout
 from tunemq_shared.system.process_control import become_subreaper, set_name
 
-#: Pauses before a service that died young is started again; after the last one the watchdog gives
+#: Seconds to wait before restarting a service that died young; after the last the watchdog gives
 #: up.
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 1.0)
-#: A service that lived so long did not die young.
+#: Seconds of life after which a death is not young.
 _YOUNG_S = 10.0
-#: So many young deaths in a row can be excused: a dozen poison trials, each with its budget; not a
-#: machine on which nothing can run.
+#: The most young deaths in a row that are excused: a dozen poison trials with their retries, but
+#: not a machine on which nothing can run.
 _MOST_EXCUSED = 40
-#: What ends without us being able to wait for it (it sleeps in the kernel) is given up after so
-#: long.
+#: Seconds to wait for a process that cannot be reaped, as in an uninterruptible sleep.
 _TIMEOUT_S = 0.8
-#: In a command line, this stands for the watchdog's pid.
+#: The placeholder for the watchdog's pid in a command line.
 WATCHDOG_PID = "{watchdog}"
 
 
 class WatchedService:
-    """Redis, or the node: a command that is to run."""
+    """Redis, or the node: a command that must run."""
 
     def __init__(self, name: str, argv: list[str]) -> None:
         self.name = name
@@ -50,11 +49,11 @@ class WatchedService:
         self.started_at = 0.0
         self.young_deaths = 0
         self._excused = 0
-        #: When it is to be started; None while it runs, and for ever when it was given up.
+        #: When to start it; None while it runs, and forever once it was given up.
         self.due: float | None = 0.0
 
     def died(self, now: float) -> bool:
-        """Note its death; returns whether it is worth starting again."""
+        """Record its death; return whether to restart it."""
         self.pid = None
         if now - self.started_at >= _YOUNG_S:
             self.young_deaths = self._excused = 0
@@ -66,7 +65,7 @@ class WatchedService:
         return True
 
     def excuse(self, times: int) -> None:
-        """So many of its deaths do not count, within reason."""
+        """Excuse a number of its deaths, up to a limit."""
         times = min(times, self.young_deaths, _MOST_EXCUSED - self._excused)
         self.young_deaths -= times
         self._excused += times
@@ -76,10 +75,10 @@ class Watchdog:
     """Watches one script and its services.
 
     Args:
-        folder: the runtime folder; removed at the end.
+        folder: the runtime folder; deleted at the end.
         control: the watchdog's end of a socket pair with the script.
         script: a pidfd of the script.
-        services: in the order in which they are started; they are ended in the opposite one.
+        services: in the order in which they start; they end in reverse.
     """
 
     def __init__(
@@ -93,12 +92,12 @@ class Watchdog:
         self._alarm, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Keep the farm until the script ends or says ``stop``."""
+        """Run the farm until the script ends or sends ``stop``."""
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         try:
-            # Held until this process ends, when the folder is gone.
+            # Held until this process ends, after the folder is deleted.
             runtime_layout.take_lock(self._folder)
             self._start_due()
             runtime_layout.remove_abandoned(self._folder)
@@ -133,14 +132,14 @@ class Watchdog:
         self._start_due()
 
     def _is_told_to_end(self) -> bool:
-        """Do what the script says; returns whether that is to end."""
+        """Process the script's messages; return whether to end."""
         try:
             said = os.read(self._control, 4096)
         except OSError:
             return True
         for service in self._services:
             service.excuse(said.count(runtime_layout.excuse(service.name).encode()))
-        # End of file: the script has turned into another program (exec), and cannot say so.
+        # End of file: the script has called exec, and cannot send messages any more.
         return not said or b"stop" in said
 
     def _noted(self, pid: int, status: int) -> None:
@@ -152,8 +151,8 @@ class Watchdog:
             if not service.died(time.monotonic()):
                 self._say(f"gave_up {service.name} {how}, {len(_PAUSES_S) + 1} times in a row")
             if service.name == runtime_layout.NODE:
-                # What it left is re-parented to us: a new one must not meet its predecessor's
-                # hosts.
+                # Its orphans are re-parented to this process; a new node must not meet its
+                # predecessor's trial processes.
                 bound_processes.kill_children(self._running(), _TIMEOUT_S, self._noted)
             return
 
@@ -173,11 +172,11 @@ class Watchdog:
     def _say(self, status_line: str) -> None:
         try:
             os.write(self._control, status_line.encode() + b"\n")
-        except OSError:  # nobody reads it: the script is busy, or gone, which the pidfd tells
+        except OSError:  # no reader: the script is busy, or gone, which the pidfd shows
             return
 
     def _end(self) -> None:
-        # Redis last: what is being killed must not begin to wait for it to come back.
+        # Redis last: processes that are being killed must not begin to wait for it.
         for service in reversed(self._services):
             service.due = None
             others = [pid for pid in self._running() if pid != service.pid]
@@ -187,14 +186,14 @@ class Watchdog:
 
 
 def main() -> None:
-    """``watchdog FOLDER CONTROL SCRIPT NAME:N ARG*N NAME:N ARG*N ...``."""
+    """Parse ``watchdog FOLDER CONTROL SCRIPT NAME:N ARG*N NAME:N ARG*N ...``, and run."""
     folder, control, script, *rest = sys.argv[1:]
     for descriptor in (int(control), int(script)):
         os.set_inheritable(descriptor, False)
     os.set_blocking(int(control), False)
     signal.pthread_sigmask(
         signal.SIG_SETMASK, []
-    )  # the thread that started us may have blocked some
+    )  # the parent's thread may have blocked some of the signals
     set_name("tunemq-watchdog")
     become_subreaper()
     services: list[WatchedService] = []
@@ -207,5 +206,5 @@ def main() -> None:
     except Exception:  # noqa: BLE001  the process's boundary: its log says it, and all has been ended
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-    # Nothing is left to do that the interpreter's own ending would do.
+    # The interpreter's normal exit would do nothing more.
     os._exit(0)
