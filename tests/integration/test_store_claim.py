@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer
@@ -91,3 +92,12 @@ def test_run_without_a_store_has_nothing_to_look_at():
     claim = StoreClaim("", SIGNER)
     claim.write(a_record())
     claim.check()
+
+
+def test_record_of_another_search_at_the_same_address_supersedes_no_run(address):
+    first, other = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
+    first.write(msgspec.structs.replace(a_record(), experiment_id="aaaaa"))
+    other.write(msgspec.structs.replace(a_record(2), experiment_id="bbbbb"))
+    for claim in (first, other, first):
+        claim.expire()
+        claim.check()

@@ -315,7 +315,11 @@ class Experiment:
         if self._store_address:
             self._write_record(
                 RunRecord(
-                    holder=LeaseHolder.this_process(), term=0, run=self._run_number, is_warm=False
+                    holder=LeaseHolder.this_process(),
+                    term=0,
+                    run=self._run_number,
+                    is_warm=False,
+                    experiment_id=self._id,
                 )
             )
         return SearchRun(self.prepared, plan, executor, opened, self._claim, max_trials=max_trials)

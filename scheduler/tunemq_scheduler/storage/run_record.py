@@ -43,6 +43,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         is_over: whether it made the nodes forget the experiment: then a further run needs a new
             stream, because nodes number their events from 1 again.
         events_key: the stream of its events; empty for an embedded farm.
+        experiment_id: the experiment's id; two searches of one name that started at once share an
+            address, and neither is a later run of the other.
     """
 
     holder: LeaseHolder
@@ -51,6 +53,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_warm: bool
     is_over: bool = False
     events_key: str = ""
+    experiment_id: str = ""
 
     def is_next_warm(self, acknowledged_up_to: int) -> bool:
         """Whether the next run takes over what nodes run.

@@ -114,9 +114,15 @@ class StoreClaim:
                 stored = self.stored(cancel)
             except JournalError as error:
                 raise StoreError(str(error)) from error
-            if stored is not None and stored.holder.token != self._record.holder.token:
+            if stored is not None and _is_later(stored, self._record):
                 self._later = stored
             self._read_at = began
+
+
+def _is_later(stored: RunRecord, ours: RunRecord) -> bool:
+    """Whether the stored record is of another run of the same experiment."""
+    is_another = stored.holder.token != ours.holder.token
+    return is_another and stored.experiment_id == ours.experiment_id
 
 
 def _now() -> float:

@@ -259,6 +259,7 @@ class FarmExperiment(Experiment):
                 is_warm=self._is_warm,
                 is_over=is_over,
                 events_key=self._outlined.events_key,
+                experiment_id=self._id,
             )
         )
 
