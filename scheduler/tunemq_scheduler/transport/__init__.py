@@ -1,1 +1,1 @@
-"""How an experiment reaches its nodes: the executor, the desired state of each node, its events."""
+"""Connects experiments to nodes: executors, desired state, event channels, and Redis."""

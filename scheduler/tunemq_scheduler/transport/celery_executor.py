@@ -1,4 +1,4 @@
-"""`CeleryTrialExecutor`: runs one experiment's trials on nodes that are reached through Redis."""
+"""`CeleryTrialExecutor`: runs one experiment's trials on nodes, through Redis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_shared.signing.live_keys import LiveKeys
 
 
 class CeleryTrialExecutor(DesiredStateExecutor):
-    """The backend of real experiments: a `NodeTransport` of its own.
+    """The backend of experiments that are not on a farm, with a private `NodeTransport`.
 
     Args:
         url, term, backing, connect_within, keys: see `NodeTransport`.
@@ -38,7 +38,7 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         self._client: TransportClient | None = None
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Reach Redis and make the experiment's stream; raises what `NodeTransport.open` does."""
+        """Connect to Redis and create the experiment's stream; see `NodeTransport.open`."""
         self._plan = plan
         self._client = self._transport.add(plan.events_key)
         self._transport.open()
@@ -53,21 +53,21 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         self._opened.reattach(nodes, away, acknowledged)
 
     def on_step_end(self) -> None:
-        """Send each node whose orders changed its new assignment."""
+        """Send a new assignment to each node whose orders changed."""
         self._opened.settle()
         self._transport.send()
 
     def poll(self, timeout: float) -> list[Event]:
-        """What nodes stated and what became of them; see `NodeTransport.poll` for what it raises.
+        """Return the events of nodes; raises as `NodeTransport.poll` does.
 
         Raises:
-            WireError: an event of a node cannot be read.
+            TransportError: an event of a node cannot be decoded.
         """
         self._transport.poll(timeout)
         return events_of(self._opened.take())
 
     def acknowledge(self, acknowledged: dict[str, int]) -> None:
-        """Tell nodes how far their events are journalled, and trim the stream."""
+        """Acknowledge journalled events to the nodes, and trim the stream."""
         self._opened.acknowledge(acknowledged)
         self._transport.flush()
 
@@ -76,22 +76,22 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         self._transport.wake()
 
     def notes(self) -> list[str]:
-        """While Redis is away or full, that it is."""
+        """Return whether Redis is away or full, as text."""
         return self._transport.notes()
 
     def notices(self) -> list[str]:
-        """What happened to nodes, and to an embedded farm, since the last call."""
+        """Return what happened to nodes and to an embedded farm since the last call."""
         return self._transport.notices()
 
     def close(self, *, now: bool = False) -> None:
-        """End what still runs of this experiment, and leave no key of it without an expiry."""
+        """End the experiment's running trials, and let all its keys expire."""
         client, self._client = self._client, None
         try:
             if client is not None and not self._transport.is_away:
                 client.close()
         except TransportError:
-            # Nobody is left to tell. An embedded farm ends with the script; a farm's nodes give up
-            # an experiment whose scheduler has ended.
+            # Redis is gone. An embedded farm ends with the script; a farm's nodes give up an
+            # experiment whose scheduler has ended.
             pass
         finally:
             self._transport.close(now=now)

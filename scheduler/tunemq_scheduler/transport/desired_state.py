@@ -1,4 +1,4 @@
-"""`DesiredState`: what one node instance is to host, and what of that it has confirmed. Pure."""
+"""`DesiredState`: the trials that one node should run, and the version it confirmed. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, TrialO
 
 @dataclass(slots=True)
 class _Known:
-    """An order about one trial, and how to start that; ``start_version`` first told it the node."""
+    """A trial order, its start data, and the first version that contained these."""
 
     order: TrialOrder
     start: TrialSpec
     start_version: int | None = None
 
     def told(self, version: int, confirmed: int) -> TrialOrder:
-        """It as part of an assignment: says how to start until the node has confirmed that."""
+        """Return the order for an assignment, with start data until the node has confirmed it."""
         if self.start_version is None:
             self.start_version = version
         start = None if confirmed >= self.start_version else self.start
@@ -29,17 +29,18 @@ class _Known:
 class DesiredState:
     """Collects a node's orders until they are sent as one assignment.
 
-    Every assignment is whole: of each experiment it has all orders, or it says that the hosts of
-    that one are to be left as they are. All that differs between two of them is whether an order
-    still says how to start its trial: it does until the node has confirmed a version that said so.
+    Every assignment is complete. For each experiment it either lists all orders or tells the node
+    to leave that experiment's trial processes unchanged. Two assignments differ only in start data:
+    an order contains it until the node has confirmed a version that did.
 
     Args:
-        term: the scheduler's; a node ignores lower ones.
-        confirmed: the version that the node took last, whoever sent it: ours go on from there, so
-            that a node can compare versions across experiments.
-        absent: the experiments, by the keys of their events, of which the node may host something
-            that we have not said.
-        store: the farm's, which the node is to try.
+        instance_id: the node instance.
+        term: the scheduler's term; a node ignores lower ones.
+        confirmed: the version that the node took last, from any scheduler. New versions continue
+            from it, so that a node can compare versions across experiments.
+        absent: event keys of experiments that may have trials on the node but have not sent their
+            orders yet.
+        store: the farm's store, which the node should try.
     """
 
     def __init__(
@@ -56,18 +57,18 @@ class DesiredState:
         self._store = store
         self._confirmed = confirmed
         self._orders: dict[str, DesiredTrials] = {}
-        #: Whether the node must hear of a change now, and whether something may wait for the next
-        #: change.
+        #: Whether the node needs a new assignment now, and whether it has a change that can wait
+        #: for the next one.
         self.is_changed = False
         self.is_outdated = False
-        #: Renewals of the node's lease that were seen since the last assignment was sent.
+        #: Lease renewals seen since the last assignment was sent.
         self.renewals_unconfirmed = 0
         for events_key in absent:
             self.orders(events_key).start_over()
 
     @property
     def stamp(self) -> str:
-        """The newest version as the reply to the node says it."""
+        """The newest version, in the format of the reply to the node."""
         return f"{self.term}:{self.version}"
 
     @property
@@ -82,29 +83,29 @@ class DesiredState:
 
     @property
     def trial_count(self) -> int:
-        """How many trials the node is to host."""
+        """How many trials the node should run."""
         return sum(orders.trial_count for orders in self._orders.values())
 
     def is_shared(self, events_key: str) -> bool:
-        """Whether another experiment has trials on the node, or has still to say that."""
+        """Whether another experiment has trials on the node, or has not sent its orders yet."""
         others = (one for key, one in self._orders.items() if key != events_key)
         return any(one.waits or not one.is_empty for one in others)
 
     @property
     def says_nothing(self) -> bool:
-        """Whether every experiment that is known has still to say what it wants."""
+        """Whether no known experiment has sent its orders yet."""
         orders = self._orders
         return bool(orders) and all(one.waits for one in orders.values())
 
     def orders(self, events_key: str) -> DesiredTrials:
-        """Those of one experiment."""
+        """Return the orders of one experiment."""
         orders = self._orders.get(events_key)
         if orders is None:
             orders = self._orders[events_key] = DesiredTrials(self)
         return orders
 
     def drop(self, events_key: str) -> bool:
-        """Want nothing of an experiment any more; returns whether the node may host some of it."""
+        """Remove an experiment's orders; return whether the node may run some of its trials."""
         orders = self._orders.pop(events_key, None)
         is_used = orders is not None and (orders.waits or not orders.is_empty)
         if is_used or self.is_outdated:
@@ -112,29 +113,29 @@ class DesiredState:
         return is_used
 
     def start_over(self) -> None:
-        """Whatever was wanted and confirmed is void; orders that follow say all that is wanted."""
+        """Discard all orders and confirmations; every experiment sends its orders again."""
         for orders in self._orders.values():
             orders.start_over()
         self._confirmed = 0
 
     def confirm(self, term: int, version: int) -> None:
-        """The node has taken this version."""
+        """Record that the node has taken this version."""
         if term == self.term and version > self._confirmed:
             self._confirmed = version
 
     def lose_confirmation(self) -> None:
-        """What the node took last is unknown (the wire was reset): tell it everything again."""
+        """Forget what the node confirmed, so that it gets everything again after a reset."""
         self._confirmed = 0
         self.is_changed = True
 
     def next_assignment(self) -> Assignment:
-        """A new version with all orders."""
+        """Return a new version with all orders."""
         self.version += 1
         self.is_changed = self.is_outdated = False
         return self.same_assignment()
 
     def same_assignment(self) -> Assignment:
-        """The current version once more, for a node that has not confirmed it."""
+        """Return the current version again, for a node that has not confirmed it."""
         self.renewals_unconfirmed = 0
         listed: list[TrialOrder] = []
         untouched: list[str] = []
@@ -155,31 +156,31 @@ class DesiredState:
 
 
 class DesiredTrials:
-    """What one experiment wants a node to host."""
+    """The orders of one experiment for a node."""
 
     def __init__(self, desired_state: DesiredState) -> None:
         self._desired_state = desired_state
         self._wanted: dict[str, _Known] = {}
-        #: What it may host of which nothing is to be left, by trial and epoch.
+        #: Trial processes that the node may have and should end, by trial and attempt.
         self._unwanted: dict[tuple[str, int], _Known] = {}
-        #: Whether the node may host what we have not said, until the experiment has said all.
+        #: Whether the node may run trials that this experiment has not listed yet.
         self.waits = False
 
     @property
     def trial_count(self) -> int:
-        """How many trials the node is to host."""
+        """How many trials the node should run."""
         return len(self._wanted)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the node is to host nothing."""
+        """Whether there are no orders."""
         return not (self._wanted or self._unwanted)
 
     def put(self, order: TrialOrder) -> None:
-        """Have the node do this about a trial; with ``start``, whatever it was told before.
+        """Add an order about a trial; with ``start``, it replaces all earlier ones.
 
-        Without it the order changes one that is known; about another attempt it is ignored.
-        What is to be killed stands beside the trial's next attempt.
+        Without ``start``, it changes a known order; an order about another attempt is ignored. A
+        kill order is kept beside the trial's next attempt.
         """
         if order.start is not None:
             if order.kill:
@@ -193,7 +194,7 @@ class DesiredTrials:
         self._desired_state.is_changed = True
 
     def release(self, trial: str, attempt: int) -> None:
-        """Forget a trial that is over; the node may hear of it with the next change."""
+        """Forget a finished trial; the node learns of it with its next assignment."""
         if self._unwanted.pop((trial, attempt), None) is not None:
             self._desired_state.is_outdated = True
         if self._find(trial, attempt) is not None:
@@ -201,19 +202,19 @@ class DesiredTrials:
             self._desired_state.is_outdated = True
 
     def start_over(self) -> None:
-        """What was wanted is void; until `settle` the node's hosts stay as they are."""
+        """Discard all orders; until `settle` the node's trial processes stay unchanged."""
         self._wanted.clear()
         self._unwanted.clear()
         self.waits = True
 
     def settle(self) -> None:
-        """All that is wanted has been said."""
+        """Mark the orders as complete."""
         if self.waits:
             self.waits = False
             self._desired_state.is_changed = True
 
     def listed(self, version: int, confirmed: int) -> Iterator[TrialOrder]:
-        """All of them, for an assignment; ``confirmed`` is the version that the node has."""
+        """Yield all orders for an assignment; ``confirmed`` is the version that the node has."""
         for known in (*self._wanted.values(), *self._unwanted.values()):
             yield known.told(version, confirmed)
 

@@ -1,4 +1,4 @@
-"""`DesiredStateExecutor`: orders about trials become what each node is to host."""
+"""`DesiredStateExecutor`: turns trial commands into each node's desired state."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ _AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
 
 
 class DesiredStateExecutor(TrialExecutor):
-    """Turns each order into what its node is to do about the trial; those derived send that.
+    """Turns each command into an order for the trial's node.
 
-    They implement `_put` and `_release`, set ``_plan`` when they are opened, and send what has
-    changed at the end of a turn (`on_step_end`).
+    Subclasses implement `_put` and `_release`, set ``_plan`` in `open`, and send changed orders at
+    the end of a turn (`on_step_end`).
     """
 
     def __init__(self) -> None:
         self._plan: ExperimentPlan | None = None
-        #: The orders that stand, by node and trial; without how to start.
+        #: The current orders by node and trial, without start data.
         self._standing: dict[str, dict[str, TrialOrder]] = {}
 
     def start_trial(self, order: StartTrial) -> None:
-        """Have a node host a trial."""
+        """Order a node to start a trial."""
         start = self._trial_spec(order)
         self._host(order, TrialOrder(order.trial, order.attempt, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
-        """Let a hosted trial run on."""
+        """Let a running trial continue to a new horizon."""
         if (standing := self._find(order)) is not None:
             self._host(order, msgspec.structs.replace(standing, run_until=order.run_until))
 
     def stop_trial(self, order: StopTrial) -> None:
-        """Have a hosted trial ended."""
+        """Order the node to end a running trial."""
         if (standing := self._find(order)) is not None:
             self._host(order, msgspec.structs.replace(standing, stop=True))
 
     def pause_trial(self, order: PauseTrial) -> None:
-        """Have a hosted trial saved and ended, to go on later."""
+        """Order the node to save a running trial and end its process, to resume later."""
         if (standing := self._find(order)) is not None:
             self._host(order, standing.paused(at_checkpoint=order.at_checkpoint))
 
     def release_trial(self, order: ReleaseTrial) -> None:
-        """Forget a trial whose host is gone; the node hears of it with its next orders."""
+        """Forget a trial whose process has ended; the node learns of it with its next orders."""
         if self._find(order) is not None:
             del self._standing[order.instance_id][order.trial]
         self._release(order.instance_id, order.trial, order.attempt)
 
     def reattach_trial(self, order: ReattachTrial) -> None:
-        """Have a node that is heard again host what it hosted, or end it."""
+        """Order a returned node to keep running a trial, or to kill it."""
         start = order.start
         how = TrialOrder(start.trial, start.attempt, start.run_until, start=self._trial_spec(start))
         if not order.is_wanted:
@@ -81,11 +81,11 @@ class DesiredStateExecutor(TrialExecutor):
 
     @abstractmethod
     def _put(self, instance_id: str, order: TrialOrder) -> None:
-        """Have a node do this; nothing if it was lost since, which the runner is about to read."""
+        """Send an order to a node; ignore it if the node is lost, which the next events report."""
 
     @abstractmethod
     def _release(self, instance_id: str, trial: str, attempt: int) -> None:
-        """Have a node forget a trial; likewise."""
+        """Let a node forget a trial; ignore it if the node is lost."""
 
     def _find(self, order: _AboutHosted) -> TrialOrder | None:
         standing = self._standing.get(order.instance_id, {}).get(order.trial)
@@ -97,11 +97,11 @@ class DesiredStateExecutor(TrialExecutor):
         self._put(about.instance_id, order)
 
     def _trial_spec(self, order: StartTrial) -> TrialSpec:
-        """Return what the node needs to start the trial, as the node will read it.
+        """Return the trial's start data as the node will decode it.
 
         Raises:
-            ConfigError: the node could not read it; names the field. Sent all the same, the node
-                would refuse it again and again, and the trial would wait without a word.
+            ConfigError: the node could not decode it; names the field. If it were sent, the node
+                would reject it repeatedly, and the trial would wait without a message.
         """
         start = self._opened_plan.trial_spec(order)
         try:

@@ -1,6 +1,6 @@
-"""One experiment on the transport: what it hears of nodes, and how far it has read each.
+"""One experiment's channel: its events from the nodes, and how far it has read each node.
 
-Pure, as `NodeRegistry`, which tells all of them.
+Pure, like `NodeRegistry`, which drives all channels.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tunemq_scheduler.transport.desired_state import DesiredTrials
 from tunemq_scheduler.transport.node_batches import ReadEvent
 from tunemq_shared.protocol import messages as m
 
-#: A node that leaves out the same events so often does not have them.
+#: A node that omits the same events this often does not have them.
 _GAPS_AT_MOST: Final = 5
-#: The second part of an entry's id.
+#: The greatest second part of an entry's id.
 _GREATEST: Final = 2**64 - 1
 
 
 class NodeCursor(msgspec.Struct):
-    """What an experiment has to do with a node instance that it was told of.
+    """An experiment's position in the events of a node instance that it knows.
 
     Attributes:
-        orders: its own for that node.
-        journalled: the number of the node's last event in its stream that stands in its journal.
-        told: up to which number the node was told so, by this scheduler.
-        read: the number of the last event that was read; 0 before the first.
-        gap_behind: what was read when events behind it were missing, and how often that was so.
-        is_away: whether it was told that the node is lost.
-        withheld: the devices that it takes for withheld, and why.
+        orders: the experiment's orders for that node.
+        acknowledged_up_to: the number of the node's last journalled event.
+        ack_sent: the last event number that this scheduler acknowledged to the node.
+        read: the number of the last event read; 0 before the first.
+        gap_behind: the last event before a gap, and how often the gap was seen.
+        is_away: whether the experiment was informed that the node is lost.
+        withheld: the devices that the experiment considers withheld, with reasons.
     """
 
     orders: DesiredTrials
@@ -45,38 +45,37 @@ class NodeCursor(msgspec.Struct):
 
 
 class ExperimentChannel:
-    """An experiment that nodes work for.
+    """The event channel of one experiment.
 
     Args:
-        events_key: of its stream.
+        events_key: the key of its stream.
     """
 
     def __init__(self, events_key: str) -> None:
         self.events_key = events_key
-        #: What it was not given yet; and how many it was given.
+        #: Events that the experiment has not taken yet, and the number of those it has.
         self.read_events: list[ReadEvent] = []
         self.given = 0
-        #: By the instances of the nodes that it was told of, and that are not dead.
+        #: Cursors by node instance, for the nodes that the experiment knows and that are not dead.
         self.cursors: dict[str, NodeCursor] = {}
-        #: Whether it takes no facts for now: nobody waits for it.
+        #: Whether the experiment takes no events for now; `poll` does not wait for it.
         self.is_full = False
-        #: Whether events are missing in its stream: it must begin anew, and all is sent again.
+        #: Whether events are missing in the stream: it must restart, and nodes send all again.
         self.has_gap = False
-        #: Nodes that it was not told of, and of which a batch was ignored that is not the first.
+        #: Unknown nodes of which a batch other than the first was ignored.
         self.beheaded: set[str] = set()
-        #: Nodes that wait for its orders: until it has handled so many facts.
+        #: Nodes that wait for orders until the experiment has handled this many events.
         self._unsettled: dict[str, int] = {}
-        #: Entries that were read and are not journalled yet: id, attempt, number of the last
-        #: event.
+        #: Entries read but not journalled: id, node instance, number of the last event.
         self._unacknowledged: deque[tuple[bytes, str, int]] = deque()
 
     @property
     def num_events(self) -> int:
-        """How many facts there were, all in all."""
+        """How many events there were in total."""
         return self.given + len(self.read_events)
 
     def take(self) -> list[ReadEvent]:
-        """The facts that it was not given yet."""
+        """Return the events that the experiment has not taken yet."""
         read_events, self.read_events = self.read_events, []
         self.given += len(read_events)
         return read_events
@@ -86,12 +85,13 @@ class ExperimentChannel:
     def knows(
         self, about: m.NodeJoined, orders: DesiredTrials, acknowledged_up_to: int, *, is_away: bool
     ) -> None:
-        """It knows a node, and is about to say what that is to host.
+        """Add a node that the experiment already knows and will send orders for.
 
         Args:
-            about: the node, as it takes it to be.
-            journalled: how far the node's events are; it may not have been told.
-            is_away: it takes the node for lost.
+            about: the node as the experiment knows it.
+            orders: the experiment's orders for that node.
+            acknowledged_up_to: the node's last journalled event; the node may not know this yet.
+            is_away: whether the experiment considers the node lost.
         """
         instance_id = about.instance_id
         orders.start_over()
@@ -105,7 +105,7 @@ class ExperimentChannel:
         self._unsettled[instance_id] = self.num_events
 
     def hears(self, about: m.NodeJoined, orders: DesiredTrials) -> None:
-        """A node is there; it may be new, back, or one that was expected."""
+        """Record that a node is alive: it is new, back, or was expected."""
         instance_id = about.instance_id
         cursor = self.cursors.get(instance_id)
         if cursor is None:
@@ -124,17 +124,20 @@ class ExperimentChannel:
             self._unsettled[instance_id] = self.num_events
 
     def sees(self, about: m.NodeJoined) -> None:
-        """Which devices of a node are withheld, if that is news; of a lost one once it is back."""
+        """Report a change of a node's withheld devices; for a lost node, once it is back."""
         cursor = self.cursors.get(about.instance_id)
         if cursor is not None and not cursor.is_away and cursor.withheld != about.withheld:
             cursor.withheld = about.withheld
             self.read_events.append(m.DevicesWithheld(about.instance_id, dict(about.withheld)))
 
     def lost(self, instance_id: str, reason: str, *, is_dead: bool, is_shared: bool) -> None:
-        """A node is lost, if it was ever told of it; once, and once more if it is dead.
+        """Report a lost node that the experiment knows: once, and once more if it is dead.
 
         Args:
-            is_shared: trials of other experiments were on it, or may have been.
+            instance_id: the node instance.
+            reason: why it is lost.
+            is_dead: whether it cannot come back.
+            is_shared: whether trials of other experiments were, or may have been, on it.
         """
         cursor = self.cursors.get(instance_id)
         if cursor is not None and (is_dead or not cursor.is_away):
@@ -142,7 +145,7 @@ class ExperimentChannel:
             self.read_events.append(m.NodeLost(instance_id, reason, is_dead, is_shared))
 
     def settle(self, events_handled: int) -> None:
-        """It has handled so many facts, and all that follows from them is in its orders."""
+        """Mark orders as complete for nodes reported in the first ``events_handled`` events."""
         for instance_id, number in list(self._unsettled.items()):
             if number <= events_handled:
                 del self._unsettled[instance_id]
@@ -152,10 +155,10 @@ class ExperimentChannel:
     # --- its stream -------------------------------------------------------------------------------
 
     def is_gap(self, cursor: NodeCursor, first: int) -> bool:
-        """Whether to ignore a batch, because others before it got lost in Redis.
+        """Return whether to ignore a batch because earlier ones were lost in Redis.
 
-        Then the stream has a gap; but not where they are missing however often all is sent again:
-        the node does not have them.
+        This marks the stream as having a gap, unless the same events stay missing after several
+        resends: then the node does not have them.
         """
         if first <= cursor.read + 1:
             return False
@@ -167,17 +170,17 @@ class ExperimentChannel:
         return True
 
     def was_read(self, entry_id: bytes, instance_id: str, last: int) -> None:
-        """An entry with events up to that number waits to be journalled."""
+        """Record an entry, with events up to ``last``, that is not journalled yet."""
         self._unacknowledged.append((entry_id, instance_id, last))
 
     def reread(self) -> None:
-        """Its stream is read from the beginning again."""
+        """Prepare to read the stream from its beginning again."""
         self.has_gap = False
         self.beheaded.clear()
         self._unacknowledged.clear()
 
     def trim(self) -> tuple[str, ...] | None:
-        """What removes entries whose events are journalled; None where there are none."""
+        """Return the command that removes journalled entries; None if there are none."""
         behind = b""
         while self._unacknowledged:
             entry_id, instance_id, last = self._unacknowledged[0]

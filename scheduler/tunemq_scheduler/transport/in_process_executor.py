@@ -1,8 +1,8 @@
 """`InProcessExecutor`: runs trials in the script's own process, for ``fit(debug=True)``.
 
-The loop turns in a thread of its own; the trial runs in the thread that called `serve`, which is
-the main one, so that pdb and breakpoints have the terminal. There is no node, no Redis and nothing
-that could kill a trial: a step that hangs, hangs the script.
+The experiment's loop runs in another thread. The trial runs in the thread that called `serve`,
+which is the main one, so that pdb and breakpoints can use the terminal. There is no node and no
+Redis, and a trial cannot be killed: a step that hangs blocks the script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTANCE_ID = "this-process"
 
 
 class InProcessExecutor(TrialExecutor):
-    """One slot, which is this process.
+    """An executor with one slot: this process.
 
     Args:
         resources: what the slot offers.
@@ -44,41 +44,41 @@ class InProcessExecutor(TrialExecutor):
         self._plan: ExperimentPlan | None = None
         self._joined = False
         self._said = 0
-        #: The trial and epoch that were started last.
+        #: The trial and attempt that were started last.
         self._newest: tuple[str, int] | None = None
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Get ready for an experiment."""
+        """Store the experiment's plan."""
         self._plan = plan
 
     def serve(self) -> None:
-        """Run the trials that the loop starts, one after the other, until it is closed."""
+        """Run the trials that the loop starts, one after the other, until `close`."""
         while (order := self._starts.get()) is not None:
             self._host(order)
 
     # --- the loop's side --------------------------------------------------------------------------
 
     def start_trial(self, order: StartTrial) -> None:
-        """Hand the trial to `serve`."""
+        """Pass the trial to `serve`."""
         if self._plan is not None:
             self._newest = order.trial, order.attempt
             start = self._plan.trial_spec(order)
             self._starts.put(m.TrialOrder(order.trial, order.attempt, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
-        """Let the trial run on."""
+        """Let the trial continue to a new horizon."""
         self._notices.put(m.TrialOrder(order.trial, order.attempt, order.run_until))
 
     def stop_trial(self, order: StopTrial) -> None:
-        """Ask the trial to end; it does at its next report."""
+        """Ask the trial to end at its next report."""
         self._notices.put(m.TrialOrder(order.trial, order.attempt, (), stop=True))
 
     def pause_trial(self, order: PauseTrial) -> None:
-        """Ask the trial to save and end; it does at its next report."""
+        """Ask the trial to save and end at its next report."""
         self._notices.put(m.TrialOrder(order.trial, order.attempt, (), pause=True))
 
     def poll(self, timeout: float) -> list[m.Event]:
-        """What the trial said since the last call."""
+        """Return the trial's events since the last call."""
         events: deque[m.Event] = deque()
         if not self._joined:
             self._joined = True
@@ -102,8 +102,8 @@ class InProcessExecutor(TrialExecutor):
         self._event_queue.put(None)
 
     def close(self, *, now: bool = False) -> None:
-        """Let `serve` return when the trial that runs is over, at its next report at the latest."""
-        del now  # there is nobody else to kill it
+        """Let `serve` return when the running trial ends, at its next report at the latest."""
+        del now  # a thread cannot be killed
         if self._newest is not None:
             self._notices.put(m.TrialOrder(*self._newest, (), stop=True))
         self._starts.put(None)
@@ -129,7 +129,7 @@ class InProcessExecutor(TrialExecutor):
 
 
 class _Queues(TrialChannel):
-    """The trial's line to the loop's thread."""
+    """The trial's channel to the loop's thread."""
 
     def __init__(
         self,

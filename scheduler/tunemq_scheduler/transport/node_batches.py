@@ -1,7 +1,7 @@
-"""Batches of events as their nodes sent them: read by the experiment they belong to, nobody else.
+"""Batches of events as nodes sent them; only the experiment they belong to decodes them.
 
-Whoever serves several experiments passes a batch on as bytes. So an event that cannot be read costs
-at most its own experiment.
+A supervisor that serves several experiments forwards a batch as bytes, so an event that cannot be
+decoded fails only its own experiment.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
     """Consecutive events of a node.
 
     Attributes:
-        read: which they are.
-        payload: the events, one msgpack array.
+        read: the node instance, and the numbers of the first and the last event.
+        payload: the events as one msgpack array.
     """
 
     read: m.BatchRead
     payload: bytes
 
     def events(self) -> list[m.Event]:
-        """The `BatchRead`, and the events.
+        """Return the `BatchRead`, followed by the events.
 
         Raises:
-            WireError: one of them cannot be read; names the node, and the field.
+            TransportError: an event cannot be decoded; names the node and the field.
         """
         read = self.read
         which = f"Events {read.first} to {read.last} of node {read.instance_id}"
@@ -47,15 +47,15 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
         return [read, *events]
 
 
-#: What an experiment is told: what became of a node, or what a node said.
+#: What an experiment reads: a change of a node, or a batch of a node's events.
 ReadEvent: TypeAlias = m.Event | EventBatch
 
 
 def events_of(read_events: Iterable[ReadEvent]) -> list[m.Event]:
-    """All facts as events, in their order.
+    """Return everything read as events, in order.
 
     Raises:
-        WireError: an event cannot be read.
+        TransportError: an event cannot be decoded.
     """
     events: list[m.Event] = []
     for read_event in read_events:
@@ -67,7 +67,7 @@ def events_of(read_events: Iterable[ReadEvent]) -> list[m.Event]:
 
 
 def count_of(payload: bytes) -> int:
-    """How many events a node says that a payload has; 1 where it is no array at all."""
+    """Return how many events a payload claims to have; 1 if it is not an array."""
     first = payload[0] if payload else 0
     if first & 0xF0 == 0x90:
         return first & 0x0F

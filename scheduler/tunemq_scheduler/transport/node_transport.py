@@ -1,9 +1,9 @@
-"""`NodeTransport`: reaches nodes through Redis, for any number of experiments at once.
+"""`NodeTransport`: connects any number of experiments to their nodes, through Redis.
 
-Orders are kept as what each node is *to host* and go out whole, as one Celery task for each node
-whose orders changed in a turn. Whatever gets lost, doubled or reordered on the way is mended by one
-rule: a node that has not confirmed the newest version is sent it again. Facts come back through
-streams, one for each experiment.
+A node's orders are kept as its *desired state* and sent complete, as one Celery task for each node
+whose orders changed in a turn. One rule handles lost, repeated and reordered messages: the
+transport sends the newest version again to a node that has not confirmed it. Events come back
+through one stream per experiment.
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 
-#: Leases and the generation are looked at this often.
+#: The interval at which leases and the generation are polled.
 _POLL_INTERVAL_S: Final = redis_keys.LEASE_PERIOD_S / 2
-#: An order that was not confirmed by the first renewal after it was sent is sent again: it may have
-#: died with the consumer that had read it. One that was only on its way does no harm twice.
+#: An order that the first lease renewal after it does not confirm is sent again: it may have been
+#: lost with the consumer that had read it. A repeated order is harmless.
 _RENEWALS_UNTIL_RESENT: Final = 1
-#: What a dead instance would have fetched, or a finished experiment's node appended, goes after
-#: so long.
+#: Messages for a dead instance, and events of a node after its experiment ended, expire after this.
 _EXPIRES_S: Final = 60
-#: How long `close` waits for nodes to fetch the news that nothing is wanted any more.
+#: How long `close` waits for nodes to fetch their deregistrations.
 _DEREGISTER_S: Final = 1.5
 
 
 class NodeTransport:
-    """The nodes that are reached through one Redis, and the experiments that they work for.
+    """The nodes of one Redis, and the experiments that they work for.
 
     Args:
-        url: where Redis is: ``unix://``, ``redis://`` or ``rediss://``.
-        term: greater than that of every scheduler these nodes obeyed before.
-        guard: what is written to Redis is written only as long as it lets us.
-        backing: asked once a second whether there is hope, and for notes.
-        connect_within: how many seconds `open` tries to reach Redis.
-        absent: experiments, by the keys of their events, of which nodes may host something, and
-            that will be added: until then, nodes go on with that.
-        wants_vitals: whether anybody asks for `node_metrics`.
-        keys: of the farm; none where nothing is signed.
-        store: the farm's, on a server, which each node is to try once.
+        url: the Redis address: ``unix://``, ``redis://`` or ``rediss://``.
+        term: greater than the term of every scheduler that these nodes obeyed before.
+        guard: allows writes to Redis only while it holds the farm's lease.
+        backing: the embedded services; polled for failures and notices.
+        connect_within: for how many seconds `open` tries to reach Redis.
+        absent: event keys of experiments that may have trials on nodes and will be added later;
+            until then, nodes keep running these.
+        wants_node_metrics: whether `node_metrics` is used.
+        keys: the farm's keys; None if messages are not signed.
+        store: the farm's remote store, which each node should try once.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class NodeTransport:
         store: str = "",
     ) -> None:
         self._wants_node_metrics, self._node_metrics_due = wants_node_metrics, 0.0
-        #: What nodes said and was not believed.
+        #: Messages of nodes that were rejected.
         self.rejections = RejectionCounter()
         self._signing = SchedulerSigning(keys, self.rejections)
         self._registry = NodeRegistry(term, absent, self.rejections, store)
@@ -91,25 +90,25 @@ class NodeTransport:
         self._reader.watch(redis_keys.NODES)
         self._generation = RedisGeneration(self._connection)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        #: Clients whose streams are not there yet.
+        #: Experiments whose streams do not exist yet.
         self._new: list[ExperimentChannel] = []
         self._decoder = StreamDecoder(self._registry, self._signing)
-        #: Nodes that were sent a deregistration.
+        #: Command queues of nodes that were sent a deregistration.
         self._told: list[str] = []
         self._poll_due = 0.0
         self._redis_memory = RedisMemory()
-        #: Whether the farm's streams are ours.
+        #: Whether this scheduler owns the farm's streams.
         self._has_farm = False
 
     # --- beginning and end ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Reach Redis, and make the streams of the clients that there are.
+        """Connect to Redis, and create the streams of the experiments added so far.
 
-        Of a farm's Redis that is full this returns, too; it counts as away until there is room.
+        If a farm's Redis is full, this returns, too; Redis then counts as away until it has memory.
 
         Raises:
-            WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
+            RedisUnavailable: Redis cannot be reached within ``connect_within`` seconds.
         """
         started = time.monotonic()
         while True:
@@ -123,7 +122,7 @@ class NodeTransport:
                 tried = time.monotonic() - started
                 if tried >= self._connect_within:
                     raise RedisUnavailable(f"{error} Tried for {tried:.1f} s.") from error
-                time.sleep(RETRY_EVERY_S)  # there is nothing else to do yet
+                time.sleep(RETRY_EVERY_S)  # the loop has nothing else to do yet
             else:
                 return
 
@@ -131,7 +130,7 @@ class NodeTransport:
         """Close the connections.
 
         Args:
-            now: do not wait until nodes have read what the deregistrations of clients are to them.
+            now: do not wait until nodes have read the deregistrations of experiments.
         """
         if self._wake_writer < 0:
             return
@@ -139,7 +138,7 @@ class NodeTransport:
             if not now and not self.is_away:
                 self._wait_for_deregistrations()
         except TransportError:
-            pass  # a node that does not read it gives up an experiment whose scheduler has ended
+            pass  # such a node gives up an experiment whose scheduler has ended
         finally:
             self._redis.close()
             descriptors = self._wake_reader, self._wake_writer
@@ -152,12 +151,12 @@ class NodeTransport:
         while self._told and any(self._connection.ask([("LLEN", queue) for queue in self._told])):
             if time.monotonic() > deadline:
                 return
-            time.sleep(0.002)  # a queue has no way to tell that it was emptied
+            time.sleep(0.002)  # Redis cannot report that a list was emptied
 
     # --- clients ----------------------------------------------------------------------------------
 
     def add(self, events_key: str) -> TransportClient:
-        """Serve an experiment; it is told of all nodes that are there."""
+        """Add an experiment; its client receives all live nodes as events."""
         if events_key in self._registry.channels:
             raise BugError(f"{events_key} is on the wire already")
         channel = self._registry.channels[events_key] = ExperimentChannel(events_key)
@@ -171,7 +170,7 @@ class NodeTransport:
         )
 
     def _let_in(self) -> None:
-        """Make the streams of new clients, and tell those who is there."""
+        """Create the streams of new experiments, and announce the live nodes to them."""
         while self._new:
             channel = self._new[0]
             self._generation.add(channel.events_key)
@@ -181,15 +180,15 @@ class NodeTransport:
             del self._new[0]
 
     def _hold(self, channel: ExperimentChannel) -> None:
-        """Read a client's stream no further, or on."""
+        """Stop or continue reading an experiment's stream."""
         self._reader.hold(channel.events_key, is_held=channel.is_full)
 
     def _end(self, channel: ExperimentChannel) -> None:
-        """Say deregistration for a client; what cannot be said now is said when Redis is back."""
+        """Deregister an experiment; while Redis is away, this waits until it is back."""
         self._told = [redis_keys.queue(instance_id) for instance_id in self._registry.over(channel)]
         self._drop(channel)
         self._note_streams()
-        # Before the orders: a node looks whether its rest is wanted until its last host is gone.
+        # Flush before sending orders: a node needs the last acknowledgement before its trials end.
         self.flush()
         self.send()
         self._registry.commands.append(("EXPIRE", channel.events_key, str(_EXPIRES_S)))
@@ -206,13 +205,15 @@ class NodeTransport:
             self._new.remove(channel)
 
     def _note_streams(self) -> None:
-        """Say in Redis which streams are the farm's; the last ones stay until there are others."""
+        """Publish in Redis which streams are the farm's; the last ones stay until there are
+        others.
+        """
         keys = self._registry.streams
         if self._has_farm and keys:
             self._registry.commands.append(("SET", redis_keys.STREAMS, redis_keys.listed(keys)))
 
     def _note_signer(self) -> None:
-        """Say in Redis which key signs: a worker that does not know it can say so."""
+        """Publish in Redis which key signs, so that a worker can report an unknown key."""
         if self._has_farm:
             signer = self._signing.signer
             noted = ("SET", redis_keys.SIGNS, signer) if signer else ("DEL", redis_keys.SIGNS)
@@ -221,13 +222,13 @@ class NodeTransport:
     # --- nodes ------------------------------------------------------------------------------------
 
     def retire(self, instance_id: str, reason: str) -> None:
-        """Have a node save what it hosts, and end; every experiment is told when it has."""
+        """Order a node to save its trials and end; every experiment sees it as lost afterwards."""
         self._registry.retire(instance_id, reason)
 
     # --- orders -----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send each node whose orders changed its new assignment, now or when Redis is back."""
+        """Send a new assignment to each node whose orders changed, now or when Redis is back."""
         if self.is_away:
             return
         try:
@@ -241,7 +242,7 @@ class NodeTransport:
                 self._send_orders(node.desired_state)
 
     def flush(self) -> None:
-        """Tell Redis now what else there is to tell; `poll` would."""
+        """Send waiting commands to Redis now; `poll` would do so later."""
         if not self.is_away:
             try:
                 self._post_commands()
@@ -249,10 +250,10 @@ class NodeTransport:
                 self._redis.lost(error)
 
     def announce(self, command: RedisCommand) -> None:
-        """Have a command of our owner's done, unless the nodes are another's.
+        """Run a command of the supervisor, if this scheduler still holds the lease.
 
         Raises:
-            WireUnavailable: Redis is away; it will not be done.
+            RedisUnavailable: Redis is away; the command will not be run.
         """
         if self.is_away:
             raise RedisUnavailable(*self._redis.notes())
@@ -284,19 +285,20 @@ class NodeTransport:
     # --- facts ------------------------------------------------------------------------------------
 
     def poll(self, timeout: float, also: Collection[int] = ()) -> set[int]:
-        """Wait until a client has facts, for up to ``timeout`` seconds, or until `wake`.
+        """Wait until an experiment has events, for up to ``timeout`` seconds, or until `wake`.
 
-        While there are some that were not taken, by one that is not full, this waits for nothing.
+        Does not wait while an experiment that is not full has events to take.
 
         Args:
-            also: descriptors; one that is readable ends the wait, too.
+            timeout: the longest wait, in seconds.
+            also: further descriptors; a readable one ends the wait, too.
 
         Returns:
-            Those of ``also`` that are readable.
+            The readable descriptors of ``also``.
 
         Raises:
-            WireUnavailable: the embedded farm cannot be brought back to life.
-            SchedulerSuperseded: the farm is another's.
+            RedisUnavailable: the embedded farm has failed for good.
+            SchedulerSuperseded: another scheduler took over the farm.
         """
         deadline = time.monotonic() + timeout
         watched = (self._wake_reader, *also)
@@ -310,13 +312,13 @@ class NodeTransport:
         """Make a waiting `poll` return at once; for any thread or signal handler."""
         try:
             os.write(self._wake_writer, b"!")
-        except OSError:  # full: it wakes already; or closed: nobody waits
+        except OSError:  # full: it wakes anyway; or closed: `poll` has ended
             return
 
     def _attend(self) -> None:
-        """Do what is due: link, send what waits, look at leases, ask for entries."""
+        """Do what is due: connect, send waiting commands, check leases, request entries."""
         if self._guard is not None:
-            self._guard.check_known()  # one that has nothing to journal would not look
+            self._guard.check_known()  # an experiment without new events would not check
         now = time.monotonic()
         if self.is_away and now < self._redis.retry_due:
             return
@@ -325,9 +327,9 @@ class NodeTransport:
         try:
             if self.is_away:
                 self._link()
-                self._post_commands()  # a deregistration may be among them; see `_end`
+                self._post_commands()  # they may contain a deregistration; see `_end`
                 self._send_changed()
-                self._connection.ask([])  # what was posted was done, too
+                self._connection.ask([])  # confirms that Redis ran the posted commands
                 self._redis.is_back()
             self._let_in_if_memory_is_free()
             if now >= self._poll_due:
@@ -339,7 +341,7 @@ class NodeTransport:
             self._redis.lost(error)
 
     def _wait(self, deadline: float, watched: Collection[int]) -> set[int]:
-        """Wait for entries, for others who are watched, or for what is due next."""
+        """Wait for entries, for other descriptors, or for the next due time."""
         due = self._redis.retry_due if self.is_away else self._poll_due
         pause = 0.0 if self._registry.has_events else min(deadline, due) - time.monotonic()
         has_entries, ready = self._reader.wait(pause, watched)
@@ -370,7 +372,7 @@ class NodeTransport:
             self._registry.lose(instance_id, why, is_dead=True)
 
     def _unread(self) -> list[bytes]:
-        """Of the streams that are not read, or not now, the newest entries that were."""
+        """Return the newest read entry of each stream that is held or not read yet."""
         is_one_unread = (
             bool(self._new) or not self._registry.absent <= self._registry.channels.keys()
         )
@@ -382,7 +384,7 @@ class NodeTransport:
             self._backing.excuse_node()
 
     def _admit(self) -> None:
-        """Look at leases out of turn if a node waits to be announced: it can have work at once."""
+        """Poll leases early if a node waits to be announced, so that it gets work at once."""
         if any(node.is_awaited for node in self._registry.nodes.values()):
             self._check_leases()
 
@@ -390,34 +392,34 @@ class NodeTransport:
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody can be told anything."""
+        """Whether Redis cannot be reached."""
         return self._redis.is_away
 
     @property
     def full_s(self) -> float:
-        """For how many seconds Redis, which is there, has refused what needs memory."""
+        """For how many seconds Redis has been full; 0 if it is not."""
         return 0.0 if self.is_away else self._redis_memory.full_s
 
     def trial_count(self, instance_id: str) -> int:
-        """How many trials a node is to host, of all experiments."""
+        """How many trials of all experiments a node should run."""
         node = self._registry.nodes.get(instance_id)
         return node.desired_state.trial_count if node is not None else 0
 
     def node_metrics(self, instance_id: str) -> NodeMetrics:
-        """What a node said last of its machine."""
+        """Return a node's last metrics."""
         node = self._registry.nodes.get(instance_id)
         return node.node_metrics if node is not None else NodeMetrics()
 
     def silence_s(self, instance_id: str) -> float:
-        """How long a node was not heard, as far as we looked."""
+        """Return for how many seconds a node has been silent, counting only polled time."""
         return self._registry.silence_s(instance_id)
 
     def notes(self) -> list[str]:
-        """While Redis is away or full, that it is."""
+        """Return whether Redis is away or full, as text."""
         return self._redis.notes() or self._redis_memory.notes()
 
     def notices(self) -> list[str]:
-        """What happened to nodes, and to an embedded farm, since the last call."""
+        """Return what happened to nodes and to an embedded farm since the last call."""
         notices, self._registry.notices = self._registry.notices + self._redis_memory.notices(), []
         notices += self.rejections.notices() + self._redis.notices
         self._redis.notices = []
@@ -426,12 +428,12 @@ class NodeTransport:
     # --- the link to Redis ------------------------------------------------------------------------
 
     def _link(self) -> None:
-        """(Re)connect, and repeat what may have been lost."""
+        """Connect or reconnect, and repeat messages that may have been lost."""
         self._connection.connect()
         try:
             self._link_anew()
         except RedisFull:
-            if not self._generation.begun:  # nothing there is known to us, and nodes say it again
+            if not self._generation.begun:  # nothing was read yet; nodes send it again
                 self._connection.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
             raise
 
@@ -439,7 +441,7 @@ class NodeTransport:
         clear_wrong_types(self._connection, self._types(), self.rejections.add)
         self._let_in()
         if not self._generation.begun:
-            # Nodes that see a new generation answer at once, so that they are heard as soon.
+            # A new generation makes nodes register at once, so the challenge must be there before.
             self._pose_challenge()
             self._post_commands()
         if self._generation.begins_with_link(self._signing.signer):
@@ -452,7 +454,7 @@ class NodeTransport:
         self._note_signer()
 
     def _types(self) -> dict[str, KeyType]:
-        """The keys that we or our nodes read, and what each is."""
+        """Return the keys that schedulers or nodes read, with their types."""
         streams = [redis_keys.NODES, *self._registry.channels]
         nodes = self._registry.nodes
         return {
@@ -469,7 +471,7 @@ class NodeTransport:
             self._is_full(error)
 
     def _begin_generation(self, why: str = "Redis lost data") -> None:
-        """The wire is new to us: read from the beginning, tell everybody everything."""
+        """Restart with an empty transport: read from the beginning and resend everything."""
         if self._generation.begun > 1:
             self._registry.notices.append(f"{why}; what was not recorded yet is sent again.")
         self._registry.begin_anew()
@@ -478,7 +480,7 @@ class NodeTransport:
         self._reader.rewind()
 
     def _look(self) -> None:
-        """Twice a second: the keys, the leases, and who has not taken their newest orders."""
+        """Check the keys, the leases and unconfirmed orders; runs twice a second."""
         self._check_keys()
         self._check_leases()
         self._pose_challenge()
@@ -492,11 +494,11 @@ class NodeTransport:
                 self._send_orders(desired_state, again=True)
 
     def _pose_challenge(self) -> None:
-        """Each time, so that it stands there again soon wherever Redis lost it."""
+        """Publish the challenge each time, so that it returns soon after Redis lost it."""
         self._registry.commands += self._signing.challenge(time.monotonic())
 
     def _check_keys(self) -> None:
-        """Where there are others, say again what we said; have nodes that were refused do so."""
+        """After a change of keys, resend all messages, and let rejected nodes resend theirs."""
         if line := self._signing.keys.look():
             self._registry.notices.append(line)
         are_changed, were_rejected = self._signing.are_changed()
@@ -536,14 +538,14 @@ class NodeTransport:
             self._registry.read_leases(time.monotonic(), self._signing.leases(renewed))
 
     def _drop_leases(self, keys: list[str]) -> None:
-        """Delete what is too long to be looked at; nodes write theirs again within a second."""
+        """Delete leases that are too long to read; nodes write theirs again within a second."""
         self._connection.connect()
         self._connection.ask([("DEL", *keys)] if keys else [])
         text = "Leases of nodes were longer than there is memory for: they are deleted."
         self.rejections.add("lease", "oversized", text)
 
     def _node_metrics_keys(self) -> list[str]:
-        """Those to be looked at now: what they say is new once a second, and only for people."""
+        """Return the metrics keys to read now: once per lease period, and only if wanted."""
         now = time.monotonic()
         if not self._wants_node_metrics or now < self._node_metrics_due:
             return []
@@ -555,12 +557,12 @@ class NodeTransport:
             commands = self._signing.replies(self._registry.commands)
             try:
                 self._redis.post(commands)
-            except RedisFull as error:  # those before: what they said is said again when it may
+            except RedisFull as error:  # those before it are sent again once Redis has memory
                 self._is_full(error)
                 self._redis.post(commands)
             self._registry.commands = []
 
     def _is_full(self, error: TransportError) -> None:
-        """Redis takes nothing; no lease either, so nobody's silence means anything."""
+        """Record that Redis is full: it rejects leases too, so silence proves nothing."""
         self._redis_memory.is_used_up(error)
         self._registry.forget_silence()

@@ -1,8 +1,8 @@
-"""`SchedulerSigning`: where a scheduler signs what it says to nodes, and checks what they say.
+"""`SchedulerSigning`: signs a scheduler's messages to nodes and verifies theirs.
 
-It is the only place. What is not what a node of this farm said about that is refused here: counted,
-told, and skipped; whoever uses this sees only the bodies of messages. Without keys nothing is
-signed, see `tunemq_shared.signing.message_signing`.
+All signing of the transport is here. It rejects, counts and reports messages that no node of this
+farm signed for this purpose; its callers see only verified message bodies. Without keys, messages
+are not signed; see `tunemq_shared.signing.message_signing`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import InvalidSignature
 
 _REPLY: Final = redis_keys.reply("")
-#: A node that renews its lease a thousand times a second for ever needs fewer.
+#: Enough for a node that renews its lease a thousand times a second forever.
 _DIGITS: Final = 18
-#: A live node shows so many leases without an answer at most when a scheduler starts: the one that
-#: stands there, and the one that it writes just before it reads the challenge.
+#: When a scheduler starts, a live node shows at most this many unanswered leases: the existing one,
+#: and one that it writes just before it reads the challenge.
 _UNANSWERED_AT_MOST: Final = 2
-#: What a person can do about a message that is refused, by the reason.
+#: What a person can do about a rejected message, by reason.
 _ADVICE: Final = MappingProxyType(
     {
         "unsigned": "Start its worker with the farm's keys: tunemq worker --keys worker.toml.",
@@ -45,19 +45,20 @@ _ADVICE: Final = MappingProxyType(
 
 
 class RegistrationEntry(NamedTuple):
-    """An entry of the nodes' stream: a hello, or the instance that takes its leave."""
+    """An entry of the nodes' stream: a registration, or the id of an instance that deregisters."""
 
     body: bytes
     is_deregistration: bool
 
 
 class _Lease(NamedTuple):
-    """A lease as it was seen last.
+    """A lease as last seen.
 
     Attributes:
-        opened: what the last one that counted said.
-        renewals: the greatest number that one that counted ever said.
-        unanswered: how many in a row did not answer the scheduler's challenge.
+        signed_message: the bytes in Redis.
+        opened: the content of the last accepted lease.
+        renewals: the greatest renewal number of all accepted leases.
+        unanswered: how many leases in a row did not answer the scheduler's challenge.
     """
 
     signed_message: bytes
@@ -67,11 +68,11 @@ class _Lease(NamedTuple):
 
 
 class SchedulerSigning:
-    """Seals and opens the messages between a scheduler and its nodes.
+    """Signs and verifies the messages between a scheduler and its nodes.
 
     Args:
-        keys: of the farm; none where nothing is signed.
-        refused: is told of what is refused.
+        keys: the farm's keys; None if messages are not signed.
+        rejected: counts rejected messages.
     """
 
     def __init__(
@@ -82,18 +83,18 @@ class SchedulerSigning:
         self._leases: dict[str, _Lease] = {}
         self._challenge = LeaseChallenge()
         self._version = self.keys.version
-        #: Whether a node was refused that other keys might make welcome.
+        #: Whether a node was rejected that new keys might accept.
         self._has_rejected = False
 
     # --- to nodes ---------------------------------------------------------------------------------
 
     def command(self, instance_id: str, assignment: bytes) -> str:
-        """An assignment as it travels."""
+        """Return an assignment in its signed and encoded form."""
         signed_message = self.keys.orders.close(assignment, b"command", instance_id.encode())
         return base64.b64encode(signed_message).decode()
 
     def replies(self, commands: Iterable[RedisCommand]) -> list[RedisCommand]:
-        """The same commands, with what they set in replies to nodes sealed."""
+        """Return the same commands, with the values of replies to nodes signed."""
         return [self._reply(command) for command in commands]
 
     def _reply(self, command: RedisCommand) -> RedisCommand:
@@ -107,10 +108,10 @@ class SchedulerSigning:
         return name, key, field, signed_message
 
     def challenge(self, now: float) -> list[RedisCommand]:
-        """Show nodes what their leases have to repeat; nothing where nothing is signed.
+        """Return the command that publishes the lease challenge; empty without keys.
 
         Args:
-            now: a monotonic clock.
+            now: the time of a monotonic clock, in seconds.
         """
         if not self.keys.is_signed:
             return []
@@ -120,7 +121,7 @@ class SchedulerSigning:
     # --- from nodes -------------------------------------------------------------------------------
 
     def registration_entry(self, fields: Mapping[bytes, bytes]) -> RegistrationEntry | None:
-        """What an entry of the nodes' stream says."""
+        """Verify an entry of the nodes' stream and return its content; None if rejected."""
         if (deregistration := fields.get(redis_keys.BYE)) is not None:
             body = self._open("deregistration", deregistration, limits.DEREGISTRATION_BYTES, b"bye")
             return None if body is None else RegistrationEntry(body, is_deregistration=True)
@@ -133,7 +134,7 @@ class SchedulerSigning:
         return None if body is None else RegistrationEntry(body, is_deregistration=False)
 
     def batch(self, events_key: str, fields: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
-        """The fields of a batch of events that a node put into this stream."""
+        """Verify a batch that a node added to this stream; return its fields, None if rejected."""
         header, events = fields.get(redis_keys.HEADER, b""), fields.get(redis_keys.EVENTS, b"")
         if len(events) > limits.EVENTS_BYTES:
             self._reject("events", "oversized", "is too long")
@@ -143,10 +144,10 @@ class SchedulerSigning:
         return None if opened is None else {redis_keys.HEADER: opened, redis_keys.EVENTS: events}
 
     def leases(self, values: Mapping[str, bytes | None]) -> list[bytes | None]:
-        """What the leases of these attempts say; None where it is gone or refused.
+        """Verify the leases of these instances; None for one that is gone or was rejected.
 
-        A lease that was renewed says so by a greater number, and repeats the challenge of this
-        scheduler, so that an old one does not pass for a sign of life.
+        A renewed lease has a greater number and repeats this scheduler's challenge, so that an old
+        lease does not count as a sign of life.
         """
         before, self._leases = self._leases, {}
         said = []
@@ -173,7 +174,7 @@ class SchedulerSigning:
         return _Lease(value, said, renewals)
 
     def node_metrics(self, instance_id: str, value: bytes | None) -> bytes | None:
-        """What a node says of its machine, if it does."""
+        """Verify a node's metrics; None if there are none or they are rejected."""
         if value is None:
             return None
         return self._open(
@@ -181,26 +182,26 @@ class SchedulerSigning:
         )
 
     def output(self, events_key: str, piece: bytes) -> bytes | None:
-        """A piece of what trials of the experiment with these events print."""
+        """Verify a piece of trial output of the experiment with this events key."""
         return self._open("output", piece, limits.OUTPUT_BYTES, b"output", events_key.encode())
 
     # --- keys -------------------------------------------------------------------------------------
 
     @property
     def signer(self) -> str:
-        """The id of the key that signs orders, as nodes are told it; empty without keys."""
+        """The id of the key that signs orders, as nodes see it; empty without keys."""
         return self.keys.orders.signer.hex()
 
     def are_changed(self) -> tuple[bool, bool]:
-        """Whether the keys are others than at the last `change_is_told`.
+        """Return whether the keys changed since the last `change_is_told`.
 
-        And whether nodes were refused since that these might make welcome.
+        The second value says whether nodes were rejected since then that the new keys may accept.
         """
         is_changed = self.keys.version != self._version
         return is_changed, is_changed and self._has_rejected
 
     def change_is_told(self) -> None:
-        """All that follows from a change of keys is done."""
+        """Mark the change of keys as handled."""
         self._version, self._has_rejected = self.keys.version, False
 
     def _open(self, kind: str, signed_message: bytes, longest: int, *about: bytes) -> bytes | None:
@@ -222,12 +223,12 @@ class SchedulerSigning:
 
 
 def _number(lease: bytes) -> int:
-    """Which renewal it is; 0 of what is no lease."""
+    """Return the renewal number of a lease; 0 if it is malformed."""
     number = lease.partition(b":")[0]
     return int(number) if number.isdigit() and len(number) < _DIGITS else 0
 
 
-#: What each kind is called at the beginning of a sentence.
+#: The name of each kind of message, at the beginning of a sentence.
 _NAMES: Final = MappingProxyType(
     {
         "registration": "A node's registration",

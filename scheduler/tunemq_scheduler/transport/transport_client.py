@@ -1,4 +1,4 @@
-"""`TransportClient`: what one experiment does on a `NodeTransport`."""
+"""`TransportClient`: one experiment's access to a `NodeTransport`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tunemq_shared.protocol.messages import NodeJoined
 
 
 class TransportClient:
-    """An experiment's end of the wire, until it is closed or left.
+    """One experiment's access to the nodes, until it closes or leaves.
 
-    **Facts** are those of its own stream, and what becomes of nodes. **Orders** are sent by the
-    wire, at the end of a turn. Between a node's joining or return and `settle`, what it hosts of
-    this experiment stays as it is.
+    `take` returns **events** of the experiment's own stream and changes of nodes. The transport
+    sends the **orders** at the end of a turn. After a node joins or returns, its trial processes of
+    this experiment stay unchanged until `settle`.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class TransportClient:
 
     @property
     def events_key(self) -> str:
-        """The key of its stream."""
+        """The key of the experiment's stream."""
         return self._channel.events_key
 
     @property
     def has_events(self) -> bool:
-        """Whether there are some to take."""
+        """Whether `take` would return events."""
         return bool(self._channel.read_events)
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no facts for now: its stream is not read meanwhile."""
+        """Whether the experiment takes no events for now; its stream is then not read."""
         return self._channel.is_full
 
     @is_full.setter
@@ -55,15 +55,15 @@ class TransportClient:
 
     @property
     def taken(self) -> int:
-        """How many facts were taken, all in all."""
+        """How many events were taken in total."""
         return self._channel.given
 
     def take(self) -> list[ReadEvent]:
-        """The facts since the last call."""
+        """Return the events since the last call."""
         return self._channel.take()
 
     def orders(self, instance_id: str) -> DesiredTrials | None:
-        """Its orders for a node; None when that is dead, which its facts say or have said."""
+        """Return the orders for a node; None if it is dead, which the events report."""
         cursor = self._channel.cursors.get(instance_id)
         return cursor.orders if cursor is not None else None
 
@@ -73,14 +73,14 @@ class TransportClient:
         away: Iterable[NodeJoined],
         acknowledged: Mapping[str, int],
     ) -> None:
-        """Go on with nodes that are known; at once after it was added, before it has facts.
+        """Continue with known nodes; call it right after `add`, before the first events.
 
-        What they are to host follows, as orders; then `settle`.
+        Put the orders for these nodes afterwards, then call `settle`.
 
         Args:
-            nodes: those that it takes for alive.
-            away: those that it takes for lost.
-            accepted: how far their events are journalled, by attempt.
+            nodes: the nodes that the experiment considers alive.
+            away: the nodes that it considers lost.
+            acknowledged: the last journalled event number, by node instance.
         """
         for node in nodes:
             self._registry.expect(self._channel, node, acknowledged.get(node.instance_id, 0))
@@ -89,27 +89,27 @@ class TransportClient:
             self._registry.expect(self._channel, node, acknowledged_up_to, away_since=since)
 
     def settle(self, events_handled: int | None = None) -> None:
-        """All that follows from the first facts is in its orders; sent by the wire's next `send`.
+        """Mark the orders that follow from the first events as complete; `send` sends them.
 
         Args:
-            handled: how many facts; by default all that were taken.
+            events_handled: how many events; by default, all that were taken.
         """
         self._channel.settle(self._channel.given if events_handled is None else events_handled)
 
     def acknowledge(self, acknowledged: Mapping[str, int]) -> None:
-        """Tell nodes how far their events, by instance, are journalled, and trim the stream."""
+        """Acknowledge journalled events to the nodes, by instance, and trim the stream."""
         self._registry.acknowledged_up_to(self._channel, acknowledged)
         trimming = self._channel.trim()
         if trimming is not None:
             self._registry.commands.append(trimming)
 
     def close(self) -> None:
-        """The experiment is over: what still runs of it ends, nodes forget it, its stream expires.
+        """End the experiment: nodes end its trials and forget it, and its stream expires.
 
-        Where Redis is away that happens when it is back.
+        While Redis is away, this waits until it is back.
         """
         self._end_experiment(self._channel)
 
     def leave(self) -> None:
-        """Tell nobody: nodes go on with what they host, until the experiment is added again."""
+        """Detach silently: nodes keep running its trials until it is added again."""
         self._forget(self._channel)

@@ -1,4 +1,4 @@
-"""`TrialExecutor`: where trials run. The backend is an extension point; subclass it freely."""
+"""`TrialExecutor`: the interface of backends that run trials; an extension point to subclass."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from tunemq_shared.protocol.messages import Event, NodeJoined
 
 
 class TrialExecutor(ABC):
-    """Carries out the runner's orders and brings back what happened.
+    """Carries out the runner's commands and returns the events.
 
-    **Thread safety.** All methods but `wake` are called by the thread that runs the loop.
+    **Thread safety.** The thread that runs the loop calls all methods except `wake`.
 
-    **Order.** `perform` is called once a turn, after the turn stands in the journal, with the
-    orders in the order in which the runner gave them. `poll` returns facts in the order in which
-    each node stated them; a node's events come as one `BatchRead` followed by them. `acknowledge`
-    follows the journal.
+    **Order.** The loop calls `perform` once per turn, after it has journalled the turn, with the
+    commands in the runner's order. `poll` returns each node's events in their order, as one
+    `BatchRead` followed by the events. The loop calls `acknowledge` after it has journalled them.
 
-    **Idempotence.** An executor may state a fact twice (the loop drops numbers it has); it may not
-    leave one out.
+    **Idempotence.** An executor may return an event twice (the loop drops repeated numbers) but
+    must not omit one.
     """
 
     def open(self, plan: ExperimentPlan) -> None:  # noqa: B027  a backend may need nothing here
-        """Get ready for an experiment; nodes that are there are announced by `poll`.
+        """Prepare for an experiment; `poll` announces the nodes that exist.
 
         Raises:
-            WireUnavailable: the backend cannot be reached.
+            RedisUnavailable: the backend cannot be reached.
         """
 
-    def reattach(  # noqa: B027  nothing of most backends is left when their scheduler has ended
+    def reattach(  # noqa: B027  most backends keep nothing when their scheduler ends
         self,
         nodes: Iterable[NodeJoined],
         away: Iterable[NodeJoined],
         acknowledged: Mapping[str, int],
     ) -> None:
-        """Go on with the nodes of a scheduler that went before this one.
+        """Continue with the nodes of a previous scheduler.
 
-        Called once, after `open` and before the first `poll`. What they are to host follows, as
-        `ReattachTrial` orders. Each that shows no sign of life is stated as lost, in its time.
+        Called once, after `open` and before the first `poll`. `ReattachTrial` commands follow and
+        say which trials the nodes should run. `poll` reports each node that shows no sign of life
+        as lost, after its lease expires.
 
         Args:
-            nodes: those that the runner takes for alive.
-            away: those that it takes for lost, and that may come back.
-            accepted: how far their events are journalled, by attempt.
+            nodes: the nodes that the runner considers alive.
+            away: the nodes that it considers lost and that may come back.
+            acknowledged: the last journalled event number, by node instance.
         """
 
     def perform(self, commands: Sequence[ExecutorCommand]) -> None:
-        """Carry out a turn's orders."""
+        """Carry out a turn's commands."""
         for command in commands:
             match command:
                 case ContinueTrial():
@@ -83,62 +83,62 @@ class TrialExecutor(ABC):
 
     @abstractmethod
     def start_trial(self, order: StartTrial) -> None:
-        """Host a trial; failing to is stated as a fact by `poll`, never raised."""
+        """Start a trial; `poll` reports a failure as an event, this never raises it."""
 
     @abstractmethod
     def continue_training(self, order: ContinueTrial) -> None:
-        """Let a hosted trial run on to a new horizon."""
+        """Let a running trial continue to a new horizon."""
 
     @abstractmethod
     def stop_trial(self, order: StopTrial) -> None:
-        """End a hosted trial; its `SlotFreed` follows when nothing of it is left."""
+        """End a running trial; `SlotFreed` follows when its whole process tree has ended."""
 
     @abstractmethod
     def pause_trial(self, order: PauseTrial) -> None:
-        """Save a hosted trial and end its host: `TrialPaused`, then `SlotFreed`.
+        """Save a running trial and end its process: `TrialPaused`, then `SlotFreed`.
 
-        Whatever fails is stated as a fact by `poll`, never raised, and `SlotFreed` follows even so.
-        What the trial reported meanwhile is stated before, and not lost.
+        `poll` reports failures as events; this never raises them, and `SlotFreed` follows in any
+        case. Results that the trial reports meanwhile come before that and are not lost.
         """
 
     def release_trial(self, order: ReleaseTrial) -> None:  # noqa: B027  a backend may keep no list
-        """Forget a trial whose host is gone."""
+        """Forget a trial whose process has ended."""
 
-    def reattach_trial(self, order: ReattachTrial) -> None:  # noqa: B027  one may lose no nodes
+    def reattach_trial(self, order: ReattachTrial) -> None:  # noqa: B027  a backend may lose none
         """Repeat all orders about a trial to a node that may have missed some.
 
-        Follows a `NodeReturned`; what of that node is not repeated in its turn is not there. To a
-        node that has the host already it makes no difference. Where it has none and never had, the
-        host is started; one that is not wanted is ended at once, `SlotFreed` follows.
+        Follows a `NodeReturned`; the node drops trials that are not repeated in the same turn. If
+        the node already runs the trial process, nothing changes. If it never had one, it starts it.
+        It ends an unwanted one at once, and `SlotFreed` follows.
         """
 
     def drop_node(self, order: DropNode) -> None:  # noqa: B027  likewise
         """Forget a node instance that is lost and will not return."""
 
     def on_step_end(self) -> None:  # noqa: B027  a backend may send each order at once
-        """The turn's orders have all been given: send what was put together."""
+        """Send the orders of this turn; `perform` calls it after the last command."""
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:
-        """Facts since the last call; waits up to ``timeout`` seconds for the first."""
+        """Return the events since the last call; wait up to ``timeout`` seconds for the first."""
 
     def pause(self, seconds: float) -> None:
-        """Let time pass in which the loop can do nothing: its journal's disk is full."""
+        """Wait while the loop can do nothing, because the journal's disk is full."""
         time.sleep(seconds)
 
     def acknowledge(self, acknowledged: dict[str, int]) -> None:  # noqa: B027  a backend may keep nothing
-        """All events up to these numbers (by node instance) are journalled."""
+        """Note that all events up to these numbers (by node instance) are journalled."""
 
     def wake(self) -> None:  # noqa: B027  a backend that never waits needs no waking
         """Make a waiting `poll` return soon; may be called from any thread or signal handler."""
 
     def notes(self) -> list[str]:
-        """What holds now and a person should know, e.g. that Redis is away."""
+        """Return current conditions that a person should know, e.g. that Redis is away."""
         return []
 
     def notices(self) -> list[str]:
-        """What happened since the last call and a person should know, e.g. a node's restart."""
+        """Return recent happenings that a person should know, e.g. a node restart."""
         return []
 
     def close(self, *, now: bool = False) -> None:  # noqa: B027
-        """End everything that still runs of this experiment; ``now`` leaves out all grace."""
+        """End all running trials of this experiment; ``now`` skips all grace periods."""

@@ -1,4 +1,4 @@
-"""`LeaseWatch`: which nodes are silent for too long while we are looking. Pure."""
+"""`LeaseWatch`: finds nodes that did not renew their lease while the scheduler polled. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Final
 
 from tunemq_shared.broker.redis_keys import LEASE_PERIOD_S, LEASE_TTL_S
 
-#: Between two looks no more than this counts as looking; the loop may be late by a period or two.
+#: The most that counts between two polls; the loop may be late by a period or two.
 _LONGEST_GAP_S: Final = 3 * LEASE_PERIOD_S
-#: When many fall silent at once it is the network: nobody is lost for so long.
+#: If many nodes fall silent at once, the network is the cause; then no node is lost for this long.
 _NETWORK_OUTAGE_S: Final = 30.0
 _NETWORK_SHARE: Final = 1 / 3
-#: Who has been silent for this part of a lease when another's lease runs out falls silent with it.
+#: A node that was silent for this part of a lease, when another's lease expires, counts as silent
+#: together with it.
 _WITH_IT: Final = 1 / 2
 
 
 class LeaseWatch:
     """Counts each watched node's silence.
 
-    No clock of another machine is compared, and a key that is gone proves nothing (Redis may have
-    been wiped, or have slept): a node is silent while its lease does not change between two of our
-    looks. A look that is late starts the count anew, for everything may have slept; one that is
-    late again does not: then it is our loop that is slow, and would never lose anybody. A lost node
-    is *away*: it is still listened for, and counts as nothing else.
+    This compares no clocks of other machines, and a missing key proves nothing (Redis may have been
+    wiped or suspended): a node is silent while its lease does not change between two polls. A late
+    poll restarts the count, because the whole system may have been suspended. If the next poll is
+    late, too, the count continues: then the loop is slow, and would otherwise never lose a node. A
+    lost node is *away*: its lease is still compared, but its silence is not counted.
     """
 
     def __init__(self) -> None:
@@ -35,37 +36,37 @@ class LeaseWatch:
         self._network_outage_until = float("-inf")
 
     def watch(self, instance_id: str, value: bytes | None) -> None:
-        """Begin to watch a node, whose lease says ``value``; or have a node that was away back."""
+        """Watch a node whose lease has this value, or count a node that was away again."""
         self._seen[instance_id] = value
         self._silence_s[instance_id] = 0.0
         self._away.discard(instance_id)
 
     def put_away(self, instance_id: str) -> None:
-        """A node is lost: listen for it, and count its silence no longer."""
+        """Mark a node as lost: still compare its lease, but stop counting its silence."""
         self._seen.setdefault(instance_id, None)
         self._silence_s.pop(instance_id, None)
         self._away.add(instance_id)
 
     def forget(self, instance_id: str) -> None:
-        """Watch a node no longer."""
+        """Stop watching a node."""
         self._seen.pop(instance_id, None)
         self._silence_s.pop(instance_id, None)
         self._away.discard(instance_id)
 
     def silence_s(self, instance_id: str) -> float:
-        """For how long we have looked and not heard a node that is watched; 0 of any other."""
+        """Return for how many seconds a watched node has been silent; 0 for any other."""
         return self._silence_s.get(instance_id, 0.0)
 
     def start_anew(self) -> None:
-        """We could not look, or the wire was reset: all that was counted is void."""
+        """Reset all counts, after an outage or a reset of the transport."""
         self._looked_at = None
         self._silence_s = dict.fromkeys(self._silence_s, 0.0)
 
     def look(self, now: float, values: Mapping[str, bytes | None]) -> tuple[list[str], list[str]]:
-        """Compare the leases with those of the last look, at ``now`` of a monotonic clock.
+        """Compare the leases with those of the last poll, at ``now`` of a monotonic clock.
 
         Returns:
-            The nodes that renewed, and those that are lost.
+            The nodes that renewed their leases, and those that are lost.
         """
         gap = now - self._looked_at if self._looked_at is not None else 0.0
         was_late, self._was_late = self._was_late, gap > _LONGEST_GAP_S

@@ -1,7 +1,7 @@
-"""Which node instances there are, from what they say and from what their leases say.
+"""`NodeRegistry`: tracks node instances by their registrations, events and leases.
 
-No I/O: it is told what was read, and collects facts for the experiments (its tenants), commands for
-Redis and news for the person at the terminal, which the wire takes from it.
+It does no I/O. Its caller passes in what it read; the registry collects events for the experiments,
+commands for Redis, and notices for the person at the terminal.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ from tunemq_shared.protocol.message_limits import is_possible
 from tunemq_shared.protocol.registration import decode_header
 from tunemq_shared.protocol.rejections import RejectionCounter
 
-#: A lost attempt that is not heard for so long will not be heard again.
+#: A lost instance that stays silent for this long is considered dead.
 _AWAY_AT_MOST_S: Final = float(redis_keys.REPLY_TTL_S)
-#: So many dead attempts are remembered, the newest.
+#: The most dead instances to remember; the newest are kept.
 _BURIED_AT_MOST: Final = 10_000
-#: Of a batch that yields nothing: whose it is, and the number of its last event.
+#: The result for a batch that yields nothing: no instance, last event number 0.
 NOBODYS: Final = ("", 0)
 
 
 class RegisteredNode(msgspec.Struct):
-    """A node instance that introduced itself.
+    """A node instance that has registered.
 
     Attributes:
-        entry_id: of its introduction in the nodes' stream; empty where that was not read yet.
-        is_joined: whether anybody was told of it; not before there is a sign of life.
-        is_heard: whether it is there, as far as we know: orders make sense.
-        away_since: when it was lost, by our monotonic clock; None while it is not.
-        retired: why it is to end, if somebody wants that.
-        vitals: what it said last of its machine.
-        began: when it did, by its own clock; 0 where its introduction was not read yet.
-        number: of that introduction.
+        about: the node, as experiments see it.
+        entry_id: of its registration in the nodes' stream; empty if that was not read yet.
+        desired_state: the trials that it should run.
+        is_joined: whether experiments know it; not before its first sign of life.
+        is_heard: whether it is alive as far as known, so that orders make sense.
+        away_since: when it was lost, by this machine's monotonic clock; None if it is not lost.
+        retired: why it should end; empty if it should not.
+        node_metrics: its last metrics.
+        began: when it started, by its own clock; 0 if its registration was not read yet.
+        number: of that registration.
     """
 
     about: m.NodeJoined
@@ -66,7 +68,7 @@ class RegisteredNode(msgspec.Struct):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a sign of life of it makes it usable at once."""
+        """Whether its next sign of life makes it usable at once."""
         return not self.is_heard and self.away_since is None
 
     @property
@@ -76,19 +78,19 @@ class RegisteredNode(msgspec.Struct):
 
 
 class NodeRegistry:
-    """The node instances that live or may live, and the memory of dead ones.
+    """The live and lost node instances, and the memory of dead ones.
 
-    One whose lease runs out is *away*, not dead: it may be cut off. It is listened for, and with
-    its first sign of life it is back; what it is to host then is each tenant's to say. It is dead
-    when its node was started again, or took its leave. Then it is buried: fenced, should it ever
-    come back.
+    An instance whose lease expires is *away*, not dead, because it may be cut off from the network.
+    Its first sign of life brings it back, and each experiment then says which trials it should run.
+    An instance is dead when its node was restarted or has deregistered. It is then fenced, in case
+    it ever comes back.
 
     Args:
-        term: the scheduler's, for assignments.
-        absent: the experiments, by the keys of their events, of which nodes may host something
-            that we have not said.
-        refusals: counts what was sealed by a node, and is of no use all the same.
-        store: the farm's, which each node is to try once.
+        term: the scheduler's term, for assignments.
+        absent: event keys of experiments that may have trials on nodes but have not sent their
+            orders yet.
+        rejections: counts messages that are signed by a node but invalid.
+        store: the farm's store, which each node should try once.
     """
 
     def __init__(
@@ -99,23 +101,23 @@ class NodeRegistry:
         store: str = "",
     ) -> None:
         self.nodes: dict[str, RegisteredNode] = {}
-        #: By the keys of their events.
+        #: By their event keys.
         self.channels: dict[str, ExperimentChannel] = {}
         self.absent = set(absent)
         self.commands: list[RedisCommand] = []
         self.notices: list[str] = []
         self._term, self._store = term, store
         self.rejections = RejectionCounter() if rejections is None else rejections
-        #: Dead attempts, and what they are told should they be heard again.
+        #: Dead instances, with the reason that each gets if it comes back.
         self._buried: dict[str, str] = {}
-        #: The monotonic clock at the last look.
+        #: The monotonic clock at the last poll.
         self._now = 0.0
         self._leases = LeaseWatch()
 
     # --- nodes and what they say ------------------------------------------------------------------
 
     def read_registration(self, entry_id: bytes, data: bytes) -> list[str]:
-        """Take note of an introduction; returns the instances whose place the node takes."""
+        """Process a registration; return the instances that this node replaces."""
         try:
             registration = read_registration(data)
         except TransportError as error:
@@ -157,16 +159,16 @@ class NodeRegistry:
         ]
 
     def read_deregistration(self, entry_id: bytes, data: bytes) -> str:
-        """Take note of a deregistration; returns whose it is."""
+        """Process a deregistration; return its instance."""
         self.commands.append(("XDEL", redis_keys.NODES, entry_id))
         return data.decode(errors="replace")
 
     def read_batch(
         self, channel: ExperimentChannel, entry_id: bytes, fields: Mapping[bytes, bytes]
     ) -> tuple[str, int]:
-        """State the events of a batch; returns whose they are and the last one's number.
+        """Add the events of a batch; return its instance and the number of its last event.
 
-        What is unreadable or from a dead attempt yields nothing: ``("", 0)``.
+        An unreadable batch, or one of a dead instance, yields nothing: ``("", 0)``.
         """
         try:
             header = decode_header(fields.get(redis_keys.HEADER, b""))
@@ -183,13 +185,13 @@ class NodeRegistry:
                 "events", "dead_node" if instance_id in self._buried else "unknown_node"
             )
             return NOBODYS
-        # Undecoded: what cannot be read costs the experiment that it is for, not the node.
+        # The payload stays encoded: an invalid event must fail its experiment, not the node.
         payload = fields.get(redis_keys.EVENTS, b"")
         last = header.first + count_of(payload) - 1
         cursor = channel.cursors.get(instance_id)
         if cursor is None and (header.first > 1 or not node.is_joined):
-            # A copy of what a dead node said; or a living one's, of which what was before is lost,
-            # or that shows no lease yet. If it is alive it sends all again once it has joined.
+            # This repeats events of a dead node, or belongs to a live one whose earlier events are
+            # lost or that has no lease yet. A live one sends all again once it has joined.
             self.rejections.add("events", "repeated")
             channel.beheaded.add(instance_id)
             return NOBODYS
@@ -197,7 +199,7 @@ class NodeRegistry:
             if last <= cursor.read:
                 self.rejections.add("events", "repeated")
             if not node.is_heard and last <= cursor.acknowledged_up_to:
-                return instance_id, last  # old: no sign of life
+                return instance_id, last  # old, so no sign of life
             if channel.is_gap(cursor, header.first):
                 if not channel.has_gap:
                     self.lose(instance_id, "it does not have all of its events", is_dead=True)
@@ -210,11 +212,11 @@ class NodeRegistry:
         return instance_id, last
 
     def lease_keys(self) -> list[str]:
-        """The keys whose values `read_leases` wants, in order."""
+        """Return the keys whose values `read_leases` takes, in order."""
         return [redis_keys.lease(instance_id) for instance_id in self.nodes]
 
     def read_leases(self, now: float, values: Sequence[bytes | None]) -> None:
-        """Compare leases with those of the last look, at ``now`` of a monotonic clock."""
+        """Compare leases with those of the last poll, at ``now`` of a monotonic clock."""
         self._now = now
         leases = dict(zip(self.nodes, values, strict=True))
         renewed, lost = self._leases.look(now, leases)
@@ -228,11 +230,11 @@ class NodeRegistry:
             self.lose(instance_id, "it was not heard for too long", is_dead=True)
 
     def node_metrics_keys(self) -> list[str]:
-        """The keys whose values `read_node_metrics` wants, in order."""
+        """Return the keys whose values `read_node_metrics` takes, in order."""
         return [redis_keys.node_metrics(instance_id) for instance_id in self.nodes]
 
     def read_node_metrics(self, instance_id: str, value: bytes | None) -> None:
-        """Take note of what a node says of its machine; what cannot be read matters to nobody."""
+        """Process a node's metrics; unreadable ones are only counted."""
         if value is None:
             return
         node = self.nodes[instance_id]
@@ -245,19 +247,19 @@ class NodeRegistry:
             node.node_metrics = node_metrics
 
     def silence_s(self, instance_id: str) -> float:
-        """How long a node was not heard; as far as we looked."""
+        """Return for how many seconds a node has been silent, counting only polled time."""
         node = self.nodes.get(instance_id)
         if node is None or node.away_since is None:
             return self._leases.silence_s(instance_id)
         return redis_keys.LEASE_TTL_S + self._now - node.away_since
 
     def forget_silence(self) -> None:
-        """Redis takes no leases now: silence proves nothing."""
+        """Reset silence, because Redis accepts no leases now."""
         self._leases.start_anew()
 
     def begin_anew(self) -> None:
-        """The wire has a new generation, and may know nothing of what we told."""
-        # Where a clock was set back, numbers of old entries may be those of new ones.
+        """Reset for a new generation, in which earlier messages may be lost."""
+        # If a clock was set back, ids of old entries may match those of new ones.
         self.commands = [one for one in self.commands if one[0] not in {"XTRIM", "XDEL"}]
         self.start_anew()
         for channel in self.channels.values():
@@ -266,17 +268,17 @@ class NodeRegistry:
             node.desired_state.lose_confirmation()
 
     def start_anew(self) -> None:
-        """Redis was away: silence meanwhile proves nothing, and what we told may be forgotten."""
+        """Reset silence and repeat all replies, after Redis was away."""
         self._leases.start_anew()
         self.say_again()
 
     def say_again(self) -> None:
-        """Tell nodes once more all that they were told in replies."""
+        """Send nodes all their replies once more."""
         for instance_id, node in self.nodes.items():
             for channel in self.channels.values():
                 if (cursor := channel.cursors.get(instance_id)) is not None:
                     self.commands.append(_reply(channel, instance_id, cursor.ack_sent))
-            if node.desired_state.version:  # else it would wait for mail that nobody has sent
+            if node.desired_state.version:  # else it would wait in vain for one
                 stamp = node.desired_state.stamp
                 self.commands.append(("HSET", redis_keys.reply(instance_id), "v", stamp))
             if node.retired:
@@ -284,17 +286,19 @@ class NodeRegistry:
             self.commands.append(_expiry(instance_id))
 
     def retire(self, instance_id: str, reason: str) -> None:
-        """Have a node save what it hosts, and end."""
+        """Order a node to save its trials and end."""
         node = self.nodes.get(instance_id)
         if node is not None:
             node.retired = reason
             self.commands.append(("HSET", redis_keys.reply(instance_id), "r", reason))
 
     def lose(self, instance_id: str, reason: str, *, is_dead: bool = False) -> None:
-        """An attempt is not heard any more; say so to everybody, once.
+        """Mark an instance as lost; inform each experiment once.
 
         Args:
-            is_dead: it will not be heard again; see to it that it stays so.
+            instance_id: the node instance.
+            reason: why it is lost, for people.
+            is_dead: it will not come back, and is fenced.
         """
         node = self.nodes.get(instance_id)
         if node is None or (node.away_since is not None and not is_dead):
@@ -311,11 +315,11 @@ class NodeRegistry:
             return
         node.is_heard, node.away_since = False, self._now
         self._leases.put_away(instance_id)
-        # What waits there is of yesterday; should it be back, it is told everything anew.
+        # The queue is outdated; if the instance comes back, it gets all orders again.
         self.commands.append(("DEL", redis_keys.queue(instance_id)))
 
     def bury(self, instance_id: str, reason: str) -> None:
-        """Forget a lost attempt and what is its own in Redis; fence it should it come back."""
+        """Forget a dead instance and its keys in Redis, and fence it in case it comes back."""
         node = self.nodes.pop(instance_id, None)
         if node is None:
             return
@@ -335,7 +339,7 @@ class NodeRegistry:
 
     @property
     def has_events(self) -> bool:
-        """Whether a tenant has some to take, and does."""
+        """Whether an experiment that is not full has events to take."""
         return any(
             channel.read_events and not channel.is_full for channel in self.channels.values()
         )
@@ -347,11 +351,11 @@ class NodeRegistry:
 
     @property
     def streams(self) -> list[str]:
-        """Those of all experiments for which nodes may work."""
+        """The streams of all experiments for which nodes may work."""
         return sorted({*self.channels, *self.absent})
 
     def announce(self, channel: ExperimentChannel) -> None:
-        """Tell a new tenant of all nodes that are there, but for those that it knows."""
+        """Report all live nodes to a new experiment, except those that it knows."""
         for node in self.nodes.values():
             if node.is_heard:
                 self._tell_of(channel, node)
@@ -364,16 +368,19 @@ class NodeRegistry:
         *,
         away_since: float | None = None,
     ) -> None:
-        """A tenant knows this node, from a scheduler that went before us, or before it left.
+        """Add a node that an experiment knows from an earlier scheduler, or from before it left.
 
         Args:
-            journalled: how far its events are; it may not have been told.
-            away_since: it was lost then; from when on its absence counts, by the clock of looks.
+            channel: the experiment's channel.
+            about: the node as the experiment knows it.
+            acknowledged_up_to: the node's last journalled event; the node may not know this yet.
+            away_since: since when it counts as lost, by the monotonic clock; None if it is not
+                lost.
         """
         instance_id = about.instance_id
         if instance_id in self._buried:
             reason = self._buried[instance_id]
-            # Nobody knows any more what else ran there.
+            # It is unknown which other experiments had trials there.
             channel.read_events.append(
                 m.NodeLost(instance_id, reason, is_dead=True, is_shared=True)
             )
@@ -398,7 +405,7 @@ class NodeRegistry:
     def acknowledged_up_to(
         self, channel: ExperimentChannel, acknowledged: Mapping[str, int]
     ) -> None:
-        """Tell nodes how far their events, by instance, are journalled."""
+        """Acknowledge journalled events to the nodes, by instance."""
         for instance_id, last in acknowledged.items():
             cursor = channel.cursors.get(instance_id)
             if cursor is not None and last > cursor.ack_sent:
@@ -406,9 +413,9 @@ class NodeRegistry:
                 self.commands.append(_reply(channel, instance_id, last))
 
     def over(self, channel: ExperimentChannel) -> list[str]:
-        """An experiment has ended; returns the nodes that have to hear what that means for them.
+        """Remove an ended experiment; return the nodes whose orders change by that.
 
-        They are told at once that nobody wants what they still have to say of it.
+        Nodes learn at once that all their events of this experiment count as acknowledged.
         """
         del self.channels[channel.events_key]
         self.absent.discard(channel.events_key)
@@ -417,7 +424,7 @@ class NodeRegistry:
             cursor = channel.cursors.get(instance_id)
             was_used = node.desired_state.drop(channel.events_key)
             if was_used or (cursor is not None and cursor.acknowledged_up_to):
-                # Also one that hosts nothing now: it may keep copies of checkpoints.
+                # Also a node without its trials: it may keep copies of checkpoints.
                 self.commands.append(_reply(channel, instance_id, redis_keys.EVERYTHING))
             if node.desired_state.is_changed:
                 changed.append(instance_id)
@@ -425,7 +432,7 @@ class NodeRegistry:
         return changed
 
     def leave(self, channel: ExperimentChannel) -> None:
-        """An experiment is not here for a while: nodes go on with what they host of it."""
+        """Detach an experiment for a while; nodes keep running its trials."""
         del self.channels[channel.events_key]
         self.absent.add(channel.events_key)
         for node in self.nodes.values():
@@ -437,29 +444,29 @@ class NodeRegistry:
         return DesiredState(instance_id, self._term, version, self.absent, self._store)
 
     def _hear(self, node: RegisteredNode, confirmed: tuple[int, int]) -> None:
-        """A sign of life, which says what assignment the node has taken."""
+        """Process a sign of life, with the assignment that the node has taken."""
         if not node.is_heard:
             self._is_there(node, confirmed)
         node.desired_state.confirm(*confirmed)
         if (
             0 < confirmed[0] < self._term
-        ):  # whoever we replaced may have slept, and given orders since
+        ):  # a replaced scheduler may have been suspended, and sent orders since
             node.desired_state.is_changed = True
 
     def _is_there(self, node: RegisteredNode, confirmed: tuple[int, int]) -> None:
-        """The first sign of life, or the first since the node was lost."""
+        """Process the first sign of life, or the first since the node was lost."""
         if not node.is_joined:
             self._join(node, confirmed)
         elif node.away_since is not None:
             self._take_back(node, node.away_since)
-        else:  # expected; we have orders for it, of a term of our own
+        else:  # expected; its orders have this scheduler's term
             node.desired_state.is_changed = True
         node.is_heard = True
         for channel in self.channels.values():
             self._tell_of(channel, node)
 
     def _tell_of(self, channel: ExperimentChannel, node: RegisteredNode) -> None:
-        """A node is there; of what another tenant knew of it nothing is told before it says so."""
+        """Report a live node; details from other experiments wait for its registration."""
         channel.hears(node.about, node.desired_state.orders(channel.events_key))
         if node.entry_id:
             channel.sees(node.about)
@@ -471,7 +478,7 @@ class NodeRegistry:
             node.away_since = None
             self._leases.watch(instance_id, None)
         node.desired_state = self._desired_state(instance_id, version)
-        # It obeyed somebody before: it must learn that nothing of that counts any longer. A new one
+        # A node that obeyed an earlier scheduler must learn that its orders are void. A new one
         # learns which store to try before its first trial needs it.
         node.desired_state.is_changed = term > 0 or bool(self._store)
         node.is_joined = True
@@ -504,12 +511,12 @@ def _reply(
 
 
 def _expiry(instance_id: str) -> tuple[str, ...]:
-    """A reply outlives its node for a while only; the node itself puts that off."""
+    """Return the command that lets a reply expire; the node itself postpones this."""
     return "EXPIRE", redis_keys.reply(instance_id), str(redis_keys.REPLY_TTL_S)
 
 
 def _taken(lease: bytes | None) -> tuple[int, int]:
-    """The (term, version) that a lease says its node has taken."""
+    """Return the (term, version) that the node has taken, according to its lease."""
     try:
         _, term, version = map(int, (lease or b"").split(b":"))
     except ValueError:

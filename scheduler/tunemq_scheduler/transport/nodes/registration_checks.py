@@ -1,4 +1,4 @@
-"""Whether a node that introduces itself can work with this scheduler."""
+"""Checks whether a node that registers is compatible with this scheduler."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
 from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
 
-#: So much is kept of what a node says of its devices, and stands in every journal; it may lie.
+#: Limits for a node's withheld devices, which are written into every journal; a node may lie.
 _MOST_WITHHELD: Final = 64
 _LONGEST_REASON: Final = 200
 
 
 def read_registration(data: bytes) -> NodeRegistration:
-    """Read a node's introduction.
+    """Decode a node's registration.
 
     Raises:
-        WireError: it is not one, or of another version of the protocol, Python or cloudpickle; both
-            versions are named.
+        TransportError: it cannot be decoded, or has another version of the protocol, Python or
+            cloudpickle; names both versions.
     """
     try:
         registration = decode_registration(data)
@@ -51,7 +51,7 @@ def read_registration(data: bytes) -> NodeRegistration:
 
 
 def joined(registration: NodeRegistration) -> NodeJoined:
-    """The introduction as a fact for the runner."""
+    """Return the registration as an event for the runner."""
     return NodeJoined(
         registration.instance_id,
         registration.node,
@@ -64,7 +64,7 @@ def joined(registration: NodeRegistration) -> NodeJoined:
 
 
 def report_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
-    """What is new about the devices that it withholds, in lines for people."""
+    """Return changes of a node's withheld devices, as lines for people."""
     told = [
         f"{device_set_aside(node.node, uuid, why)}."
         for uuid, why in node.withheld.items()
@@ -75,7 +75,7 @@ def report_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
 
 
 def _withheld(registration: NodeRegistration) -> dict[str, str]:
-    """Those of its devices that it withholds, each with one short line."""
+    """Return the node's own withheld devices, each with one short line."""
     uuids = [gpu.uuid for gpu in registration.gpus if gpu.uuid in registration.withheld]
     return {uuid: _short(registration.withheld[uuid]) for uuid in uuids[:_MOST_WITHHELD]}
 
@@ -93,7 +93,7 @@ def _mismatch(node: str, what: str, theirs: object, ours: object) -> str:
 
 
 def _why_unreadable(data: bytes, error: Exception) -> str:
-    """The newer version's hello may have other fields, but its second one is the version."""
+    """A newer version's registration may have other fields, but its second is the version."""
     try:
         fields = msgspec.msgpack.decode(data)
         protocol, node = int(fields[1]), str(fields[2])

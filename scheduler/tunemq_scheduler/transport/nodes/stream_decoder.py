@@ -1,4 +1,4 @@
-"""Gives what was read from streams, and is what a node said, to the roster. Pure."""
+"""`StreamDecoder`: verifies stream entries and passes them to the node registry. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tunemq_shared.broker import redis_keys
 
 
 class StreamDecoder:
-    """Opens entries; one that is refused holds up nothing that comes behind it.
+    """Verifies stream entries; a rejected one does not block those after it.
 
     Args:
-        roster: takes note of what they say.
-        seals: open them.
+        registry: processes the verified entries.
+        signing: verifies them.
     """
 
     def __init__(self, registry: NodeRegistry, signing: SchedulerSigning) -> None:
@@ -25,7 +25,7 @@ class StreamDecoder:
         self._departures = Deregistrations()
 
     def registrations(self, entries: Iterable[StreamEntry]) -> None:
-        """Entries of the nodes' stream."""
+        """Process entries of the nodes' stream."""
         for entry_id, fields in entries:
             said = self._signing.registration_entry(fields)
             if said is None:
@@ -38,7 +38,7 @@ class StreamDecoder:
                     self._departures.add(instance_id, entry_id, redis_keys.STARTED_AGAIN)
 
     def batches(self, channel: ExperimentChannel, entries: Iterable[StreamEntry]) -> None:
-        """Entries of an experiment's stream."""
+        """Process entries of an experiment's stream."""
         for entry_id, fields in entries:
             batch, read = self._signing.batch(channel.events_key, fields), NOBODYS
             if batch is not None:
@@ -48,7 +48,7 @@ class StreamDecoder:
     def without(
         self, exhausted: Sequence[str], taken: Mapping[bytes, list[StreamEntry]]
     ) -> dict[bytes, list[StreamEntry]]:
-        """What was read from other streams than these; nodes say again what was in these."""
+        """Return the entries of all other streams; nodes send the events of these again."""
         for key in exhausted:
             text = (
                 f"The stream {key} has an entry of a time that has not come yet, and takes no"
@@ -60,7 +60,7 @@ class StreamDecoder:
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
 
     def removed(self, streams: list[str]) -> None:
-        """Count entries that were removed unread from these streams; empties the list."""
+        """Count entries that were deleted unread from these streams; empties the list."""
         for key in streams:
             text = (
                 f"An entry of the stream {key} was longer than any message of a node: it is"
@@ -72,5 +72,5 @@ class StreamDecoder:
         streams.clear()
 
     def departed(self, unfinished: Iterable[bytes]) -> dict[str, str]:
-        """Nodes that are dead, and of whom all was read; see `Deregistrations.due`."""
+        """Return dead nodes whose events are all read; see `Deregistrations.due`."""
         return self._departures.due(unfinished)

@@ -1,7 +1,8 @@
-"""`BoundedParser`: redis-py's parser, for replies of which others decide how long they are.
+"""`BoundedParser`: redis-py's parser with a limit on the size of replies.
 
-Redis has no command that says how long an entry of a stream is, and none that reads up to a number
-of bytes. But each string of a reply begins with its length, so what is too long is left unread.
+Other clients decide how long replies are. Redis has no command that returns the length of a stream
+entry, and none that reads up to a number of bytes. But each string of a reply begins with its
+length, so the parser leaves strings unread that are too long.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from redis.exceptions import RedisError
 
 from tunemq_shared.protocol.message_limits import EVENTS_BYTES
 
-#: The longest string: a batch with one long event; and all strings of a reply.
+#: The longest string, which is a batch with one long event; and the total of a reply.
 STRING_BYTES: Final = EVENTS_BYTES + 2**20
 REPLY_BYTES: Final = 64 * 2**20
-#: What a short string costs in Python beside its bytes.
+#: Python's overhead for a short string.
 _OVERHEAD_BYTES: Final = 64
 
 
 class TooLong(RedisError):
-    """A reply has more bytes than we have memory for."""
+    """A reply exceeds the memory limit."""
 
 
 class _Buffer(SocketBuffer):
     room = REPLY_BYTES
 
     def read(self, length: int, timeout: object = None) -> bytes:
-        """The next string; with the connection's timeout, as we ask for no other."""
+        """Return the next string; uses only the connection's own timeout."""
         del timeout
         room = self.room = self.room - length - _OVERHEAD_BYTES
         if room < 0 or length > STRING_BYTES:
             raise TooLong(f"a reply has more than {REPLY_BYTES} bytes, or a string too long")
-        length += 2  # the end of the line; as the original does, which a call more makes slower
+        length += 2  # the line end; inlined from the original, because a call more is slower
         data = self._buffer.read(length)
         missing = length - len(data)
         if missing:
@@ -44,10 +45,10 @@ class _Buffer(SocketBuffer):
 
 
 class BoundedParser(_RESP2Parser):
-    """Of a connection that is closed by a reply that is too long."""
+    """A parser whose connection closes when a reply is too long."""
 
     def on_connect(self, connection: Any) -> None:
-        """Read from a new socket."""
+        """Start reading from a new socket."""
         super().on_connect(connection)  # type: ignore[no-untyped-call]
         self._buffer: Any = _Buffer(
             connection._sock,  # noqa: SLF001  as it does itself
@@ -56,7 +57,7 @@ class BoundedParser(_RESP2Parser):
         )
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        """One reply."""
+        """Read one reply."""
         if self._buffer is not None:
             self._buffer.room = REPLY_BYTES
         return super().read_response(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""Puts assignments on the wire as Celery tasks. The scheduler's only use of Celery.
+"""`CeleryPublisher`: sends assignments as Celery tasks; the scheduler's only use of Celery.
 
 A message is a genuine task message of Celery's protocol 2, made by `app.amqp`, so that any Celery
-worker understands it. It does not go through `app.send_task`: that resolves routes, declares and
-makes a result for every message, which is twice as slow; and kombu makes a new Redis client, with
-its table of 170 callbacks, for every message, which `_Channel` avoids.
+worker understands it. It does not use `app.send_task`, which is twice as slow because it resolves
+routes, declares queues and creates a result for every message. `_Channel` avoids that kombu creates
+a Redis client, with its table of 170 callbacks, for every message.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 
-#: Bounds what a turn of the loop can lose to a Redis that accepts connections and says nothing.
+#: Limits the time that a turn can lose to a Redis that accepts connections but does not answer.
 _SOCKET_TIMEOUT_S: Final = 3.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class _Channel(Channel):
-    """A channel that makes one Redis client, not one for each message, and names no library to it.
+    """A channel that reuses one Redis client and does not send the library's name to Redis.
 
-    It has no right to where a farm's users have the rights that they need.
+    On a farm whose Redis users have minimal rights, it may not send that.
     """
 
     _one_client: Any = None
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
-        return {**params, "driver_info": None, "protocol": 2}  # of version 3 it tells more
+        return {**params, "driver_info": None, "protocol": 2}  # version 3 would send more commands
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        """The client to use for one operation."""
+        """Yield the client for one operation."""
         if client is None:
             if self._one_client is None:
                 self._one_client = self._create_client()
@@ -51,23 +51,23 @@ class _Channel(Channel):
 
 
 class _Transport(Transport):
-    """Kombu's Redis transport with our channel."""
+    """Kombu's Redis transport with the channel above."""
 
     Channel = _Channel
 
 
 class CeleryPublisher:
-    """A kept-open connection for publishing. Not thread-safe.
+    """A persistent connection for publishing. Not thread-safe.
 
     Args:
-        url: where Redis is: ``unix://``, ``redis://`` or ``rediss://``.
+        url: the Redis address: ``unix://``, ``redis://`` or ``rediss://``.
     """
 
     def __init__(self, url: str) -> None:
         self._url = parse_address(url).celery_url()
-        # A script may have a Celery of its own, or Django: this app is nobody's default and takes
-        # nothing from CELERY_* variables (the loader is given here, the broker's URL to the
-        # connection below) or settings.
+        # A script may have its own Celery app, or use Django. So this app is not the default app,
+        # and takes nothing from settings or CELERY_* variables: the loader is set here, and the
+        # broker's URL on the connection below.
         self._app = Celery("tunemq", set_as_current=False, loader="app", fixups=set())
         self._app.conf.update(
             task_serializer="json",
@@ -82,20 +82,18 @@ class CeleryPublisher:
     def publish(self, instance_id: str, task_id: str, payload: str) -> None:
         """Queue one assignment for a node.
 
-        A failed attempt is repeated once on a new connection (the old one may have died in an idle
-        hour).
+        Retries once on a new connection, because an idle one may have died.
 
         Raises:
-            WireUnavailable: Redis does not take it; it may or may not have been queued.
-            RedisFull: it has no memory for it; it was not queued.
+            RedisUnavailable: Redis did not accept it; it may or may not be queued.
+            RedisFull: Redis has no memory for it; it was not queued.
         """
         message = self._app.amqp.as_task_v2(
             task_id,
             redis_keys.TASK,
             args=[payload],
             ignore_result=True,
-            # Otherwise configurations would stand in headers, and in the logs of whoever reads
-            # them.
+            # Otherwise the arguments would appear in headers, and so in logs of other programs.
             argsrepr="(assignment)",
             kwargsrepr="{}",
             origin="tunemq",
@@ -123,7 +121,7 @@ class CeleryPublisher:
             full = f"An assignment could not be queued in Redis, which is full ({error})."
             raise RedisFull(full) from error
         except (
-            OperationalError,  # what kombu calls its failure to connect
+            OperationalError,  # kombu's error for a failed connection
             *connection.connection_errors,
             *connection.channel_errors,
         ) as error:
@@ -151,7 +149,7 @@ class CeleryPublisher:
         return self._connection, self._producer
 
     def close(self) -> None:
-        """Close the connection; publishing again opens a new one."""
+        """Close the connection; the next `publish` opens a new one."""
         if self._connection is not None:
             self._connection.release()
         self._connection = self._producer = None

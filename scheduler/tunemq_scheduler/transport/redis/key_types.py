@@ -1,7 +1,7 @@
-"""Deletes keys of the farm in Redis whose type is wrong, and strings that are far too long.
+"""Deletes Redis keys of the farm that have the wrong type, and strings that are far too long.
 
-Redis answers WRONGTYPE to each command about such a key until it is gone, and whoever wrote it may
-have left long since. So the scheduler deletes it, and goes on as after a wipe (F06).
+Redis answers WRONGTYPE to each command about such a key until it is deleted, and the client that
+wrote it may be gone. So the scheduler deletes it and continues as after a wipe (F06).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 
 class KeyType(Enum):
-    """What a key of the farm is, where it is there."""
+    """The type that a key of the farm has if it exists."""
 
     STRING = "string"
     STREAM = "stream"
@@ -26,8 +26,8 @@ class KeyType(Enum):
 #: Takes the kind of message, the reason in a word, and a sentence for people.
 OnKeyRejected = Callable[[str, str, str], None]
 
-# The scheduler's user may not ask for a type, so each key is tried with a command of its type that
-# changes nothing but an unused field of a reply.
+# The scheduler's Redis user may not ask for a key's type. So the script tries a command of the
+# expected type that changes at most an unused field of a reply.
 _CLEAR: Final = """
 local last, longest = '18446744073709551615-18446744073709551615', 4096
 local cleared = {}
@@ -48,7 +48,7 @@ for i, key in ipairs(KEYS) do
 end
 return cleared
 """
-#: For scripts: what a key says, and nothing where it is no string.
+#: For scripts: a key's text, or nothing if it is not a string.
 TEXT_OF: Final = """
 local function text_of(key)
   local answer = redis.pcall('GET', key)
@@ -60,21 +60,22 @@ end
 def clear_wrong_types(
     line: RedisConnection, types: Mapping[str, KeyType], rejected: OnKeyRejected
 ) -> list[str]:
-    """Delete the keys that have another type than this, or are too long; which they were.
+    """Delete keys that have another type, or are too long; return them.
 
     Args:
         line: an open connection.
-        refused: is told of each.
+        types: the expected types, by key.
+        rejected: receives each deleted key.
 
     Raises:
-        WireUnavailable: Redis went away.
+        RedisUnavailable: Redis went away.
     """
     kinds = [kind.value for kind in types.values()]
     try:
         (cleared,) = line.ask([("EVAL", _CLEAR, str(len(types)), *types, *kinds)])
     except RedisUnavailable:
         raise
-    except TransportError:  # where scripts are not allowed; the command that needs the key says it
+    except TransportError:  # scripts are not allowed; the command that needs the key reports it
         return []
     if not isinstance(cleared, list):
         raise line.unexpected(cleared)

@@ -1,8 +1,7 @@
-"""One connection to Redis whose commands are sent and whose replies are read apart.
+"""`RedisConnection`: a connection that sends commands and reads their replies separately.
 
-redis-py's client waits for each reply. A loop that has to listen to Redis and to a person's Ctrl-C
-at once needs the socket, and one that has better things to do than wait for "OK" reads it a turn
-later.
+redis-py's client waits for each reply. A loop that waits for Redis and for Ctrl-C at once needs the
+socket. And it can read an "OK" a turn later instead of waiting for it.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
 RedisCommand = Sequence[str | bytes | int]
 
-#: For connecting, and for a reply that is due.
+#: Limits for connecting, and for waiting for a reply.
 _TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
-#: What the answer of a Redis begins with that cannot write to its disk.
+#: The beginning of the answer of a Redis that cannot write to its disk.
 _NO_DISK: Final = "MISCONF"
 
 
 class RedisRefusesWrites(TransportError):
-    """Redis takes no writes until somebody sees to it; reading goes on.
+    """Redis rejects writes until a person fixes it; reads still work.
 
     Attributes:
-        what: is wrong, in a sentence.
+        what: the problem, in a sentence.
         fix: what to do about it.
     """
 
@@ -52,7 +51,7 @@ class RedisRefusesWrites(TransportError):
 
 
 class RedisFull(RedisRefusesWrites):
-    """Redis has no memory for what was to be written; reading and removing go on."""
+    """Redis has no memory for a write; reads and deletions still work."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -61,22 +60,22 @@ class RedisFull(RedisRefusesWrites):
 
 
 class ReplyTooLong(RedisUnavailable):
-    """A reply was too long for us: the connection was closed; commands may have been done."""
+    """A reply exceeded the memory limit: the connection was closed; commands may have run."""
 
 
 class RedisConnection:
-    """A connection that is opened by `connect` and, after an error, by `connect` again.
+    """A connection that `connect` opens, and opens again after an error.
 
     Args:
         url: ``unix://``, ``redis://`` or ``rediss://``.
 
     Raises:
-        ConfigError: it is no address of Redis.
+        ConfigError: this is not an address of Redis.
     """
 
     def __init__(self, url: str) -> None:
         address = parse_address(url)
-        #: The place without the credentials, for messages.
+        #: The address without credentials, for messages.
         self.address = str(address)
         pool = ConnectionPool.from_url(
             address.url(),
@@ -84,7 +83,7 @@ class RedisConnection:
             parser_class=BoundedParser,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),  # repeating is for those who know what is idempotent
+            retry=Retry(NoBackoff(), 0),  # callers retry, because they know what is idempotent
             driver_info=None,
         )
         self._connection: Any = pool.make_connection()
@@ -92,14 +91,14 @@ class RedisConnection:
         self._due = 0
 
     def connect(self) -> None:
-        """Open the connection, if it is not.
+        """Open the connection, if it is not open.
 
         Raises:
-            WireUnavailable: nobody answers there.
+            RedisUnavailable: there is no answer.
         """
         if self.is_open:
             return
-        self.close()  # a reply to whoever used the old one would pass for ours
+        self.close()  # a reply on the old connection would be mistaken for a new one
         try:
             self._connection.connect()
         except RedisError as error:
@@ -107,18 +106,18 @@ class RedisConnection:
         self.is_open = True
 
     def fileno(self) -> int:
-        """The socket, to wait for it with `select`; a reply makes it readable."""
-        # redis-py has no public way to it; kombu does the same.
+        """Return the socket, for `select`; a reply makes it readable."""
+        # redis-py has no public access to it; kombu does the same.
         descriptor: int = self._connection._sock.fileno()  # noqa: SLF001
         return descriptor
 
     def post(self, commands: Sequence[RedisCommand]) -> None:
-        """Send commands; their replies are read before anything else is sent.
+        """Send commands; their replies are read before the next commands are sent.
 
         Raises:
-            WireError: an earlier command failed (its reply is read here); these were not sent.
-            RedisFull: likewise, for want of memory.
-            WireUnavailable: the connection broke; commands may or may not have been done.
+            TransportError: an earlier command failed (its reply is read here); these were not sent.
+            RedisFull: an earlier command failed for lack of memory; these were not sent.
+            RedisUnavailable: the connection broke; the commands may or may not have run.
         """
         self._settle()
         self._send(commands)
@@ -127,34 +126,34 @@ class RedisConnection:
         """Send commands and return their replies.
 
         Raises:
-            WireError: one of them was refused; all replies were read.
-            RedisRefusesWrites: likewise, by a Redis that cannot write to its disk.
-            ReplyTooLong: a reply was so long that it was not read.
-            RedisFull: one was refused for want of memory, or a posted one before them was, and
-                these were not sent.
-            WireUnavailable: the connection broke; commands may or may not have been done.
+            TransportError: Redis rejected a command; all replies were read.
+            RedisRefusesWrites: Redis rejected a command because it cannot write to its disk.
+            ReplyTooLong: a reply was too long to read.
+            RedisFull: a command failed for lack of memory, or an earlier posted one did and these
+                were not sent.
+            RedisUnavailable: the connection broke; the commands may or may not have run.
         """
         self._settle()
         self._send(commands)
         return self._settle()
 
     def receive(self) -> Any:
-        """The reply to the one command that was posted; waits for it."""
+        """Return the reply to the one posted command; waits for it."""
         if not self._due:  # the connection was closed meanwhile, and the reply is lost
             raise self._broken("the connection is closed")
         return self._settle()[0]
 
     def close(self) -> None:
-        """Close the connection; replies that are due are lost."""
+        """Close the connection; pending replies are lost."""
         self._connection.disconnect()
         self.is_open, self._due = False, 0
 
     def unexpected(self, reply: object) -> RedisUnavailable:
-        """Close the connection: it gave a reply that is none to what was asked."""
+        """Close the connection because a reply does not match its command; return the error."""
         return self._broken(f"unexpected reply of type {type(reply).__name__}")
 
     def _send(self, commands: Sequence[RedisCommand]) -> None:
-        if not self.is_open:  # redis-py would connect by itself, behind our count of replies
+        if not self.is_open:  # redis-py would reconnect and break the count of replies
             raise self._broken("the connection is closed")
         try:
             self._connection.send_packed_command(self._connection.pack_commands(commands))
@@ -166,7 +165,7 @@ class RedisConnection:
         try:
             return self._read()
         finally:
-            if self._due:  # a signal, or what redis-py raises: what is left is never read
+            if self._due:  # a signal or a redis-py error: the remaining replies are never read
                 self.close()
 
     def _read(self) -> list[Any]:
@@ -176,7 +175,7 @@ class RedisConnection:
         while self._due:
             try:
                 replies.append(self._connection.read_response())
-            except (BusyLoadingError, ReadOnlyError) as error:  # it will do so for a while
+            except (BusyLoadingError, ReadOnlyError) as error:  # this lasts for a while
                 raise self._broken(error) from error
             except OutOfMemoryError as error:
                 full = error
@@ -214,7 +213,7 @@ class RedisConnection:
 
 
 def rights_fix(rejected: BaseException) -> str:
-    """What to do where our user may not give that command, or a script of ours one of its own."""
+    """Return advice if the Redis user, or a script, lacks a right; else an empty string."""
     lacks = isinstance(rejected, NoPermissionError) or any(
         words in str(rejected) for words in ("executing the script can't run", "NOPERM")
     )

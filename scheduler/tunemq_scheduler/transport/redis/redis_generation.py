@@ -1,11 +1,11 @@
-"""`RedisGeneration`: whether Redis still has what was put into it.
+"""`RedisGeneration`: detects whether Redis lost data.
 
-The wire has a random key. Where that is gone or another one, where a stream is missing, or Redis
-was started again (it may have lost its last second, whatever it keeps on disk), the wire begins
-anew: with a new key, at which nodes introduce themselves again and send whatever is not journalled.
+Redis holds a random key, the generation. The generation changes when that key is missing or
+different, when a stream is missing, or when Redis was restarted (it may have lost its last second,
+even with persistence). Nodes then register again and resend all events that are not journalled.
 
-The key names the run of Redis in which it was made, because that may have ended while there was no
-scheduler to see it.
+The key names the run of Redis in which it was created, because Redis may restart while no scheduler
+is running.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from tunemq_scheduler.transport.redis.redis_memory import run_id
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
 from tunemq_shared.broker import redis_keys
 
-#: How many answers `RedisGeneration.begins` wants.
+#: The number of answers that `RedisGeneration.begins` takes.
 QUESTIONS: Final = 2
-#: An entry's id may be so far ahead of Redis' clock: that may have been set back by some hours.
+#: How far an entry's id may be ahead of Redis' clock, which may have been set back by some hours.
 _AHEAD_AT_MOST_MS: Final = 86_400_000
 
 
 class RedisGeneration:
-    """The wire's generation as this scheduler knows it.
+    """The current generation, as this scheduler knows it.
 
     Args:
-        line: an open connection, at every call that is not said to need none.
+        line: a connection that is open at every call, except where a method says otherwise.
     """
 
     def __init__(self, line: RedisConnection) -> None:
         self._connection = line
-        #: How many have begun since we look.
+        #: How many generations have begun since this object exists.
         self.begun = 0
         self._known: bytes | None = None
         self._run_id = ""
-        #: The streams that have to be there, by their keys.
+        #: The keys of the streams that must exist.
         self._streams = [redis_keys.NODES]
 
     def add(self, events_key: str) -> None:
-        """Make a stream, which has to be there from now on.
+        """Create a stream, which must exist from now on.
 
         Raises:
-            WireError: it could not be made.
+            TransportError: Redis could not create it.
         """
         self._make(events_key)
         self._streams.append(events_key)
 
     def remove(self, events_key: str) -> None:
-        """A stream need not be there any longer; needs no connection."""
+        """Stop expecting a stream; needs no connection."""
         if events_key in self._streams:
             self._streams.remove(events_key)
 
     @property
     def questions(self) -> tuple[RedisCommand, ...]:
-        """What to ask Redis for `begins`."""
+        """The commands whose answers `begins` takes."""
         return ("GET", redis_keys.GENERATION), ("EXISTS", *self._streams)
 
     def begins(self, answers: Sequence[Any]) -> bool:
-        """Compare what Redis answered to the questions.
+        """Check Redis' answers to the questions.
 
         Returns:
-            Whether a generation has begun: all is to be read from the beginning, and said again.
+            Whether a new generation has begun, so that everything is read and sent again.
 
         Raises:
-            WireError: the wire could not be made anew; ask again.
+            TransportError: the new generation could not be set up; call it again.
         """
         generation, are_there = answers
         is_known = generation is not None and generation == self._known
@@ -79,7 +79,7 @@ class RedisGeneration:
         return True
 
     def begins_with_link(self, signer: str = "") -> bool:
-        """The same, after a connection was made.
+        """Check the same after a new connection was made.
 
         Args:
             signer: the id of the key that this scheduler signs with; empty without keys.
@@ -87,54 +87,54 @@ class RedisGeneration:
         run, begins = run_id(self._connection), True
         *answers, signs = self._connection.ask([*self.questions, ("GET", redis_keys.SIGNS)])
         if self._known is None and (signer or signs):
-            # Who was here before may have had other keys, and have thrown away what nodes said.
+            # An earlier scheduler may have had other keys, and have rejected and deleted messages
+            # of nodes.
             self._connection.ask([("DEL", redis_keys.GENERATION)])
             self._begin(None, run)
         elif run != self._run_id:
             self._begin(answers[0], run)
         else:
             begins = self.begins(answers)
-        self._run_id = run  # not before: an attempt that failed is made again
+        self._run_id = run  # not before: a failed attempt is repeated
         return begins
 
     def renew(self, streams: Sequence[str] = ()) -> None:
-        """Begin anew, with these streams empty.
+        """Begin a new generation, with these streams emptied.
 
         Args:
-            streams: those in which something is missing, or that take nothing any more. What nodes
-                that have ended said in them is lost; so only where it must be.
+            streams: streams with missing entries, or that accept no more. Events of ended nodes in
+                them are lost, so pass only those for which that is unavoidable.
         """
-        # The generation goes first: without it no node appends what it had in its hands.
+        # Delete the generation first: without it, no node appends events that it had prepared.
         emptied = [("DEL", *streams)] if streams else []
         self._connection.ask([("DEL", redis_keys.GENERATION), *emptied])
         self._begin(None, self._run_id)
 
     def exhausted(self, taken: Mapping[bytes, Sequence[StreamEntry]]) -> list[str]:
-        """The streams that somebody has brought to an end.
+        """Return the streams that can accept no more entries.
 
-        An entry may be appended with any id, and none after it has a lower one: behind the greatest
-        there is none.
+        A client may append an entry with any id, and later entries must have greater ids. After an
+        entry with the greatest id, none can follow.
 
         Args:
-            taken: what was read, by stream.
+            taken: the entries that were read, by stream.
 
         Raises:
-            WireUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         places = {key.decode(): place_of(entries[-1][0])[0] for key, entries in taken.items()}
         if max(places.values(), default=0) <= time.time() * 1000 + _AHEAD_AT_MOST_MS:
             return []
-        ((seconds, _),) = self._connection.ask([("TIME",)])  # our clock may be wrong
+        ((seconds, _),) = self._connection.ask([("TIME",)])  # this machine's clock may be wrong
         latest = int(seconds) * 1000 + _AHEAD_AT_MOST_MS
         return [key for key, milliseconds in places.items() if milliseconds > latest]
 
     def _begin(self, generation: bytes | None, run: str) -> None:
-        """Begin with the generation that is there, else with a new one.
+        """Adopt the generation that exists, or create a new one.
 
-        What is there counts if somebody else set it in this run of Redis.
+        An existing one counts if another scheduler set it in this run of Redis.
         """
-        # The streams are there before the generation that nodes wait for, so that none finds them
-        # missing.
+        # Create the streams before the generation that nodes wait for, so that nodes find them.
         for key in self._streams:
             self._make(key)
         is_old = generation is not None and not generation.endswith(f"@{run}".encode())
@@ -150,6 +150,6 @@ class RedisGeneration:
         self.begun += 1
 
     def _make(self, key: str) -> None:
-        """This is how an empty stream is made."""
+        """Create an empty stream, by creating and deleting a consumer group."""
         make = ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM")
         self._connection.ask([make, ("XGROUP", "DESTROY", key, "maker")])

@@ -1,4 +1,4 @@
-"""`RedisLink`: the connections to one Redis, which may go away, refuse, and come back."""
+"""`RedisLink`: the connections to one Redis, which may go away, reject commands, and come back."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from tunemq_scheduler.transport.redis.stream_reader import StreamReader
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
-#: Pauses between attempts to reach a Redis that is away.
+#: The pause between attempts to reach a Redis that is away.
 RETRY_EVERY_S: Final = 0.1
-#: A right that is missing is told again where it was not for so long.
+#: A missing right is reported again if it was not reported for this long.
 _TOLD_FOR_S: Final = 60.0
 
 
 class EmbeddedServices(Protocol):
-    """What keeps Redis and the nodes alive, where that is ours: the embedded farm."""
+    """The embedded farm, which keeps Redis and the node running."""
 
     def trouble(self) -> str | None:
-        """Why it will never work again, if so."""
+        """Return why the embedded farm has failed for good; None if it has not."""
 
     def notices(self) -> list[str]:
-        """What happened since the last call that a person should know."""
+        """Return notices since the last call."""
 
     def excuse_node(self) -> None:
-        """A node died while it had trials: one of them may have done it, and is judged for it."""
+        """Ignore one node death, because a trial may have caused it and is judged for it."""
 
 
 class LeaseGuard(Protocol):
-    """Whose the nodes are, where several schedulers may think that they are theirs: a farm."""
+    """The lease of a farm, for which several schedulers may compete."""
 
     def check_known(self) -> None:
-        """Return unless it is known already that they are another's; takes no time."""
+        """Raise if it is already known that another scheduler has the lease; takes no time."""
 
     def guarded(self, commands: Sequence[RedisCommand]) -> RedisCommand:
-        """One command that does all of these, unless they are another's."""
+        """Return one command that runs all of these only while the lease is held."""
 
     def taking(self, events_keys: Iterable[str]) -> RedisCommand:
-        """Makes these the farm's streams, and deletes those that were; unless it is another's."""
+        """Return a command that replaces the farm's streams, only while the lease is held."""
 
 
 class RedisLink:
-    """One connection for commands, one for reading streams, one for publishing orders.
+    """Three connections: for commands, for reading streams, for publishing orders.
 
     Args:
-        url: where Redis is: ``unix://``, ``redis://`` or ``rediss://``.
-        guard: what is posted is done only as long as it lets us.
-        backing: asked whether there is hope.
+        url: the Redis address: ``unix://``, ``redis://`` or ``rediss://``.
+        guard: allows posted commands only while it holds the farm's lease.
+        backing: the embedded services; None if Redis is not theirs.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class RedisLink:
         self._guard, self._backing = guard, backing
         self._away_since: float | None = None
         self._away_because = ""
-        #: What happened since it was looked at that people should know.
+        #: Notices that were not shown yet.
         self.notices: list[str] = []
         self._told, self._told_until = "", 0.0
-        #: When to try again, while it is away.
+        #: When to try again while Redis is away.
         self.retry_due = 0.0
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody can be told anything."""
+        """Whether Redis cannot be reached."""
         return self._away_since is not None
 
     def post(self, commands: Sequence[RedisCommand]) -> None:
-        """Send commands, in a farm only while we hold its lease; see `RedisConnection.post`."""
+        """Send commands, on a farm only with its lease; see `RedisConnection.post`."""
         self.line.post(commands if self._guard is None else [self._guard.guarded(commands)])
 
     def lost(self, error: TransportError) -> None:
-        """Redis is away, or refuses: go on without it, and try again soon.
+        """Record that Redis is away or rejects commands, and try again soon.
 
         Raises:
-            WireUnavailable: it is the embedded one, and it will not come back.
+            RedisUnavailable: the embedded Redis has failed for good.
         """
         now = time.monotonic()
         self.retry_due = now + RETRY_EVERY_S
@@ -96,21 +96,21 @@ class RedisLink:
         self.ask_backing()
 
     def is_back(self) -> None:
-        """Redis can be reached, and does what it is asked for."""
+        """Record that Redis can be reached and runs commands."""
         self._away_since = None
 
     def ask_backing(self) -> None:
-        """Return if there is hope.
+        """Check whether the embedded farm can recover.
 
         Raises:
-            WireUnavailable: there is none.
+            RedisUnavailable: it cannot.
         """
         trouble = self._backing.trouble() if self._backing is not None else None
         if trouble is not None:
             raise RedisUnavailable(f"The embedded farm cannot be used any more: {trouble}.")
 
     def notes(self) -> list[str]:
-        """While Redis is away, that it is."""
+        """Return that Redis is away, as text; empty if it is not."""
         if self._away_since is None:
             return []
         seconds = time.monotonic() - self._away_since
@@ -118,7 +118,7 @@ class RedisLink:
         return [f"{away} The trials go on; their results come when it is back."]
 
     def close(self) -> None:
-        """Close the connections; using them opens them again."""
+        """Close the connections; the next use opens them again."""
         self.line.close()
         self.reader.reset()
         self.publisher.close()

@@ -1,8 +1,8 @@
-"""Redis and its memory: what is told when it is full.
+"""`RedisMemory`: tracks whether Redis is full, and reports it.
 
-It refuses what needs memory then: nodes keep their results, orders wait, nobody's silence counts,
-and all of it goes on when there is room. One that makes room by deleting what is ours is refused
-when a farm's scheduler starts (`tunemq_scheduler.security.redis_probes`).
+A full Redis rejects writes: nodes keep their results, orders wait, and silence of nodes does not
+count, until it has memory again. `tunemq_scheduler.security.redis_probes` rejects a Redis that
+evicts keys when a farm's scheduler starts.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from tunemq_scheduler.transport.redis.redis_connection import (
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker import redis_keys
 
-#: Refused by a Redis that is full, and without effect otherwise, on a key that is missing as well.
+#: A full Redis rejects this command; otherwise it has no effect, also on a missing key.
 PROBE: Final[RedisCommand] = ("SETRANGE", redis_keys.GENERATION, "0", "")
 
 
 def run_id(line: RedisConnection) -> str:
-    """Which run of a Redis process this is; empty where we may not ask.
+    """Return the id of the running Redis process; empty without the right to ask.
 
     Raises:
-        WireUnavailable: it went away.
+        RedisUnavailable: Redis went away.
     """
     try:
         (text,) = line.ask([("INFO", "server")])
     except (RedisUnavailable, RedisFull):
         raise
-    except TransportError:  # whoever set up permissions knows what it is
+    except TransportError:  # the administrator withheld this right on purpose
         return ""
     lines: list[str] = text.decode(errors="replace").splitlines()
     return dict(one.split(":", 1) for one in lines if ":" in one).get("run_id", "")
 
 
 class RedisMemory:
-    """Since when Redis has been full, if it is."""
+    """Since when Redis has been full."""
 
     def __init__(self) -> None:
         self.full_since: float | None = None
@@ -47,11 +47,11 @@ class RedisMemory:
 
     @property
     def full_s(self) -> float:
-        """For how many seconds it has been full; 0 while it is not."""
+        """For how many seconds Redis has been full; 0 if it is not."""
         return 0.0 if self.full_since is None else time.monotonic() - self.full_since
 
     def is_used_up(self, error: TransportError) -> None:
-        """It refused something for want of memory."""
+        """Record that Redis rejected a write for lack of memory."""
         if self.full_since is None:
             self.full_since = time.monotonic()
             self._notices.append(
@@ -60,7 +60,7 @@ class RedisMemory:
             )
 
     def is_back(self) -> bool:
-        """It took something that needs memory; returns whether it had been full."""
+        """Record that Redis accepted such a write; return whether it had been full."""
         if self.full_since is None:
             return False
         seconds, self.full_since = self.full_s, None
@@ -68,12 +68,12 @@ class RedisMemory:
         return True
 
     def notes(self) -> list[str]:
-        """While it is full, that it is."""
+        """Return that Redis is full, as text; empty if it is not."""
         if self.full_since is None:
             return []
         return [f"Redis has been full for {self.full_s:.0f} s: results and orders wait."]
 
     def notices(self) -> list[str]:
-        """What happened since the last call."""
+        """Return what happened since the last call."""
         notices, self._notices = self._notices, []
         return notices

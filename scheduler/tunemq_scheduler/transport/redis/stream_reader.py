@@ -1,12 +1,12 @@
-"""`StreamReader`: new entries of some Redis streams, with a read always outstanding.
+"""`StreamReader`: reads new entries of Redis streams, with one read always outstanding.
 
-The next ``XREAD`` is asked as soon as the last one is answered. So an entry is on its way the
-moment it is appended, and waiting for one is waiting for a socket, which a wake-up or a signal can
-end at once without disturbing the connection.
+It sends the next ``XREAD`` as soon as the last one is answered. So Redis sends an entry the moment
+it is appended, and waiting for entries is waiting for a socket, which a wake-up or a signal can
+interrupt without disturbing the connection.
 
-Who may append to a stream may leave entries there that nobody has memory for. An answer that is too
-long is left unread; then a script removes what is longer than an entry may be, and yields of the
-others what there is room for.
+Another client may append entries that are too large for memory. The reader leaves such an answer
+unread; then a script deletes entries that exceed the limit, and returns as many of the others as
+fit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ StreamEntry = tuple[bytes, dict[bytes, bytes]]
 
 #: Entries of one stream in one answer; a batch of events has at most a quarter of a MiB.
 COUNT: Final = 32
-#: And of all streams: an answer of full batches is not too long.
+#: Entries of all streams in one answer, so that full batches do not exceed the limit.
 _ENTRIES: Final = 128
 _BEGINNING: Final = b"0-0"
-#: All entries of one answer of the script have about so many bytes, or it is one entry.
+#: The approximate size of one answer of the script, unless one entry alone is larger.
 _PIECE_BYTES: Final = 8 * 2**20
-#: It looks at no more at once: nobody else is served meanwhile.
+#: The most that the script examines at once, because Redis serves no other client meanwhile.
 _LOOKED_AT_BYTES: Final = 2**26
 _SCRIPT: Final = """
 local count, room, look = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -60,8 +60,8 @@ for i, key in ipairs(KEYS) do
 end
 return {read, removed}
 """
-#: Redis answers "nothing" after so long, which shows that the connection is alive; one that has
-#: died in silence is found a little later.
+#: Redis answers "nothing" after this long, which proves that the connection is alive. A dead
+#: connection is detected a little later.
 _BLOCK_S: Final = 4.0
 _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 
@@ -72,36 +72,37 @@ class StreamReader:
     def __init__(self, line: RedisConnection) -> None:
         self._connection = line
         self._cursors: dict[bytes, bytes] = {}
-        #: Those that are not read for now.
+        #: Streams that are not read for now.
         self._held: set[bytes] = set()
         self._asked_at: float | None = None
-        #: So many entries of each stream are in one answer at most, and were in the last; it is
-        #: one after an answer that was too long, since Redis has to make even what is not read.
+        #: The most entries of each stream per answer, now and in the last read. It is one after an
+        #: answer that was too long, because Redis has to produce even an unread answer.
         self._most = self._count = COUNT
-        #: Those of which the last answer may not have had all.
+        #: Streams of which the last answer may not have contained all entries.
         self._unfinished: set[bytes] = set()
-        #: The streams of entries that were removed unread since this was looked at: too long.
+        #: Streams from which entries were deleted unread because they were too long; the caller
+        #: clears it.
         self.removed: list[str] = []
 
     @property
     def unread(self) -> list[bytes]:
-        """The newest entries that were read of streams of events that are held, or have more."""
+        """The newest read entries of event streams that are held or have more."""
         some = (self._held | self._unfinished) - {redis_keys.NODES.encode()}
         return [place for key, place in self._cursors.items() if key in some]
 
     def watch(self, key: str) -> None:
         """Read this stream, too, from its beginning."""
         self._cursors[key.encode()] = _BEGINNING
-        if self._asked_at is not None:  # for the others alone
+        if self._asked_at is not None:  # the outstanding read is for the others alone
             self.reset()
 
     def forget(self, key: str) -> None:
-        """Read this stream no longer."""
+        """Stop reading this stream."""
         self._cursors.pop(key.encode(), None)
         self._held.discard(key.encode())
 
     def hold(self, key: str, *, is_held: bool) -> None:
-        """Read a stream that is watched no further, or on; what was asked for comes yet."""
+        """Pause or continue reading a stream; entries that were already requested still arrive."""
         if is_held:
             self._held.add(key.encode())
         else:
@@ -109,20 +110,20 @@ class StreamReader:
             self.reset()
 
     def rewind(self) -> None:
-        """Read from the beginning again."""
+        """Read all streams from the beginning again."""
         self.reset()
         self._cursors = dict.fromkeys(self._cursors, _BEGINNING)
 
     def reset(self) -> None:
-        """Drop the connection; the next `ask` opens another and reads on."""
+        """Close the connection; the next `ask` opens another and continues."""
         self._connection.close()
         self._asked_at = None
 
     def ask(self) -> None:
-        """Have a read outstanding.
+        """Send a read, if none is outstanding.
 
         Raises:
-            WireUnavailable: Redis cannot be reached.
+            RedisUnavailable: Redis cannot be reached.
         """
         if self._asked_at is not None:
             if time.monotonic() - self._asked_at > _ANSWER_WITHIN_S:
@@ -142,6 +143,10 @@ class StreamReader:
     def wait(self, seconds: float, others: Collection[int]) -> tuple[bool, set[int]]:
         """Wait for an answer, or for one of the other descriptors to become readable.
 
+        Args:
+            seconds: the longest wait.
+            others: further descriptors.
+
         Returns:
             Whether `take` has something to take, and which of the others are readable.
         """
@@ -153,10 +158,10 @@ class StreamReader:
         return ours in ready, ready - {ours}
 
     def take(self) -> dict[bytes, list[StreamEntry]]:
-        """The new entries by stream, and ask for the next ones.
+        """Return the new entries by stream, and send the next read.
 
         Raises:
-            WireUnavailable: the connection broke; nothing is skipped.
+            RedisUnavailable: the connection broke; no entry is skipped.
         """
         try:
             answer = self._connection.receive()
@@ -169,7 +174,7 @@ class StreamReader:
             self._asked_at = None
         taken: dict[bytes, list[StreamEntry]] = {}
         for key, entries in answer or ():
-            if key not in self._cursors:  # forgotten since it was asked for
+            if key not in self._cursors:  # forgotten since it was requested
                 continue
             taken[key] = [
                 (entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
@@ -179,14 +184,14 @@ class StreamReader:
         try:
             self.ask()
         except RedisUnavailable:
-            # What was taken counts; the caller asks again and finds out.
+            # The taken entries count; the caller's next `ask` reports the error.
             self.reset()
         return taken
 
     def _read_pieces(self) -> list[tuple[bytes, list[tuple[bytes, list[bytes]]]]]:
-        """New entries as far as there is room for them; what is too long is removed."""
+        """Return new entries as far as they fit; delete those that are too long."""
         keys = [key for key in self._cursors if key not in self._held]
-        random.shuffle(keys)  # the first may leave no room for others
+        random.shuffle(keys)  # the first may leave no space for others
         bounds = (COUNT, _PIECE_BYTES, _LOOKED_AT_BYTES)
         places = [part for key in keys for part in (self._cursors[key], _longest(key))]
         self._connection.connect()
@@ -198,7 +203,7 @@ class StreamReader:
 
 
 def _longest(key: bytes) -> int:
-    """How many bytes an entry of this stream has at most, the names of its fields included."""
+    """Return the most bytes that an entry of this stream may have, with its field names."""
     is_nodes = key == redis_keys.NODES.encode()
     longest = limits.REGISTRATION_BYTES if is_nodes else limits.EVENTS_BYTES + limits.HEADER_BYTES
     return longest + 1024
