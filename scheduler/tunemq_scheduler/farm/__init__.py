@@ -1,1 +1,1 @@
-"""`tunemq scheduler`, the service of a farm."""
+"""`tunemq scheduler`: the service of a farm."""

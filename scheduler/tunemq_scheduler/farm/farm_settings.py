@@ -1,17 +1,17 @@
-"""`FarmSettings`: how a farm is shared, as whoever runs its scheduler wrote it down.
+"""`FarmSettings`: how a farm is shared, from the TOML file of its operator.
 
-A file in TOML; everything in it may be left out::
+All settings are optional::
 
     max_running = 16            # experiments that run at once; the others wait in the queue
     preempts = true             # whether trials are paused for others that come first
-    preempt_grace_s = 60        # how long they get to save
+    preempt_grace_s = 60        # how long paused trials get to save
 
-    stores = ["s3://data/tune"] # that searches may use beside the farm's own; see `AllowedStore`
+    stores = ["s3://data/tune"] # further stores that searches may use; see `AllowedStore`
 
-    [shares]                    # of owners; 1 where nothing is said
+    [shares]                    # of owners; the default is 1
     ada = 2
 
-    [quotas.ben]                # what an owner's experiments hold together, at most
+    [quotas.ben]                # the most that an owner's experiments hold together
     gpu = 4
 """
 
@@ -31,9 +31,9 @@ from tunemq_shared.objects.store_address import canonical_address, is_remote, wi
 from tunemq_shared.objects.store_permissions import why_not_allowed
 from tunemq_shared.signing.key_files import SUBMITTER_NAME
 
-#: More processes than this need more memory than most heads have.
+#: More processes than this need more memory than most head machines have.
 MAX_RUNNING: Final = 16
-#: What people write for the resources that every node has.
+#: Common misspellings of the resources that every node has.
 _MISSPELT: Final = {"gpus": "gpu", "gpu": "gpu", "cpus": "cpu", "cpu": "cpu", "memory": "memory"}
 
 
@@ -41,9 +41,9 @@ class AllowedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A store that searches may use beside the farm's own.
 
     Attributes:
-        address: with all that is below it. What is at another server than the farm's store has a
-            profile: the farm's own keys are not sent there.
-        owners: whose searches may use it; None for those of all.
+        address: the address; everything below it is included. A store on another server than the
+            farm's store needs a profile, because the farm's own keys are not sent there.
+        owners: whose searches may use it; None for all owners.
     """
 
     address: str
@@ -54,14 +54,15 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How a farm is shared.
 
     Attributes:
-        max_running: so many experiments have a process at once.
+        max_running: how many experiments have a process at once.
         preempts: whether trials are paused for others that come first.
-        preempt_grace_s: how long they get to save; seconds.
+        preempt_grace_s: how long paused trials get to save; seconds.
         unresponsive_after_s: a search whose own code (callbacks, loggers, stoppers, search
-            algorithm) has not returned for so long is started again; seconds.
-        stores: what searches may use beside the farm's own store; an address alone is for all.
-        shares: of owners; 1 where nothing is said.
-        quotas: what an owner's experiments hold together at most: resource to amount, by owner.
+            algorithm) has not returned for this long is restarted; seconds.
+        stores: stores that searches may use beside the farm's own; a plain address is for all
+            owners.
+        shares: weights of owners; the default is 1.
+        quotas: the most that an owner's experiments hold together: resource to amount, by owner.
     """
 
     max_running: int = MAX_RUNNING
@@ -73,7 +74,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quotas: dict[str, dict[str, float]] = {}
 
     def stores_of(self, owner: str | None) -> tuple[str, ...]:
-        """What an owner's searches may use beside the farm's own store; None: all that any may."""
+        """Return the further stores of an owner's searches; for None, those of any owner."""
         return tuple(
             one.address
             for one in map(_allowed, self.stores)
@@ -81,7 +82,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     def fair_share_settings(self) -> FairShareSettings:
-        """Those about who gets what."""
+        """Return the settings for fair sharing."""
         return FairShareSettings(
             shares=self.shares,
             quotas=self.quotas,
@@ -91,13 +92,14 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_settings(path: str | None, store: str = "") -> FarmSettings:
-    """Those of a file; what holds by itself where there is none.
+    """Read the settings from a file, or return the defaults without one.
 
     Args:
-        store: the farm's own.
+        path: the TOML file; None for the defaults.
+        store: the farm's own store.
 
     Raises:
-        ConfigError: it cannot be read, or says something that is of no use; names the field.
+        ConfigError: the file cannot be read, or a value is invalid; names the field.
     """
     if path is None:
         return FarmSettings()

@@ -1,4 +1,4 @@
-"""``tunemq scheduler``: serves a farm."""
+"""``tunemq scheduler``: the command that serves a farm."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve the farm.
+    """Serve the farm; return the exit code.
 
     Raises:
-        UserError: something given is of no use; says what to do.
+        UserError: an argument or a setting is invalid; says what to do.
     """
     for unknown in unknown_variables(os.environ):
         tell(f"tunemq scheduler: {unknown}")

@@ -1,4 +1,4 @@
-"""What `tunemq scheduler` does: gets the farm and serves it until it is ended."""
+"""Runs `tunemq scheduler`: takes the farm's lease and serves the farm until it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line of ``tunemq scheduler``; see there."""
+    """The command line of ``tunemq scheduler``; see `scheduler_command`."""
 
     url: str
     keys: str | None = None
@@ -48,18 +48,18 @@ class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
     take_over: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Without its address, in which a password may stand."""
+        """Hide the address, which may contain a password."""
         return "Service(...)"
 
 
 def serve_farm(service: ServeArguments) -> int:
-    """Serve a farm until SIGTERM or Ctrl-C; the exit code.
+    """Serve a farm until SIGTERM or Ctrl-C; return the exit code.
 
     Raises:
-        UserError: something given is of no use; says what to do.
-        BugError: ours.
+        UserError: an argument or a setting is invalid; says what to do.
+        BugError: a defect of TuneMQ.
     """
-    # Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
+    # Experiment processes run as the same user, and nothing else would keep the farm's keys from
     # their code.
     keep_memory_private()
     never_unpickle()
@@ -171,10 +171,10 @@ def _made(results: str) -> str:
 
 
 def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
-    """The address of the store, which can be used; the folder of results where none is given.
+    """Return the store's checked address; without one, the results folder.
 
     Raises:
-        ConfigError: others can use it, too, and nobody said that it is to be used all the same.
+        ConfigError: others can use it, too, and --insecure was not given.
         StoreError: it cannot be used.
     """
     if given is None:
@@ -183,7 +183,7 @@ def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
     if is_remote(store):
         with open_objects(store) as objects:
             objects.probe()
-        from tunemq_scheduler.security.store_probes import refuse_open_store  # brings a client
+        from tunemq_scheduler.security.store_probes import refuse_open_store  # imports a client
 
         refuse_open_store(store, is_insecure=is_insecure, tell=_tell)
     return store

@@ -153,7 +153,7 @@ class NodeTransport:
                 return
             time.sleep(0.002)  # Redis cannot report that a list was emptied
 
-    # --- clients ----------------------------------------------------------------------------------
+    # --- experiments ------------------------------------------------------------------------------
 
     def add(self, events_key: str) -> TransportClient:
         """Add an experiment; its client receives all live nodes as events."""
@@ -205,7 +205,7 @@ class NodeTransport:
             self._new.remove(channel)
 
     def _note_streams(self) -> None:
-        """Publish in Redis which streams are the farm's; the last ones stay until there are
+        """Publish in Redis which streams are the farm's; keep the last ones until there are
         others.
         """
         keys = self._registry.streams
@@ -282,7 +282,7 @@ class NodeTransport:
             ("HSET", redis_keys.reply(instance_id), "v", desired_state.stamp),
         )
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float, also: Collection[int] = ()) -> set[int]:
         """Wait until an experiment has events, for up to ``timeout`` seconds, or until `wake`.

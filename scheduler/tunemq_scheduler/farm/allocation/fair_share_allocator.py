@@ -218,7 +218,7 @@ class FairShareAllocator:
         self._members.review(member, self._now)
         self._is_changed = True
 
-    # --- what follows -----------------------------------------------------------------------------
+    # --- offers and reports -----------------------------------------------------------------------
 
     def offers(self) -> list[tuple[str, NodeOffered]]:
         """What is to be sent, to which experiment; lowered offers come first."""
@@ -250,7 +250,7 @@ class FairShareAllocator:
         """How many more trials experiments would have begin, by what such a trial needs."""
         return self._explainer.waiting()
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _adopt(self, member: ShareMember, usage: OfferUsage) -> None:
         """Take over what another allotter offered."""

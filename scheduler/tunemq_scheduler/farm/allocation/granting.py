@@ -64,7 +64,7 @@ class SlotGranting:
         """Whether there is no room for it."""
         return request in self._blocked
 
-    # --- those who wait ---------------------------------------------------------------------------
+    # --- waiting requests -------------------------------------------------------------------------
 
     def _server(self, level: ShareLevel, now: float) -> ServeExperiment:
         def serve(member: ShareMember, request: SlotRequest) -> bool:

@@ -127,7 +127,7 @@ class SchedulerLease:
         #: Ours, of all messages.
         self.term = 0
 
-    # --- getting it -------------------------------------------------------------------------------
+    # --- claiming ---------------------------------------------------------------------------------
 
     def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
         """Get the lease, and keep it from now on; the new term. Waits while Redis is full.

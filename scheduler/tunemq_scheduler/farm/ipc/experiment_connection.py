@@ -322,7 +322,7 @@ class ExperimentConnection:
         self._frames.put(r.encode(message))
         self._frames.flush()
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
         client = self._client

@@ -113,7 +113,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
             del self._read[node]
         return known
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[m.Event]:
         """What nodes stated, and what was asked of this search meanwhile.
@@ -184,7 +184,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
             self._connection.send(self._status_reporter.answer(self._asked.popleft()))
         return is_asked
 
-    # --- what the supervisor is told --------------------------------------------------------------
+    # --- reports to the supervisor ----------------------------------------------------------------
 
     def _tell(self) -> None:
         if self._status_reporter is None:

@@ -67,7 +67,7 @@ class SearchStatusReporter:
         self._search, self._view = search, view
         self._loop = search.loop
 
-    # --- unasked ----------------------------------------------------------------------------------
+    # --- regular reports --------------------------------------------------------------------------
 
     def usage(self) -> OfferUsage:
         """What it makes of what it was offered."""
@@ -134,7 +134,7 @@ class SearchStatusReporter:
                 return _encoded(self._detail(most))
         return b""
 
-    # --- asked ------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def answer(self, asked: r.IpcRequest) -> r.IpcReply:
         """Do what was asked for, and say so.
@@ -294,7 +294,7 @@ class SearchStatusReporter:
             return f"waits for {awaited(view.waits[0])}: {view.waits[1]}"
         return ""
 
-    # --- why one waits ----------------------------------------------------------------------------
+    # --- reasons for waiting ----------------------------------------------------------------------
 
     def _why(self, wanted: str) -> r.TrialExplanation:
         name = self._find(wanted)

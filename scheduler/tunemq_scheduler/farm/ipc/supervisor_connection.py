@@ -48,7 +48,7 @@ class SupervisorConnection:
         self._heard_at = self._alive_at = float("-inf")
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    # --- whose farm it is -------------------------------------------------------------------------
+    # --- the lease --------------------------------------------------------------------------------
 
     @property
     def is_lost(self) -> bool:

@@ -1,8 +1,8 @@
-"""`DoneRequests`: which requests were done and what was answered, so that none is done twice.
+"""`DoneRequests`: remembers completed requests and their answers, so that none runs twice.
 
-The newest ones, in a file that is appended to. A client asks again for a minute at most, and a
-signed request that somebody kept is void after `wire.REQUEST_TTL_S`: so long none is forgotten,
-however many come.
+It appends the newest ones to a file. A client repeats a request for a minute at most, and a
+replayed signed request is void after `redis_keys.REQUEST_TTL_S`. So no request is forgotten for
+that long, however many arrive.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tunemq_scheduler.farm.common.small_files import rejected, replace_file
 from tunemq_shared.base.errors import JournalFull
 from tunemq_shared.broker import redis_keys
 
-#: So many are kept when the file is made smaller, which it is at twice as many.
+#: How many are kept when the file is rewritten, which happens at twice as many.
 _KEPT: Final = 2000
-#: A request is void by then, whatever its sender's clock said.
+#: The age at which a request is void, whatever its sender's clock says.
 _REPEATABLE_S: Final = float(redis_keys.REQUEST_TTL_S + redis_keys.CLOCK_TOLERANCE_S)
-#: Before each record: the bytes of the id, those of the answer, and the CRC of both.
+#: Before each record: the length of the id, that of the answer, and the CRC of both.
 _HEAD: Final = struct.Struct("<HII")
 
 
 class DoneRequests:
-    """The answers to the newest requests that changed something, by what these are known by.
+    """The answers to the newest requests that changed something, by request key.
 
     Args:
-        path: of the file; made on first use, in a folder that is there.
-        kept: how many at least.
-        clock: seconds that only grow.
+        path: the file; created on first use, in an existing folder.
+        kept: how many to keep at least.
+        clock: a monotonic clock, in seconds.
 
     Raises:
-        JournalError: it cannot be read.
+        JournalError: the file cannot be read.
     """
 
     def __init__(
@@ -51,27 +51,27 @@ class DoneRequests:
         self._kept = kept
         self._shrink_at = 2 * kept
         self._answers: dict[str, bytes] = {}
-        #: Those that the disk had no room for.
+        #: Answers for which the disk had no space.
         self._unsaved: dict[str, bytes] = {}
-        #: When each was done, or read from the file: in the same order.
+        #: When each was done, or read from the file; in the same order.
         self._done_at: dict[str, float] = {}
         try:
             data = self._path.read_bytes() if self._path.exists() else b""
             whole = self._read(data)
             if whole < len(data):
-                os.truncate(self._path, whole)  # of an append that a crash cut short
+                os.truncate(self._path, whole)  # an append that a crash cut short
         except OSError as error:
             raise rejected(self._path, "read", error) from error
 
     def get(self, request: str) -> bytes | None:
-        """What was answered; None if it was not done, as far as is remembered."""
+        """Return the answer; None if the request was not done, as far as is remembered."""
         return self._answers.get(request)
 
     def add(self, request: str, answer: bytes) -> None:
-        """Remember it; durable on return, or, where the disk is full, when `save` has room.
+        """Remember an answer; durable on return, or, if the disk is full, after a later `save`.
 
         Raises:
-            JournalError: the disk refuses it.
+            JournalError: the disk rejects the write.
         """
         was_full = bool(self._unsaved)
         self._unsaved[request] = answer
@@ -83,11 +83,11 @@ class DoneRequests:
             self._shrink()
 
     def save(self) -> None:
-        """Write what the disk had no room for.
+        """Write answers for which the disk had no space.
 
         Raises:
-            JournalFull: it still has none; nothing of it is in the file.
-            JournalError: the disk refuses it.
+            JournalFull: it still has none; the file is unchanged.
+            JournalError: the disk rejects the write.
         """
         if not self._unsaved:
             return
@@ -101,12 +101,12 @@ class DoneRequests:
         except OSError as error:
             if size is not None:
                 with contextlib.suppress(OSError):
-                    os.truncate(self._path, size)  # what is behind half a record is not read
+                    os.truncate(self._path, size)  # data after a partial record is not read
             raise rejected(self._path, "written", error) from error
         self._unsaved.clear()
 
     def _put(self, request: str, answer: bytes) -> None:
-        self._done_at.pop(request, None)  # so that it stands last in both
+        self._done_at.pop(request, None)  # so that it is last in both
         self._answers.pop(request, None)
         self._answers[request], self._done_at[request] = answer, self._clock()
 
@@ -117,11 +117,11 @@ class DoneRequests:
         for request in newest[: -max(self._kept, young)]:
             del self._answers[request], self._done_at[request]
         self._shrink_at = 2 * max(self._kept, len(self._answers))
-        with contextlib.suppress(JournalFull):  # it is merely longer than it need be
+        with contextlib.suppress(JournalFull):  # the file is only longer than necessary
             replace_file(self._path, b"".join(_record(*one) for one in self._answers.items()))
 
     def _read(self, data: bytes) -> int:
-        """Take the whole records; where the first that is not whole begins."""
+        """Read the complete records; return the offset of the first incomplete one."""
         at = 0
         while len(data) - at >= _HEAD.size:
             name_size, size, crc = _HEAD.unpack_from(data, at)

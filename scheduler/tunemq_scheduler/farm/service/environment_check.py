@@ -1,4 +1,4 @@
-"""Whether an experiment can be run in the surroundings that it asks for."""
+"""Checks the environment that an experiment asks for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 
-#: So much of a value is shown.
+#: The most characters of a value to show.
 _SHOWN: Final = 80
 
 
 def check_settings(settings: ExperimentEnvironment) -> None:
-    """Refuse what no process can be started with.
+    """Reject settings with which no process can be started.
 
     Raises:
-        ConfigError: a setting is not usable; says which, and what is.
+        ConfigError: a setting is invalid; names it and says what is valid.
     """
     _check_python(settings.python)
     for name, value in settings.variables.items():

@@ -1,11 +1,11 @@
-"""`ExperimentQueue`: all experiments of a farm, those that wait in their order, durably.
+"""`ExperimentQueue`: the durable queue of all experiments of a farm, with their states.
 
-Each has a file of its own, which a change replaces as a whole. So a change costs one file however
-many there are, and after a crash at any moment each experiment is as it was before its last change
-or after it. What is asked in each turn is answered from memory.
+Each experiment has its own file, which a change replaces as a whole. So a change costs one file,
+however many experiments there are. After a crash each experiment is in its state before or after
+its last change. Queries are answered from memory.
 
-Where the disk is full a change is refused, and nothing of it is left. Only what has happened
-anyway is kept in memory, until `save` finds room.
+If the disk is full, a change is rejected and leaves no trace. Only events that have already
+happened are kept in memory until `save` can write them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, Submitte
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
-#: What was set aside because nobody can read it.
+#: Files that were set aside because they cannot be read.
 _DAMAGED: Final = ".damaged"
 
 
 class ExperimentQueue:
-    """The experiments of a farm; has one user at a time, who holds the farm's lease.
+    """The experiments of a farm; for the one process that holds the farm's lease.
 
     Args:
-        folder: of the files; made if need be.
-        now: the Unix time.
+        folder: the folder of the files; created if needed.
+        now: returns the Unix time.
         ids: `QueueEntry.id` by name, for experiments that have one before they are submitted.
 
     Raises:
@@ -58,51 +58,51 @@ class ExperimentQueue:
         self._now, self._ids = now, ids
         self._entries: dict[str, QueueEntry] = {}
         self._by_state: dict[State, dict[str, QueueEntry]] = {state: {} for state in State}
-        #: The keys of those that wait, in their order, and whose they are.
+        #: The keys of waiting experiments in their order, and the name for each key.
         self._turns: list[tuple[int, int]] = []
         self._at_turn: dict[tuple[int, int], str] = {}
-        #: Which experiment came of which request.
+        #: The experiment that each request submitted.
         self._requests: dict[str, str] = {}
-        #: Those of which the file lacks the newest, and why the disk did not take it.
+        #: Experiments whose newest change is not on disk, with the reason.
         self._unsaved: dict[str, str] = {}
         #: Grows with each change.
         self.changes = 0
-        #: What could not be read and was set aside, in lines for people.
+        #: Files that could not be read and were set aside, as lines for people.
         self.damaged: list[str] = []
         make_folder(self._folder)
         with self._on_disk(self._folder, "read"):
             self._read_all()
         self._number = max((entry.number for entry in self._entries.values()), default=0)
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def get(self, name: str) -> QueueEntry | None:
-        """The experiment of this name."""
+        """Return the experiment of this name."""
         return self._entries.get(name)
 
     def submitted_by(self, request: str) -> QueueEntry | None:
-        """The experiment that this request has submitted."""
+        """Return the experiment that this request submitted."""
         name = self._requests.get(request)
         return None if name is None else self._entries.get(name)
 
     def all(self) -> Sequence[QueueEntry]:
-        """All of them, as they were submitted."""
+        """Return all experiments, in the order of submission."""
         return sorted(self._entries.values(), key=lambda entry: entry.number)
 
     def waiting(self) -> Sequence[QueueEntry]:
-        """Those that are queued, the next one first."""
+        """Return the queued experiments, the next one first."""
         return [self._entries[self._at_turn[turn]] for turn in self._turns]
 
     def ahead_of(self, entry: QueueEntry) -> int:
-        """How many wait before one that waits."""
+        """Return how many experiments wait before this one."""
         return bisect.bisect_left(self._turns, entry.turn)
 
     def in_state(self, *states: State) -> Sequence[QueueEntry]:
-        """Those in one of these states."""
+        """Return the experiments in one of these states."""
         return [entry for state in states for entry in self._by_state[state].values()]
 
     def unsaved(self, name: str) -> str:
-        """Why the disk did not take its newest change; empty where it did."""
+        """Return why the disk rejected its newest change; empty if it did not."""
         return self._unsaved.get(name, "")
 
     # --- changes, which are durable when a method returns -----------------------------------------
@@ -120,8 +120,8 @@ class ExperimentQueue:
         """Queue a new experiment.
 
         Raises:
-            ConfigError: the name is taken or cannot be used.
-            JournalError: the disk refuses it; nothing was added.
+            ConfigError: the name is taken or invalid.
+            JournalError: the disk rejects the write; nothing was added.
         """
         check_name(name)
         if name in self._entries:
@@ -150,16 +150,18 @@ class ExperimentQueue:
         retry: str = "",
         may_wait: bool = False,
     ) -> QueueEntry:
-        """Have an experiment be in another state.
+        """Change the state of an experiment.
 
         Args:
+            name: the experiment.
+            state: the new state.
             reason: why, in words.
-            retry: see `QueueEntry`; for one that is queued again.
-            may_wait: where the disk is full it is so all the same, and `save` writes it.
+            retry: see `QueueEntry`; for an experiment that is queued again.
+            may_wait: if the disk is full, change it in memory, and let `save` write it.
 
         Raises:
-            BugError: it cannot come there from where it is.
-            JournalError: the disk refuses it; it is as it was.
+            BugError: its current state does not allow this.
+            JournalError: the disk rejects the write; the state is unchanged.
         """
         entry = self._entries[name]
         if not self.may(entry, state):
@@ -167,29 +169,29 @@ class ExperimentQueue:
         return self._change(entry.moved(state, self._now(), reason, retry), may_wait=may_wait)
 
     def save(self) -> None:
-        """Write what the disk had no room for.
+        """Write changes for which the disk had no space.
 
         Raises:
-            JournalFull: it still has none for all of it.
-            JournalError: the disk refuses it.
+            JournalFull: it still lacks space for some.
+            JournalError: the disk rejects the write.
         """
         for name in sorted(self._unsaved):
             self._write(self._entries[name])
 
     def begun(self, name: str) -> None:
-        """Its newest run has begun: what was to be retried is."""
+        """Record that its newest run has begun, and has retried the trials to retry."""
         entry = self._entries[name]
         if entry.retry:
             self._replace(entry, retry="")
 
     def count(self, name: str, trials: dict[str, int], total: int | None) -> None:
-        """Keep how many trials there are, for when its process has ended."""
+        """Store the trial counts, for when its process has ended."""
         entry = self._entries[name]
         if (entry.trials, entry.total) != (trials, total):
             self._replace(entry, trials=trials, total=total)
 
     def explain(self, name: str, reason: str) -> QueueEntry:
-        """Say anew why an experiment is in its state; nothing is written if that is known."""
+        """Change the reason for an experiment's state; an equal reason is not written."""
         entry = self._entries[name]
         if entry.reason == reason:
             return entry
@@ -197,15 +199,15 @@ class ExperimentQueue:
 
     @staticmethod
     def may(entry: QueueEntry, state: State) -> bool:
-        """Whether an experiment can come to a state from where it is."""
+        """Return whether an experiment's state allows this change."""
         return state in LEGAL[entry.state]
 
     def remove(self, name: str) -> None:
-        """Forget an experiment that is over.
+        """Forget a finished experiment.
 
         Raises:
-            BugError: it is not over.
-            JournalError: the disk refuses it; it is still there.
+            BugError: it is not finished.
+            JournalError: the disk rejects the removal; the experiment is still there.
         """
         entry = self._entries[name]
         if not entry.is_over:
@@ -266,7 +268,7 @@ class ExperimentQueue:
     def _read_all(self) -> None:
         for path in sorted(self._folder.iterdir()):
             if path.name.endswith(_NEW):
-                path.unlink()  # of whoever died while it wrote; the old file stands
+                path.unlink()  # left by a process that died while writing; the old file is valid
             elif path.name.endswith(_SUFFIX):
                 self._read(path)
 
@@ -283,7 +285,7 @@ class ExperimentQueue:
             if entry.name + _SUFFIX != path.name or entry.turn in self._at_turn:
                 raise msgspec.ValidationError("it is that of another experiment")
         except (*UNDECODABLE, KeyError, TypeError) as error:
-            # One file that the disk has damaged is no reason to stop a farm of hundreds.
+            # One damaged file is no reason to stop a farm with hundreds of experiments.
             path.replace(path.with_suffix(_DAMAGED))
             self.damaged.append(
                 f"{path} cannot be read ({error}); its experiment is not queued any more, the file"
@@ -309,7 +311,7 @@ class ExperimentQueue:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        except OSError as error:  # never "full": the change is made, and may not be refused
+        except OSError as error:  # never "full": the change is made and cannot be rejected
             raise JournalError(f"{self._folder} cannot be synced: {error.strerror}.") from error
 
     def _path(self, name: str) -> Path:
@@ -325,10 +327,10 @@ class ExperimentQueue:
 
 
 def check_name(name: str) -> None:
-    """Return if an experiment of a farm may be called so.
+    """Check an experiment's name.
 
     Raises:
-        ConfigError: it may not; says a name that it may have.
+        ConfigError: it is invalid; suggests a valid one.
     """
     safe = safe_name(name, "experiment")
     if name != safe:

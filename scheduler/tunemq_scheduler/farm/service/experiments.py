@@ -1,4 +1,4 @@
-"""Those of a farm that have a process: started, watched, offered slots, ended."""
+"""`RunningExperiments`: starts, watches and ends the processes of a farm's experiments."""
 
 from __future__ import annotations
 
@@ -37,23 +37,24 @@ from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 
-#: A process that dies is started again after so long, twice as long each time; and not again if it
-#: died so often in a row, each time before it had lived for so long.
+#: Restart delay after a process dies: the first, doubled each time, and the longest. After this
+#: many deaths in a row, each before the process had lived for ``_STEADY_S``, the experiment fails.
 _RESTART_S: Final = (0.5, 30.0)
 _DEATHS_AT_MOST: Final = 5
 _STEADY_S: Final = 60.0
-#: How long a process that is to end gets for it.
+#: How long a process that should end gets for it.
 _END_GRACE_S: Final = 30.0
-#: Trials save, files are copied and callbacks hear of the end within so long, or never.
+#: The limit for stopping a search: saving trials, copying files and running callbacks.
 _STOP_WITHIN_S: Final = 180.0
-#: People are told of a process that has said nothing for so long.
+#: People are informed of a process that has been silent for this long.
 _SILENT_S: Final = 30.0
-#: So often it is ended for that. After its deregistration it gets this long: it may copy much.
+#: How often a process is ended for silence before its experiment fails. After its deregistration it
+#: gets this long, because it may copy many files.
 _HANGS_AT_MOST: Final = 3
 _LAST_STEPS_S: Final = 3600.0
-#: Nodes end what is not wanted within so long: only then is its place somebody else's.
+#: Nodes end unwanted trials within this time; only then are their slots free.
 _FREED_AFTER_S: Final = 10.0
-#: Beside the queue: where each experiment's events go.
+#: The file beside the queue with the stream of each experiment's events.
 STREAMS: Final = "streams.json"
 
 StartConnection = Callable[[QueueEntry, str], ExperimentConnection]
@@ -61,21 +62,27 @@ StartConnection = Callable[[QueueEntry, str], ExperimentConnection]
 
 @dataclass(slots=True)
 class _ExperimentRun:
-    """An experiment that has a process, or had one until a moment ago and will have one again.
+    """An experiment that has a process, or is about to get one again.
 
     Attributes:
-        ends, deaths: of its processes in a row, soon after they began; those that were deaths.
-        failure: how the last of these ended, in words; counts as long as ``ends``.
-        began_at: when the start of the newest of them was tried; None before the first.
-        restart_at: when the next process is started; None while there is one.
-        ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
-            it is to go on. It ends when its trials have given back what they hold, saved.
-        end_by: it is killed if it has not ended then: its code may hang.
-        usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
-        stops: whether its process is stopped (SIGSTOP); looks at it again at ``look_at``.
-        waits: the version that it waits for, in words; empty where it waits for none.
-        is_silent: people were told that its process says nothing; ``hangs``: how many of its
-            processes were ended for that, ``is_aborted``: this one among them.
+        name: the experiment.
+        connection: to its process; None if there is none.
+        ends, deaths: how many of its processes in a row ended soon after their start, and how many
+            of these died.
+        failure: how the last of these ended, in words; valid as long as ``ends``.
+        began_at: when the newest start was tried; None before the first.
+        restart_at: when to start the next process.
+        ends_for: the state to enter after its process has ended, and ``because``, the reason; None
+            if it should not end. It ends once its trials have saved and given back their slots.
+        is_told_to_end: whether the process was asked to end.
+        end_by: when to kill the process, because its code may hang; None if it should not end.
+        usage: the last usage report of its process; the allocator gets it as ``pace`` changes it.
+        pace: limits offers to an experiment that does not use them quickly.
+        stops: detects whether the process is stopped (SIGSTOP); checked again at ``look_at``.
+        waits: the version that it waits for, in words; empty if it waits for none.
+        is_silent: whether people were informed that its process is silent.
+        hangs: how many of its processes were ended for silence.
+        is_aborted: whether the current process was ended for silence.
     """
 
     name: str
@@ -103,17 +110,17 @@ class RunningExperiments:
     """The experiments of a farm that have a process.
 
     Args:
-        folder: the farm's own, for what has to outlive this process.
+        folder: the farm's own folder, for state that outlives this process.
         queue: all experiments.
-        allotter: says what each gets.
-        start_link: starts the process of an entry; the second argument is the key of the stream of
-            its run before, empty where there is none.
-        end_hosts: has nodes end all that they host for such a key.
-        folders: those of the experiments.
-        max_running: so many have a process at once.
-        pause_grace_s: how long trials get to save when their experiment is paused.
-        unresponsive_after_s: a process that has said nothing for so long is ended.
-        news: shows a line to people.
+        allocator: decides what each experiment gets.
+        start_connection: starts the process of an entry; the second argument is the event key of
+            its previous run, or empty.
+        end_trial_processes: makes nodes end all trials with such an event key.
+        folders: the results folders of the experiments.
+        max_running: how many experiments have a process at once.
+        pause_grace_s: how long trials get to save when their experiment is paused; seconds.
+        unresponsive_after_s: a process that is silent for this long is ended; seconds.
+        notices: shows a line to people.
     """
 
     def __init__(
@@ -136,25 +143,25 @@ class RunningExperiments:
         self._folders, self._max_running, self._notices = folders, max_running, notices
         self._streams = EventStreams(folder / STREAMS)
         self._running: dict[str, _ExperimentRun] = {}
-        #: Those of a lost machine that were not submitted yet.
+        #: Searches of a lost machine that were not submitted yet.
         self._lost: set[str] = set()
-        #: Those that are over, and whose hosts may be there until then.
+        #: Ended experiments, and until when their trial processes may still run.
         self._leaving: dict[str, float] = {}
         self._details = RunDetails(folder / "details")
-        #: How many changes of the queue were looked at; None where an experiment has ended since.
+        #: The queue's change counter at the last check; None after an experiment has ended.
         self._looked_at: int | None = None
-        #: Why what waits cannot begin: the disk has no room to keep that it has.
+        #: Why waiting experiments cannot start: the disk has no space to record it.
         self._no_room: JournalFull | None = None
-        #: How many results those processes were given that have ended.
+        #: How many results ended processes had received.
         self._results_before = 0
-        #: What those have asked of stores.
+        #: The store traffic of ended processes.
         self._traffic_before = StoreTraffic()
 
     @property
     def streams(self) -> Mapping[str, str]:
-        """The keys of the streams of experiments that nodes may host something of, by name.
+        """The event keys of experiments that may have trials on nodes, by name.
 
-        Another mapping when there are others.
+        A change creates another mapping.
         """
         return self._streams.keys
 
@@ -163,33 +170,33 @@ class RunningExperiments:
 
     @property
     def results(self) -> int:
-        """How many results experiments were given, all in all."""
+        """How many results experiments have received in total."""
         return self._results_before + sum(connection.results for connection in self.connections())
 
     def trials(self) -> dict[str, dict[str, int]]:
-        """Of each that has a process, how many trials are in each state."""
+        """Return the number of trials in each state, for each experiment with a process."""
         statuses = {
             one.name: one.connection.status for one in self._running.values() if one.connection
         }
         return {name: status.counts for name, status in statuses.items() if status is not None}
 
     def troubles(self) -> dict[str, str]:
-        """Of each that stands still, what kind of trouble it has; see `FarmSnapshot.troubles`.
+        """Return the kind of trouble of each experiment that makes no progress; see `FarmSnapshot`.
 
-        One whose process has just been started again is in trouble until that has lived for a
-        while: else a process that fails soon after each start would be well in between.
+        An experiment counts as in trouble until its restarted process has lived for a while.
+        Otherwise one that fails soon after each start would seem healthy in between.
         """
         kinds = {one.name: _trouble_kind(one) for one in self._running.values()}
         return {name: kind for name, kind in kinds.items() if kind}
 
     def store_uses(self) -> dict[str, r.StoreUse]:
-        """Of each that has a process, what it asks of stores, and who waits for one."""
+        """Return the store requests and waiting trials of each experiment with a process."""
         return {
             one.name: one.connection.store_use for one in self._running.values() if one.connection
         }
 
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
-        """Which processes of the scheduler, this one included, an object store fails now."""
+        """Return the scheduler's processes, this one included, whose store requests fail now."""
         uses = {"": r.StoreUse(TRAFFIC.so_far()), **self.store_uses()}
         return tuple(
             a.StoreTroubleRow(
@@ -204,7 +211,7 @@ class RunningExperiments:
 
     @property
     def traffic(self) -> StoreTraffic:
-        """What experiments have asked of stores, all in all."""
+        """The store traffic of all experiments in total."""
         total = self._traffic_before
         for use in self.store_uses().values():
             total = total.plus(use.traffic)
@@ -213,13 +220,13 @@ class RunningExperiments:
     # --- each turn of the supervisor --------------------------------------------------------------
 
     def take_up(self) -> None:
-        """Go on with what ran when the supervisor before this one ended."""
+        """Restart the experiments that ran when the previous supervisor ended."""
         for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
             self._start(entry)
         for name, key in list(self._streams.keys.items()):
             known = self._queue.get(name)
             if known is not None and known.state is State.PAUSED:
-                self._start(known)  # its trials have still to save
+                self._start(known)  # its trials must still save
                 self._end(self._running[name], State.PAUSED, known.reason)
             elif name not in self._running and name not in self._lost:
                 self._end_trial_processes(key)
@@ -228,9 +235,9 @@ class RunningExperiments:
                 self._leaving[name] = time.monotonic() + _FREED_AFTER_S
 
     def expect(self, name: str, events_key: str) -> None:
-        """Have nodes keep what they host of a lost search until it is submitted; before `take_up`.
+        """Have nodes keep the trials of a lost search until it is submitted; before `take_up`.
 
-        No other search gets a slot before it says what it holds.
+        No other search gets a slot before the search reports what it holds.
         """
         if self._queue.get(name) is None:
             self._streams.put(name, events_key)
@@ -238,16 +245,16 @@ class RunningExperiments:
             self._await_hosts(name)
 
     def _await_hosts(self, name: str) -> None:
-        """Have no search get a place before it is known which slots this one's hosts hold."""
+        """Block all offers until the search reports which slots its trials hold."""
         self._allocator.experiment_added(name, "", 0, 0)
         self._allocator.expect(name)
 
     def connections(self) -> Iterator[ExperimentConnection]:
-        """The processes there are."""
+        """Yield the connections of all running processes."""
         return (one.connection for one in self._running.values() if one.connection is not None)
 
     def turn(self) -> None:
-        """Start what is due, take what processes said, see to those that ended."""
+        """Start due processes, process their messages, and handle ended ones."""
         now = time.monotonic()
         for one in list(self._running.values()):
             if one.connection is not None:
@@ -262,11 +269,11 @@ class RunningExperiments:
         self._start_waiting()
 
     def save(self) -> None:
-        """About once a second: write what the disk had no room for.
+        """Write changes for which the disk had no space; called about once a second.
 
         Raises:
             JournalFull: it still has none.
-            JournalError: it refuses it.
+            JournalError: the disk rejects the write.
         """
         self._queue.save()
         self._streams.save()
@@ -276,7 +283,7 @@ class RunningExperiments:
             raise full
 
     def offer(self) -> None:
-        """Pass on what experiments may use from now on."""
+        """Send experiments their new offers."""
         for name, offered in self._allocator.offers():
             one = self._running.get(name)
             if one is not None and one.connection is not None:
@@ -284,24 +291,24 @@ class RunningExperiments:
                 one.pace.offered(offered.instance_id, offered.resources, time.monotonic())
 
     def forget_nodes(self, dead: Iterable[str]) -> None:
-        """These attempts will not come back."""
+        """Forget these node instances, which will not come back."""
         for instance_id in dead:
             for one in self._running.values():
                 one.pace.forget(instance_id)
 
     def beat(self, at: float) -> None:
-        """At this time the farm was certainly ours."""
+        """Forward that this scheduler held the lease at this time."""
         for connection in self.connections():
             connection.beat(at)
 
     def leave(self, grace_s: float) -> None:
-        """End all processes and tell no node: trials go on, for the next supervisor."""
+        """End all processes but leave the nodes' trials running, for the next supervisor."""
         for connection in self.connections():
             connection.stop(r.DetachSearch(), grace_s)
 
     @property
     def next_due(self) -> float | None:
-        """When something has to be done although nothing happens, by the monotonic clock."""
+        """When the next timer is due, by the monotonic clock; None if there is none."""
         due = [*self._leaving.values()]
         due += [one.restart_at for one in self._running.values() if one.connection is None]
         return min(due, default=None)
@@ -310,7 +317,7 @@ class RunningExperiments:
 
     def _start_waiting(self) -> None:
         if self._queue.changes == self._looked_at or self._no_room is not None:
-            return  # of a thousand that wait none can begin
+            return  # avoids checking a thousand experiments that cannot start
         while (entry := self._next()) is not None:
             try:
                 begun = self._queue.move(entry.name, State.RUNNING)
@@ -321,7 +328,7 @@ class RunningExperiments:
         self._looked_at = self._queue.changes
 
     def _next(self) -> QueueEntry | None:
-        """Who is started now: the highest priority first, then whose owner has the fewest."""
+        """Return the next to start: the highest priority, then the owner with the fewest."""
         busy = self._running.keys() | self._leaving.keys()
         waiting = [one for one in self._queue.waiting() if one.name not in busy]
         if not waiting:
@@ -334,14 +341,14 @@ class RunningExperiments:
         return min(best, key=lambda one: (owners[one.owner], one.number))
 
     def _make_room(self, priority: int) -> bool:
-        """Whether one of this priority may run beside all others: one of them ends for it."""
+        """Return whether an experiment of this priority may run; if needed, end a lower one."""
         staying = [
             entry
             for entry in map(self._queue.get, self._running)
             if entry is not None and self._running[entry.name].ends_for is None
         ]
         if len(staying) < self._max_running:
-            return True  # some end already
+            return True  # some are ending already
         last = min(staying, key=lambda entry: (entry.priority, -entry.number))
         if last.priority >= priority:
             return False
@@ -419,9 +426,10 @@ class RunningExperiments:
                 self._end_if_it_hangs(one, connection)
 
     def _end_if_it_hangs(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
-        """Tell people of a process that says nothing; end it after a while.
+        """Report a silent process to people; end it after a while.
 
-        It holds slots, and nobody journals what its trials report, which fills their nodes.
+        It holds slots, and the results of its trials are not journalled and fill its nodes'
+        outboxes.
         """
         limit_s = self._limit_s(connection)
         if connection.silent_s < min(_SILENT_S, limit_s / 2):
@@ -437,7 +445,7 @@ class RunningExperiments:
             connection.abort()
 
     def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
-        """For how long its process has said nothing, what may be the reason, and what happens."""
+        """Return how long its process has been silent, the likely reason, and the consequence."""
         if one.end_by is not None:
             then = f"it is killed in {max(0.0, one.end_by - time.monotonic()):.0f} s"
         elif connection.held_up_by:
@@ -462,13 +470,13 @@ class RunningExperiments:
         if one.connection is None and one.name not in self._streams.keys:
             self._finish(one, state, because)
             return
-        # One whose process has just died is started again for it: its trials have to save.
+        # A process that has just died is restarted first, because its trials must save.
         one.restart_at = 0.0
         one.end_by = time.monotonic() + self._pause_grace_s + 2 * _END_GRACE_S
         self._allocator.experiment_paused(one.name, self._pause_grace_s)
 
     def _keep(self, name: str, connection: ExperimentConnection) -> None:
-        """Keep what its process said last, for those who ask when there is none."""
+        """Keep the process's last report for requests after its end."""
         if connection.status is not None and self._queue.get(name) is not None:
             self._queue.count(name, connection.status.counts, connection.status.total)
         if connection.process_exit is not None and connection.process_exit.detail:
@@ -483,7 +491,7 @@ class RunningExperiments:
         ):
             is_over = True
         if process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:
-            self._streams.drop(one.name)  # it has deregistered to its nodes
+            self._streams.drop(one.name)  # it has deregistered from its nodes
         is_late = one.end_by is not None and time.monotonic() > one.end_by
         if entry is None:
             self._forget(one)
@@ -503,7 +511,7 @@ class RunningExperiments:
             self._try_again(one, process_exit)
 
     def _wait_for_version(self, one: _ExperimentRun, why: str) -> None:
-        """Its trials go on meanwhile, and the scheduler of the right version takes them over."""
+        """Wait for another version, while its trials continue; that scheduler takes them over."""
         if one.waits != why:
             one.waits = why
             self._notices(f"{one.name} waits: {why}")
@@ -534,7 +542,7 @@ class RunningExperiments:
         one.restart_at = time.monotonic() + pause
 
     def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
-        """It has no process any more, and is in this state now."""
+        """Record the final state of an experiment that has no process any more."""
         entry = self._queue.get(one.name)
         if entry is not None and entry.state is not state and self._queue.may(entry, state):
             self._queue.move(one.name, state, reason, may_wait=True)
@@ -553,15 +561,14 @@ class RunningExperiments:
         else:
             self._allocator.experiment_gone(one.name)
 
-    # --- what users ask, see `tunemq_scheduler.farm.service.farm_api.RunningExperiments`
-    # -----------------------------
+    # --- requests of users, see `tunemq_scheduler.farm.service.farm_api.ExperimentControl` ---
 
     def has(self, name: str) -> bool:
-        """Whether it has a process now, or will have one again."""
+        """Return whether the experiment has a process, or is about to get one again."""
         return name in self._running
 
     def counts(self, name: str) -> TrialCounts | None:
-        """What its process said last."""
+        """Return the trial counts that its process reported last."""
         connection = self._running[name].connection if name in self._running else None
         if connection is not None and connection.status is not None:
             return TrialCounts(connection.status.counts, connection.status.total)
@@ -569,7 +576,7 @@ class RunningExperiments:
         return None if entry is None else TrialCounts(entry.trials, entry.total)
 
     def trouble(self, name: str) -> str:
-        """Why it has no process that has begun and answers; else empty."""
+        """Return why it has no running process that answers; empty if it has one."""
         one = self._running.get(name)
         if one is None or one.waits:
             return ""
@@ -580,7 +587,7 @@ class RunningExperiments:
     def detail(
         self, name: str, trials: int
     ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
-        """From its process; where it has none, or none any more, what that said last."""
+        """Return details from its process; without one, its last report."""
         connection = self._running[name].connection if name in self._running else None
         if connection is None or self._running[name].is_silent:
             return self._kept_detail(name, trials)
@@ -599,21 +606,21 @@ class RunningExperiments:
         return msgspec.structs.replace(known, trials=known.trials[:trials], hidden=hidden)
 
     def stop(self, name: str, reason: str) -> None:
-        """Have it stop; one whose process says nothing is killed soon."""
+        """Stop a search; a silent process is killed soon."""
         one = self._running[name]
         one.ends_for = None
-        one.restart_at = 0.0  # one whose process has just died is started again for it
+        one.restart_at = 0.0  # a process that has just died is restarted to stop
         within_s = _END_GRACE_S if one.is_silent else _STOP_WITHIN_S
         one.end_by = time.monotonic() + within_s
         if one.connection is not None:
             one.connection.ask(r.StopSearch(reason))
 
     def pause(self, name: str, reason: str) -> None:
-        """Have it save and end, until it is resumed."""
+        """Have an experiment save and end, until it is resumed."""
         self._end(self._running[name], State.PAUSED, reason)
 
     def resume(self, name: str) -> None:
-        """It was paused and has not ended yet: it goes on as soon as it has."""
+        """Resume a paused experiment; one that is still ending is queued again afterwards."""
         one = self._running[name]
         if one.is_told_to_end:
             one.ends_for, one.because = State.QUEUED, "resumed"
@@ -626,11 +633,11 @@ class RunningExperiments:
         return _ask(self._connection(name), r.StopOneTrial(trial, reason))
 
     def retry(self, name: str, trial: str) -> DeferredAnswer[a.RequestDone]:
-        """Have trials in ERROR go on."""
+        """Continue one trial, or all, in state ERROR."""
         return _ask(self._connection(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
 
     def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
-        """Why a trial waits; without one, why the experiment has not all it wants."""
+        """Explain why a trial waits; without one, why the experiment has too few slots."""
         one = self._running[name]
         if one.waits:
             return a.Explanation(lines=(f"{name} waits: {one.waits}",))
@@ -667,11 +674,11 @@ class RunningExperiments:
             yield from self._allocator.why(name, found.request)
 
     def log(self, name: str, trial: str) -> Path | None:
-        """Where a log of it is."""
+        """Return the path of an experiment's or a trial's log."""
         return self._folders.log(name, trial)
 
     def forget(self, name: str, *, with_files: bool) -> None:
-        """It was removed."""
+        """Forget a removed experiment, and optionally delete its files."""
         self._details.forget(name)
         if with_files:
             self._folders.remove(name)
@@ -688,7 +695,7 @@ class RunningExperiments:
 
 
 def _is_steady(one: _ExperimentRun) -> bool:
-    """Whether its newest process began so long ago that those before it count no more."""
+    """Return whether its newest process has run long enough that earlier ends do not count."""
     return one.began_at is not None and time.monotonic() >= one.began_at + _STEADY_S
 
 
@@ -701,7 +708,7 @@ def _trouble_kind(one: _ExperimentRun) -> str:
 
 
 def _failed(one: _ExperimentRun) -> str:
-    """How often its processes have ended in a row, why the last one did, and what happens next."""
+    """Return how often its processes ended in a row, why, and what happens next."""
     how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
     wait_s = max(0.0, one.restart_at - time.monotonic()) if one.connection is None else 0.0
     next_one = (
@@ -711,7 +718,7 @@ def _failed(one: _ExperimentRun) -> str:
 
 
 def _silence(connection: ExperimentConnection) -> str:
-    """What may be the reason why a process says nothing."""
+    """Return the likely reason for a process's silence."""
     if connection.held_up_by:
         return f"its process waits for {connection.held_up_by}; all else is done"
     if connection.has_ended_search:
@@ -726,7 +733,7 @@ def _silence(connection: ExperimentConnection) -> str:
 
 
 def _holds(one: _ExperimentRun) -> bool:
-    """Whether trials of it hold anything, as far as it said."""
+    """Return whether its trials hold resources, according to its last report."""
     return one.usage is not None and bool(one.usage.held)
 
 
@@ -735,7 +742,7 @@ def _ask(
     request: r.SearchRequest,
     at_its_end: Callable[[], Any] | None = None,
 ) -> DeferredAnswer[Any]:
-    """Ask its process; if that ends before it answers, ``at_its_end`` does, where there is one."""
+    """Send a request to its process; if that ends first, answer with ``at_its_end`` if given."""
     deferred: DeferredAnswer[Any] = DeferredAnswer()
 
     def take(reply: ExperimentReply) -> None:

@@ -1,4 +1,4 @@
-"""Answers users' requests from a farm's queue, its running experiments, and its nodes."""
+"""`FarmApi`: answers users' requests from a farm's queue, running experiments, and nodes."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from tunemq_scheduler.farm.service.request_handler import DeferredAnswer, Reques
 from tunemq_shared.base.errors import ConfigError, RequestRejected
 from tunemq_shared.protocol import farm_requests as r
 
-#: So many rows of trials are in one answer at most.
+#: The most rows of trials in one answer.
 _MOST_TRIALS: Final = 1000
-#: So many nodes are named that get no answer from a store.
+#: The most nodes without a store connection to name.
 _MOST_TROUBLES: Final = 3
 
 
 class TrialCounts(NamedTuple):
-    """How many trials an experiment has in each state, and in all; None where that is open."""
+    """How many trials an experiment has in each state, and in total; None if the total is open."""
 
     trials: dict[str, int]
     total: int | None
 
 
 class ExperimentControl(Protocol):
-    """The experiments that have a process, as the supervisor knows them; by name."""
+    """The running experiments, by name, as the supervisor knows them."""
 
     def has(self, name: str) -> bool:
-        """Whether it has a process now."""
+        """Return whether the experiment has a process now."""
 
     def counts(self, name: str) -> TrialCounts | None:
-        """What its process said last; of one without a process, what is known from before."""
+        """Return the counts that its process reported last; without a process, the stored ones."""
 
     def trouble(self, name: str) -> str:
-        """Why it has no process that has begun, where one has failed before; else empty."""
+        """Return why it has no running process although it was started; else an empty string."""
 
     def detail(
         self, name: str, trials: int
     ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
-        """All about it but ``experiment``, which is overwritten; None where nobody knows."""
+        """Return all details except ``experiment``, which is overwritten; None if unknown."""
 
     def stop(self, name: str, reason: str) -> None:
-        """Have it stop; its state is STOPPING, and is another one when it has."""
+        """Stop an experiment; its state is STOPPING until it has stopped."""
 
     def pause(self, name: str, reason: str) -> None:
-        """Have it give its slots back; its state is PAUSED."""
+        """Take an experiment's slots from it; its state is PAUSED."""
 
     def resume(self, name: str) -> None:
-        """Let it have slots again; its state is RUNNING."""
+        """Give an experiment slots again; its state is RUNNING."""
 
     def stop_trial(
         self, name: str, trial: str, reason: str
@@ -65,62 +65,66 @@ class ExperimentControl(Protocol):
         """Stop one trial."""
 
     def retry(self, name: str, trial: str) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Have a trial in ERROR go on; `RETRY_ALL` for all of them."""
+        """Continue a trial in state ERROR; `RETRY_ALL` for all such trials."""
 
     def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
-        """Why a trial waits, or ended; without one, why the experiment has not all it wants."""
+        """Explain why a trial waits or ended; without one, why the experiment lacks slots."""
 
     def log(self, name: str, trial: str) -> Path | None:
-        """Where a log of it is, whether or not it has a process; None if there is none yet.
+        """Return the path of a log, with or without a process; None if there is no log yet.
 
         Raises:
-            ConfigError: it has no such trial.
+            ConfigError: the experiment has no such trial.
         """
 
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
-        """Which processes of the scheduler an object store fails now."""
+        """Return the scheduler's processes whose store requests fail now."""
 
     def forget(self, name: str, *, with_files: bool) -> None:
-        """It was removed; remove its results and checkpoints, too, where that is wanted."""
+        """Forget a removed experiment, and delete its results and checkpoints if wanted."""
 
 
 class NodeControl(Protocol):
     """The nodes as the supervisor knows them."""
 
     def troubles(self) -> Iterator[str]:
-        """Which nodes are set aside, or get no answer from an object store, in lines for people."""
+        """Yield the nodes that are set aside or cannot reach a store, as lines for people."""
 
     def rows(self) -> tuple[a.NodeRow, ...]:
-        """One for each, those that left a short while ago too."""
+        """Return a row for each node, including those that left a short while ago."""
 
     def rejected(self) -> tuple[a.RejectionRow, ...]:
-        """What the scheduler and its nodes did not believe."""
+        """Return the messages that the scheduler and its nodes rejected."""
 
     def asked(self) -> Collection[str]:
-        """The names of the nodes that are to get nothing, there or not."""
+        """Return the names of drained and retired nodes, whether or not they exist now."""
 
     def drain(self, instance_id: str, reason: str) -> str:
-        """Place nothing new there, have what runs go elsewhere; what happens now, in words."""
+        """Place nothing new on a node and move its trials; return what happens, in words."""
 
     def resume(self, instance_id: str) -> str:
-        """Place trials there again; what happens now, in words.
+        """Place trials on a node again; return what happens, in words.
 
         Args:
-            instance: or a name that was `asked`, where there is no such node now.
+            instance_id: the node instance, or a name from `asked` if there is no such node now.
         """
 
     def retire(self, instance_id: str, reason: str) -> str:
-        """Drain it and have it end; what happens now, in words."""
+        """Drain a node and end it; return what happens, in words."""
 
 
 class FarmApi:
-    """A `RequestHandler`.
+    """The `RequestHandler` of a farm.
 
-    What it changes is in the queue when a method returns; the supervisor starts what waits there.
+    A method stores its change in the queue before it returns; the supervisor then starts waiting
+    experiments.
 
     Args:
-        results: the folder of all experiments: what has a folder there has its name.
-        farm: what submitters need to know.
+        queue: all experiments.
+        experiments: the running experiments.
+        nodes: the farm's nodes.
+        results: the folder of all experiments; a name with a folder there is taken.
+        farm: the farm's description for submitters.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class FarmApi:
     # --- experiments ------------------------------------------------------------------------------
 
     def submit(self, request: r.SubmitExperiment, caller: RequestCaller) -> a.ExperimentSubmitted:
-        """Queue it."""
+        """Queue an experiment; a repeated request returns the same one."""
         entry = self._queue.submitted_by(caller.request)
         if entry is None:
             check_settings(request.settings)
@@ -156,7 +160,7 @@ class FarmApi:
     def list_experiments(
         self, request: r.ListExperiments, caller: RequestCaller
     ) -> a.ExperimentList:
-        """Those that run, those that wait in their order, those that are over: the newest first."""
+        """Return running experiments, then waiting ones in order, then finished ones."""
         del caller
         active = self._queue.in_state(State.RUNNING, State.STOPPING, State.PAUSED)
         entries = [*sorted(active, key=lambda entry: entry.turn), *self._queue.waiting()]
@@ -174,7 +178,7 @@ class FarmApi:
     def show(
         self, request: r.ShowExperiment, caller: RequestCaller
     ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail]:
-        """Its row here, and what its process knows."""
+        """Return an experiment's row, and details from its process."""
         del caller
         name = self._entry(request.name).name
         found = self._experiments.detail(name, max(0, min(request.trials, _MOST_TRIALS)))
@@ -189,7 +193,7 @@ class FarmApi:
         return with_row(found or a.ExperimentDetail(experiment=self._row(self._entry(name))))
 
     def read_log(self, request: r.ReadLog, caller: RequestCaller) -> a.LogPage:
-        """From the file."""
+        """Return a page of a log file."""
         del caller
         entry = self._entry(request.name)
         path = self._experiments.log(entry.name, request.trial)
@@ -207,7 +211,7 @@ class FarmApi:
     def stop(
         self, request: r.StopExperiment, caller: RequestCaller
     ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Begin to stop what runs; what waits is stopped at once."""
+        """Stop a running experiment or trial; a waiting experiment stops at once."""
         entry = self._entry(request.name)
         reason = f"stopped by {caller.owner}"
         if request.trial:
@@ -231,7 +235,7 @@ class FarmApi:
         return _done(entry, what)
 
     def pause(self, request: r.PauseExperiment, caller: RequestCaller) -> a.RequestDone:
-        """Take its slots from it, or its place in the queue."""
+        """Take an experiment's slots or its place in the queue."""
         entry = self._entry(request.name)
         if entry.state is State.PAUSED:
             return _done(entry, "is PAUSED already")
@@ -244,7 +248,7 @@ class FarmApi:
         return _done(entry, "is paused; its trials give their slots back at their next checkpoints")
 
     def resume(self, request: r.ResumeExperiment, caller: RequestCaller) -> a.RequestDone:
-        """Give it slots again, or a place in the queue."""
+        """Give an experiment slots or a place in the queue again."""
         entry = self._entry(request.name)
         reason = f"resumed by {caller.owner}"
         if entry.state in {State.RUNNING, State.QUEUED}:
@@ -259,7 +263,7 @@ class FarmApi:
     def retry(
         self, request: r.RetryTrials, caller: RequestCaller
     ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Have trials in ERROR go on now, or in a further run of what is over."""
+        """Continue trials in state ERROR now, or in another run of a finished experiment."""
         entry = self._entry(request.name)
         trial = request.trial or RETRY_ALL
         if self._experiments.has(entry.name) and entry.state is not State.STOPPING:
@@ -268,12 +272,12 @@ class FarmApi:
             raise RequestRejected(f"experiment {entry.name} waits; no trial of it is in ERROR.")
         self._may(entry, State.QUEUED, "retried")
         if request.trial:
-            self._experiments.log(entry.name, request.trial)  # knows whether there is such a trial
+            self._experiments.log(entry.name, request.trial)  # raises if there is no such trial
         reason = f"retried by {caller.owner}"
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=trial))
 
     def remove(self, request: r.RemoveExperiment, caller: RequestCaller) -> a.RequestDone:
-        """Forget what is over."""
+        """Forget a finished experiment."""
         del caller
         entry = self._entry(request.name)
         if not entry.is_over or self._experiments.has(entry.name):
@@ -288,7 +292,7 @@ class FarmApi:
     def why(
         self, request: r.ExplainState, caller: RequestCaller
     ) -> a.Explanation | DeferredAnswer[a.Explanation]:
-        """From its process; without one, from the queue."""
+        """Ask the experiment's process; without one, answer from the queue."""
         del caller
         entry = self._entry(request.name)
         if self._experiments.has(entry.name):
@@ -312,14 +316,14 @@ class FarmApi:
         return a.Explanation(lines=tuple(lines))
 
     def describe_farm(self, request: r.DescribeFarm, caller: RequestCaller) -> a.FarmDescription:
-        """As it was started."""
+        """Return the farm's description."""
         del request, caller
         return self._farm
 
     # --- nodes ------------------------------------------------------------------------------------
 
     def list_nodes(self, request: r.ListNodes, caller: RequestCaller) -> a.NodeList:
-        """All of them."""
+        """Return all nodes."""
         del request, caller
         return a.NodeList(
             nodes=self._nodes.rows(),
@@ -328,17 +332,17 @@ class FarmApi:
         )
 
     def drain(self, request: r.DrainNode, caller: RequestCaller) -> a.RequestDone:
-        """Drain it."""
+        """Drain a node."""
         instance_id = self._node(request.node)
         return a.RequestDone(text=self._nodes.drain(instance_id, f"drained by {caller.owner}"))
 
     def resume_node(self, request: r.ResumeNode, caller: RequestCaller) -> a.RequestDone:
-        """Use it again."""
+        """Use a drained node again."""
         del caller
         return a.RequestDone(text=self._nodes.resume(self._node(request.node, self._nodes.asked())))
 
     def retire(self, request: r.RetireNode, caller: RequestCaller) -> a.RequestDone:
-        """Retire it."""
+        """Retire a node."""
         instance_id = self._node(request.node)
         return a.RequestDone(text=self._nodes.retire(instance_id, f"retired by {caller.owner}"))
 
@@ -369,9 +373,10 @@ class FarmApi:
         return entry
 
     def _node(self, name: str, others: Collection[str] = ()) -> str:
-        """The instance of a node that is meant by its name, or by the instance's.
+        """Return the instance that a node's name, or an instance id, refers to.
 
-        Of several of one name it is the newest that is heard. Names among ``others`` need no node.
+        Of several nodes with one name, it is the newest that is not silent. Names among ``others``
+        need no node.
         """
         rows = self._nodes.rows()
         if any(name == row.instance_id for row in rows):

@@ -1,7 +1,7 @@
-"""`FarmNodes`: the machines of a farm, as its users see and steer them.
+"""`FarmNodes`: the machines of a farm, as its users see and control them.
 
-What was asked of a node is asked of whatever instance of it there is, also after a restart of
-the scheduler: it is kept in a file, by the node's name.
+A request about a node, such as to drain it, applies to every later instance of it, also after a
+restart of the scheduler: a file keeps it by the node's name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol import messages as m
 
-#: The stream of the farm itself, into which no node ever writes.
+#: The stream of the farm itself, to which nodes never write.
 EVENTS_KEY: Final = names.events("farm")
-#: The state of a node whose disk takes no trial.
+#: The state of a node whose disk cannot take a trial.
 SET_ASIDE: Final = "set aside"
-#: How long what runs on a drained node gets to save.
+#: How long trials on a drained node get to save.
 DRAIN_GRACE_S: Final = 60.0
-#: So much is told of what was refused; a node may say what it likes.
+#: The most rejections to report; nodes may report any number.
 _MOST_REJECTED: Final = 1_000
 
 
@@ -44,10 +44,10 @@ class FarmNodes:
     """The nodes of a farm.
 
     Args:
-        path: the file with what was asked of nodes.
-        wire: reaches them.
-        allotter: is told of them.
-        grace_s: how long what runs on a drained node gets to save.
+        path: the file with requests about nodes.
+        transport: connects to the nodes.
+        allocator: receives their changes.
+        grace_s: how long trials on a drained node get to save; seconds.
 
     Raises:
         JournalError: the file cannot be read.
@@ -69,13 +69,13 @@ class FarmNodes:
         )
         self._client = transport.add(EVENTS_KEY)
         self._nodes: dict[str, _KnownNode] = {}
-        #: The nodes that are to get nothing, and why, by name.
+        #: The drained and retired nodes by name, with the reason.
         self._asked = _read(path)
-        #: The attempts that get nothing until their disk takes files again.
+        #: Node instances that get no trials until their disk accepts files again.
         self._set_aside: set[str] = set()
 
     def turn(self) -> list[str]:
-        """Take note of who came and went; returns the attempts that will not come back."""
+        """Process changes of nodes; return the instances that will not come back."""
         dead = []
         for read_event in self._client.take():
             match read_event:
@@ -94,23 +94,23 @@ class FarmNodes:
                 case m.DevicesWithheld():
                     self._allocator.devices_withheld(read_event.instance_id, read_event.devices)
                 case _:
-                    pass  # nobody reports to the farm itself
+                    pass  # experiments get reports, not the farm itself
         self._client.settle()
         self._judge_disks()
         return dead
 
     def name_of(self, instance_id: str) -> str:
-        """The name of the node; the instance where it is not known any more."""
+        """Return the name of a node; the instance id if it is unknown."""
         known = self._nodes.get(instance_id)
         return known.about.node if known is not None else instance_id
 
     def rows(self) -> tuple[NodeRow, ...]:
-        """All nodes, by name."""
+        """Return a row for each node, sorted by name."""
         rows = [self._row(one) for one in self._allocator.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
 
     def rejected(self) -> tuple[RejectionRow, ...]:
-        """What the scheduler and its nodes did not believe, since each began."""
+        """Return the messages that the scheduler and its nodes have rejected since they started."""
         rows = [
             RejectionRow(kind=kind, reason=reason, times=times)
             for kind, reason, times in self._transport.rejections.counts()
@@ -124,11 +124,11 @@ class FarmNodes:
         return tuple(rows[:_MOST_REJECTED])
 
     def asked(self) -> Collection[str]:
-        """The names of the nodes that are to get nothing, there or not."""
+        """Return the names of drained and retired nodes, whether or not they exist now."""
         return tuple(self._asked)
 
     def states(self) -> tuple[NodeSnapshot, ...]:
-        """All nodes, and what they say of their machines."""
+        """Return all nodes with their metrics."""
         return tuple(
             NodeSnapshot(
                 row,
@@ -139,7 +139,7 @@ class FarmNodes:
         )
 
     def troubles(self) -> Iterator[str]:
-        """Which nodes are set aside, or get no answer from an object store, in lines for people."""
+        """Yield the nodes that are set aside or cannot reach a store, as lines for people."""
         for state in self.states():
             if state.row.state == SET_ASIDE:
                 yield f"node {state.row.node} is set aside: {state.row.health}"
@@ -147,10 +147,10 @@ class FarmNodes:
                 yield line
 
     def drain(self, instance_id: str, reason: str) -> str:
-        """Place nothing new on a node; what runs there is saved and goes on elsewhere.
+        """Place nothing new on a node; its trials save and continue elsewhere.
 
         Raises:
-            JournalError: that it was asked cannot be kept; nothing was done.
+            JournalError: the request cannot be stored; nothing was done.
         """
         node = self.name_of(instance_id)
         self._keep({**self._asked, node: reason})
@@ -164,10 +164,10 @@ class FarmNodes:
         """Place trials on a node again.
 
         Args:
-            instance: or a name that was `asked`, where there is no such node now.
+            instance_id: the node instance, or a name from `asked` if there is no such node now.
 
         Raises:
-            JournalError: that it was asked cannot be kept; nothing was done.
+            JournalError: the request cannot be stored; nothing was done.
         """
         node = self.name_of(instance_id)
         if node not in self._asked:
@@ -180,10 +180,10 @@ class FarmNodes:
         return f"{node} takes trials again"
 
     def retire(self, instance_id: str, reason: str) -> str:
-        """Drain a node, and have its worker end.
+        """Drain a node, and end its worker.
 
         Raises:
-            JournalError: that it was asked cannot be kept; nothing was done.
+            JournalError: the request cannot be stored; nothing was done.
         """
         node = self.name_of(instance_id)
         self._keep({**self._asked, node: reason})
@@ -233,7 +233,7 @@ class FarmNodes:
         )
 
     def _judge_disks(self) -> None:
-        """Place nothing on nodes whose disk takes no trial; what runs there goes on."""
+        """Place nothing on nodes whose disk cannot take a trial; running trials continue."""
         for instance_id, known in self._nodes.items():
             if known.about.node in self._asked:
                 continue

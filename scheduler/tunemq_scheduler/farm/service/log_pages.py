@@ -1,4 +1,4 @@
-"""Pages of log files, for people who follow them from another machine."""
+"""Reads pages of log files, for people who follow them from another machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.protocol.farm_requests import MAX_PAGE_BYTES
 from tunemq_shared.system.plain_files import open_plain
 
-#: A character in UTF-8 has at most so many bytes behind its first.
+#: A character in UTF-8 has at most this many bytes after its first.
 _CONTINUATION: Final = 3
 
 
 class FilePage(NamedTuple):
-    """Bytes of a file: where they begin, where the next page does, how long the file is."""
+    """Bytes of a file: their offset, the offset of the next page, and the size of the file."""
 
     data: bytes
     offset: int
@@ -27,13 +27,13 @@ _NOTHING: Final = FilePage(b"", 0, 0, 0)
 
 
 def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> FilePage:
-    """A page of a file; an empty one where there is no file yet, or something that is none.
+    """Read a page of a file; an empty page if there is no regular file yet.
 
     Args:
-        path: of the file; None where nobody knows of one.
-        offset: where it begins; a negative one counts from the end, and one behind the end, of a
-            file that was cut, from the beginning.
-        limit: bytes at most.
+        path: the file; None if none is known.
+        offset: the offset of the page. A negative one counts from the end. One beyond the end,
+            after the file was truncated, means the beginning.
+        limit: the most bytes.
 
     Raises:
         StoreError: the file cannot be read.
@@ -63,7 +63,7 @@ def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Fi
 
 
 def _whole(data: bytes) -> bytes:
-    """Without the beginning of a character at its end."""
+    """Remove an incomplete character at the end."""
     for back in range(1, min(_CONTINUATION, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:

@@ -1,6 +1,6 @@
 """`LostSearch`: a search whose scheduler's machine is lost, as its store describes it.
 
-It continues here when it is submitted again. Until then its nodes keep what they host of it.
+It continues here when it is submitted again. Until then its nodes keep running its trials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the name of its experiment.
-        address: where its copy is in the store.
+        address: the address of its copy in the store.
         events_key: the stream of its events.
         term: the term of the scheduler that ran it last.
     """
@@ -44,20 +44,20 @@ class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The first digits of all its trials' ids; see `Entry`."""
+        """The first digits of the ids of all its trials; see `QueueEntry`."""
         return self.events_key.removeprefix(redis_keys.events(""))[:ID_DIGITS]
 
 
 def find_lost_searches(
     addresses: Iterable[str], store: str, keys: LiveKeys
 ) -> dict[str, LostSearch]:
-    """Read what the stores say of these searches.
+    """Read the records of these searches from their stores.
 
     Args:
-        addresses: of their experiments. One in the bucket of ``store`` takes from it the settings
-            that it lacks.
+        addresses: the addresses of their experiments. One in the bucket of ``store`` inherits its
+            missing settings.
         store: the farm's, as a canonical address.
-        keys: of the farm, with which the lost scheduler signed.
+        keys: the keys of the farm, with which the lost scheduler signed.
 
     Returns:
         The searches by their names.
@@ -65,7 +65,7 @@ def find_lost_searches(
     Raises:
         ConfigError: an address is not that of a farm's search.
         StoreError: a store cannot be reached.
-        JournalError: another program wrote what is there.
+        JournalError: another program wrote the stored data.
     """
     found = (_read(address, store, keys) for address in addresses)
     return {one.name: one for one in found}
@@ -89,10 +89,10 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
 
 
 def is_running(url: str, lost: LostSearch) -> bool:
-    """Whether nodes of this Redis may still host trials of a search.
+    """Return whether nodes of this Redis may still run trials of a search.
 
-    They gave those up if another scheduler had the farm meanwhile, and if the search ended: then
-    its stream expires, whether or not the copy of its record tells of the end.
+    They have given them up if another scheduler has had the farm meanwhile, or if the search has
+    ended: then its stream expires, whether or not the copy of its record says so.
     """
     line = RedisConnection(url)
     line.connect()

@@ -1,4 +1,4 @@
-"""One experiment of a farm, as its queue keeps it; and which of its states may follow."""
+"""`QueueEntry`: one experiment in a farm's queue, and the legal changes of its state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, SubmittedCode
 
 ENTRY_VERSION: Final = 1
-#: How long `QueueEntry.id` is.
+#: The length of `QueueEntry.id`.
 ID_DIGITS: Final = 5
-#: `QueueEntry.retry` for all trials that are in ERROR.
+#: `QueueEntry.retry` for all trials in state ERROR.
 RETRY_ALL: Final = "*"
 
-#: A supervisor that starts again finds RUNNING what its predecessor ran, and leaves it so.
+#: The legal next states. A restarted supervisor finds its predecessor's experiments RUNNING, and
+#: keeps that state.
 LEGAL: Final = MappingProxyType(
     {
         State.QUEUED: frozenset({State.RUNNING, State.PAUSED, State.STOPPED, State.FAILED}),
@@ -44,16 +45,16 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment of a farm.
 
     Attributes:
-        name: of it and of its folder; unique, and safe in names of files.
+        name: the name of the experiment and its folder; unique, and valid as a file name.
         id: five hexadecimal digits, unique; all ids of its trials begin with it.
         number: grows with each submission.
         submitted, started, ended: Unix times; the last two of its newest run.
         reason: why it is in its state, in words.
         request: the id of the request that submitted it.
-        retry: which trials in ERROR go on when it runs again: none, `RETRY_ALL`, or one's id.
+        retry: which trials in state ERROR its next run continues: none, `RETRY_ALL`, or one id.
         runs: how often it was started.
-        trials, total: how many are in each state, and how many there will be, as its process said
-            last.
+        trials, total: how many trials are in each state, and how many there will be, as its process
+            reported last.
     """
 
     version: int = ENTRY_VERSION
@@ -77,16 +78,16 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing happens to it any more unless a person asks for it."""
+        """Whether it is finished and only a user's request changes it."""
         return self.state.is_over
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Its place among those that wait: the least is next."""
+        """The sort key among waiting experiments: the lowest is next."""
         return -self.priority, self.number
 
     def moved(self, state: State, at: float, reason: str, retry: str) -> QueueEntry:
-        """It in another state; what is to be retried is kept until the run that does it is over."""
+        """Return a copy in another state; ``retry`` is kept until a run that does it has ended."""
         begins = self.state is State.QUEUED and state is State.RUNNING
         return msgspec.structs.replace(
             self,

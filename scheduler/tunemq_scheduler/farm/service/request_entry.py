@@ -1,4 +1,4 @@
-"""What an entry of the stream of requests says, checked: anybody whom Redis lets in can append."""
+"""Decodes and checks request entries, because any client of Redis can append one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tunemq_shared.signing.message_signing import HEAD_BYTES, InvalidSignature, 
 
 _ID: Final = re.compile(rb"[0-9a-f]{32}")
 _SENT: Final = re.compile(r"[0-9]{1,15}")
-#: Each kind of request by its name on the wire.
+#: Each kind of request by its name in Redis.
 KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in get_args(r.AnyRequest)}
 
-#: How somebody is answered who has proved nothing.
+#: Answers senders that have proved no identity.
 UNSIGNED: Final = MessageSigner("")
 
 
 class ReceivedRequest(NamedTuple):
-    """A request, by whom, its id, and how it is answered."""
+    """A request with its id, its owner, and the signer for its answer."""
 
     id: str
     owner: str
@@ -35,17 +35,18 @@ class ReceivedRequest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is known by: an id is seen by others, who may send requests with it, too."""
+        """The request's unique key; it has the owner, because others may reuse an id."""
         return f"{self.id} {self.owner}"
 
 
 class InvalidRequest(Exception):
-    """An entry that is no request of somebody who may ask, or of no kind that is known here.
+    """An entry that is not a valid request of an authorised user.
 
     Attributes:
-        reason: in a word, for counting.
-        request: its id; empty where it has none, so that nobody can be told.
-        seal: how that is told; None for another version of requests, whose seals may be others.
+        reason: a word, for counting.
+        request: its id; empty if it has none and cannot be answered.
+        message_signer: signs the rejection; None for another version of requests, whose signatures
+            may differ.
     """
 
     def __init__(
@@ -62,15 +63,19 @@ class InvalidRequest(Exception):
 def decode_entry(
     fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: float
 ) -> ReceivedRequest:
-    """The request in an entry.
+    """Decode and verify the request in an entry.
 
     Args:
-        keys: of those who may ask; where there are none, everybody may, in any name.
+        fields: the entry's fields.
+        keys: the keys of the users; without keys, every sender may use any name.
         tunemq: the version of this TuneMQ.
-        now: the time here; Unix time in seconds.
+        now: the scheduler's Unix time in seconds.
+
+    Returns:
+        The request.
 
     Raises:
-        Unanswerable: it cannot be read, or nobody who may ask asks this now; says why.
+        InvalidRequest: it cannot be decoded, is not from an authorised user, or is too old.
     """
     raw_id = fields.get(b"id", b"")
     if not _ID.fullmatch(raw_id):
@@ -128,7 +133,7 @@ def decode_entry(
 
 
 def _not_hers(error: InvalidSignature, owner: str) -> str:
-    """Why a request is nobody's, and what its sender can do."""
+    """Explain why a request's signature is invalid, and what its sender can do."""
     if error.reason in {"unsigned", "unknown_submitter"}:
         known = "" if error.reason == "unsigned" else f", and has no keys of {owner!r}"
         return (
@@ -145,10 +150,10 @@ def _not_hers(error: InvalidSignature, owner: str) -> str:
 
 
 def _check_time(sent: str, now: float, request: str, message_signer: MessageSigner) -> None:
-    """Refuse what was sent long ago, or is yet to be: somebody may have kept it.
+    """Reject a request from long ago or from the future, because it may be replayed.
 
     Raises:
-        Unanswerable: it is.
+        InvalidRequest: its time is out of range.
     """
     if not _SENT.fullmatch(sent):
         raise InvalidRequest(
@@ -183,5 +188,5 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str:
 
 
 def _shown(fields: dict[bytes, bytes], name: bytes) -> str:
-    """The same for people: nothing that a terminal would obey."""
+    """Return a field as text without characters that control a terminal."""
     return "".join(one if one.isprintable() else "?" for one in _text(fields, name)) or "unknown"

@@ -1,11 +1,12 @@
-"""`RequestHandler`: what a farm's scheduler does about each kind of request.
+"""`RequestHandler`: the interface for answering each kind of request.
 
-A method returns its answer, or a `DeferredAnswer` where somebody else has to be asked first. What
-it raises is told to whoever asked: a `UserError` as wrong use, any other `TuneError` as a refusal.
+A method returns its answer, or a `DeferredAnswer` if an experiment's process must answer first. The
+server sends exceptions to the client: a `UserError` as wrong use, any other `TuneError` as a
+rejection.
 
-A request is handed over once. Only where the scheduler died between a change and the record of it
-comes the same one again: so a change that was made is to be no error, and what a submission has
-queued is known by `RequestCaller.request`.
+A request is handled once. It is handled again only if the scheduler died between a change and the
+record of it. So repeating a change must not be an error, and `RequestCaller.request` identifies
+what a submission has queued.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ U = TypeVar("U")
 
 
 class RequestCaller(NamedTuple):
-    """Who asks, which he has proved if the farm has keys; and what his request is known by."""
+    """Who sent a request, proved if the farm has keys, and the request's unique key."""
 
     owner: str
     request: str
 
 
 class DeferredAnswer(Generic[T]):
-    """An answer that comes later: whoever has it calls `resolve` or `reject`, once."""
+    """An answer that comes later; its holder calls `resolve` or `reject` once."""
 
     def __init__(self) -> None:
         self.outcome: T | RequestRejection | None = None
         self._listeners: list[Callable[[T | RequestRejection], None]] = []
 
     def resolve(self, answer: T) -> None:
-        """This is the answer."""
+        """Set the answer."""
         self._settle(answer)
 
     def reject(self, text: str, *, is_wrong_use: bool = False) -> None:
-        """There is none, for this reason."""
+        """Set the reason why there is no answer."""
         self._settle(RequestRejection(text=text, is_wrong_use=is_wrong_use))
 
     def then(self, change: Callable[[T], U]) -> DeferredAnswer[U]:
-        """What ``change`` makes of the answer."""
+        """Return a deferred answer with the result of ``change``."""
         changed: DeferredAnswer[U] = DeferredAnswer()
 
         def settle(outcome: T | RequestRejection) -> None:
@@ -61,14 +62,14 @@ class DeferredAnswer(Generic[T]):
 
     def _settle(self, outcome: T | RequestRejection) -> None:
         if self.outcome is not None:
-            return  # who was asked answers although nobody waits any more
+            return  # the process answered after a timeout
         self.outcome = outcome
         for listener in self._listeners:
             listener(outcome)
 
 
 class RequestHandler(Protocol):
-    """Answers requests; each method is called in the thread of the scheduler's loop."""
+    """Answers requests; the thread of the scheduler's loop calls each method."""
 
     def submit(
         self, request: r.SubmitExperiment, caller: RequestCaller
@@ -78,17 +79,17 @@ class RequestHandler(Protocol):
     def list_experiments(
         self, request: r.ListExperiments, caller: RequestCaller
     ) -> a.ExperimentList | DeferredAnswer[a.ExperimentList]:
-        """Which experiments are there?"""
+        """List experiments."""
 
     def show(
         self, request: r.ShowExperiment, caller: RequestCaller
     ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail]:
-        """How is an experiment?"""
+        """Show an experiment."""
 
     def read_log(
         self, request: r.ReadLog, caller: RequestCaller
     ) -> a.LogPage | DeferredAnswer[a.LogPage]:
-        """A page of a log."""
+        """Return a page of a log."""
 
     def stop(
         self, request: r.StopExperiment, caller: RequestCaller
@@ -103,12 +104,12 @@ class RequestHandler(Protocol):
     def resume(
         self, request: r.ResumeExperiment, caller: RequestCaller
     ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Go on with an experiment."""
+        """Resume an experiment."""
 
     def retry(
         self, request: r.RetryTrials, caller: RequestCaller
     ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Run trials in ERROR again."""
+        """Continue trials in state ERROR."""
 
     def remove(
         self, request: r.RemoveExperiment, caller: RequestCaller
@@ -118,17 +119,17 @@ class RequestHandler(Protocol):
     def why(
         self, request: r.ExplainState, caller: RequestCaller
     ) -> a.Explanation | DeferredAnswer[a.Explanation]:
-        """Why is it as it is?"""
+        """Explain the state of an experiment or a trial."""
 
     def describe_farm(
         self, request: r.DescribeFarm, caller: RequestCaller
     ) -> a.FarmDescription | DeferredAnswer[a.FarmDescription]:
-        """What does a submitter have to know?"""
+        """Describe the farm for a submitter."""
 
     def list_nodes(
         self, request: r.ListNodes, caller: RequestCaller
     ) -> a.NodeList | DeferredAnswer[a.NodeList]:
-        """Which nodes are there?"""
+        """List nodes."""
 
     def drain(
         self, request: r.DrainNode, caller: RequestCaller

@@ -1,4 +1,4 @@
-"""`RequestServer`: takes users' requests from Redis, has each done once, and answers."""
+"""`RequestServer`: takes users' requests from Redis, runs each once, and answers."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.system.standard_streams import tell
 
-#: Who is asked about a request has so long to answer.
+#: How long an experiment's process has to answer.
 _TIMEOUT_S: Final = 30.0
-#: Redis is looked for so often while it is away.
+#: The interval of attempts to reach a Redis that is away.
 _RETRY_S: Final = 0.5
-#: Answers that Redis has no room for; who asked asks again.
+#: The most answers to keep while Redis is full; other clients repeat their requests.
 _MOST_UNSENT: Final = 256
 
 _Outcome = FarmAnswer | RequestRejection
-#: Told of a request that is refused: the kind of message, the reason in a word, and for people;
-#: also of one that was done before, of which there is nothing to tell.
+#: Receives a rejected request: the kind of message, the reason in a word, and a text for people,
+#: which is empty for a repeated request.
 OnRejected = Callable[[str, str, str], None]
 
 
 class _Pending(NamedTuple):
-    """A request that somebody was asked about."""
+    """A request that waits for the answer of an experiment's process."""
 
     asked: ReceivedRequest
     deferred: DeferredAnswer[Any]
@@ -67,12 +67,12 @@ class RequestServer:
     """Answers the requests of a farm's users.
 
     Args:
-        url: where Redis is.
-        handler: does them.
-        done: those that were done by schedulers before, too.
-        term: of this scheduler.
-        keys: of those who may ask.
-        refused: is told of each request that is of nobody who may ask, or cannot be read.
+        url: the Redis address.
+        handler: runs the requests.
+        done: completed requests, including those of earlier schedulers.
+        term: returns the term of this scheduler.
+        keys: the keys of the users.
+        rejected: receives each request that is not from an authorised user or cannot be decoded.
     """
 
     def __init__(
@@ -89,23 +89,23 @@ class RequestServer:
         self._done, self._term = done, term
         self._keys, self._rejected = keys, rejected
         self._pending: dict[str, _Pending] = {}
-        #: Ids of requests, and their answers as they travel, by what the requests are known by.
+        #: Request ids and their encoded answers, by request key.
         self._unsent: dict[str, tuple[str, bytes]] = {}
         self._not_before = 0.0
         self._has_told = False
         self._tunemq = importlib.metadata.version("tunemq")
 
     def fileno(self) -> int | None:
-        """The socket that is readable when there is something to do; None while Redis is away."""
+        """Return the socket that is readable when there is work; None while Redis is away."""
         return self._stream.fileno()
 
     def turn(self) -> int:
-        """Do what was asked for since the last turn; waits for nobody. How many it were.
+        """Run the requests since the last turn, without waiting; return their number.
 
         Raises:
-            WireUnavailable: Redis cannot be reached, or refuses; the next turns try again.
+            RedisUnavailable: Redis cannot be reached or rejects commands; the next turns try again.
             SchedulerSuperseded: there is a scheduler with a greater term.
-            JournalError: what was done cannot be remembered.
+            JournalError: a completed request cannot be recorded.
         """
         if time.monotonic() < self._not_before:
             return 0
@@ -126,20 +126,20 @@ class RequestServer:
         return len(entries)
 
     def save(self) -> None:
-        """About once a second: write what was done that the disk had no room for.
+        """Write completed requests for which the disk had no space; called about once a second.
 
         Raises:
             JournalFull: it still has none.
-            JournalError: it refuses it.
+            JournalError: the disk rejects the write.
         """
         self._done.save()
 
     def close(self) -> None:
-        """Close the connections; who waits for an answer asks the next scheduler."""
+        """Close the connections; waiting clients repeat their requests to the next scheduler."""
         self._stream.close()
 
     def _tell(self, problem: TransportError) -> None:
-        """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
+        """Report once what Redis rejects: only an operator can fix it."""
         if not self._has_told:
             self._has_told = True
             tell(f"tunemq scheduler: requests wait: {harmless(str(problem))}")
@@ -173,7 +173,7 @@ class RequestServer:
         if not problem.request:
             return
         reply, request = self._reply(RequestRejection(text=str(problem))), problem.request
-        # Its own version reads what is common to all versions, and finds no seal before it.
+        # The client's version can decode what all versions have in common, but no signature.
         signed_message = (
             reply
             if problem.message_signer is None
@@ -191,15 +191,15 @@ class RequestServer:
         except JournalFull as full:
             return RequestRejection(text=f"nothing was changed: {full}")
         except JournalError:
-            raise  # the farm's own disk: nobody's request can be done
+            raise  # the farm's own disk failed: no request can be done
         except TuneError as problem:
             return RequestRejection(text=str(problem))
-        except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
+        except Exception as error:  # noqa: BLE001  recorded here: one bad request must not end all searches
             return _failed(error)
         return outcome
 
     def _settle(self) -> None:
-        """Answer requests whose answers have come, or are overdue."""
+        """Send answers that have arrived, or report a timeout."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             outcome: _Outcome | None = pending.deferred.outcome
@@ -251,7 +251,7 @@ class RequestServer:
 
 
 def _failed(error: Exception) -> RequestRejection:
-    """What whoever asked is told of a mistake of ours, which the log tells in full."""
+    """Log a defect in full; return the text for the client."""
     tell("".join(traceback.format_exception(error)))
     return RequestRejection(
         text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."

@@ -1,11 +1,11 @@
-"""`RequestStream`: the requests in Redis, each taken from there by one scheduler, once.
+"""`RequestStream`: the requests in Redis; one scheduler takes each of them once.
 
-What is taken is removed, so the stream holds what nobody has begun. A client that gives up removes
-its request in the same way, and then knows that it was not and will not be done.
+Taking a request deletes it, so the stream holds only requests that have not begun. A client that
+gives up deletes its request in the same way, and then knows that it will not run.
 
-Who may submit may also leave entries there that no request is as long as, while no scheduler reads.
-So the scheduler waits with a command that yields one entry, and then has a script take entries, of
-which that cuts off what is too long.
+While no scheduler reads, a user may append entries that are longer than any request. So the
+scheduler waits with a command that returns one entry, and then a script takes entries and truncates
+long ones.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.farm_requests import MAX_REQUEST_BYTES
 from tunemq_shared.signing.message_signing import HEAD_BYTES
 
-#: So many in one go, so that a flood of requests does not hold the scheduler up; and no more of
-#: them once they have so many bytes.
+#: Limits for one call, so that a flood of requests does not delay the scheduler: entries and bytes.
 COUNT: Final = 16
 _BYTES: Final = 4 * 2**20
-#: What is behind so many bytes of a field is cut off: one that long makes no request, and is
-#: refused as too long. Fields behind so many names and values are left out; requests have fewer.
+#: Fields are truncated after this many bytes; a field that long makes no valid request, and is
+#: rejected. Entries are truncated after this many names and values; requests have fewer.
 FIELD_BYTES: Final = MAX_REQUEST_BYTES + HEAD_BYTES + 1
 _PARTS: Final = 32
-#: Redis answers "nothing" after so long, which shows that the connection is alive.
+#: Redis answers "nothing" after this long, which proves that the connection is alive.
 _BLOCK_S: Final = 4.0
 _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 
-#: An entry of a time so far ahead is nobody's, and behind the greatest id there is none: then the
-#: stream begins anew, and who has asked asks again.
+#: No client of the farm appends an entry this far in the future, and after one with the greatest id
+#: none can follow. The stream is then deleted, and clients send their requests again.
 _AHEAD_AT_MOST_MS: Final = 86_400_000
-#: An old entry is left out: its asker has gone long since, and was told that it was not done.
+#: An old entry is skipped: its client has given up and reported that it was not done.
 _TAKE: Final = (
     TEXT_OF
     + """
@@ -78,11 +77,11 @@ return taken
 
 
 class RequestStream:
-    """Requests as they come in.
+    """The stream of incoming requests.
 
     Args:
-        url: where Redis is.
-        refused: is told of a stream that was none.
+        url: the Redis address.
+        rejected: receives a key of the wrong type.
     """
 
     def __init__(self, url: str, rejected: OnKeyRejected) -> None:
@@ -91,17 +90,20 @@ class RequestStream:
         self._asked_at: float | None = None
 
     def fileno(self) -> int | None:
-        """The socket that is readable when `take` has something; None while there is none."""
+        """Return the socket that is readable when `take` has something; None if there is none."""
         return None if self._asked_at is None else self._reading.fileno()
 
     def take(self, term: int) -> list[dict[bytes, bytes]]:
-        """The fields of requests that came in, which nobody else will do; waits for none.
+        """Return the fields of new requests, which no other scheduler will take; does not wait.
+
+        Args:
+            term: the term of this scheduler.
 
         Raises:
             SchedulerSuperseded: there is a scheduler with a greater term.
-            WireError: Redis refused it; all is asked again after this.
-            WireUnavailable: Redis cannot be reached; nothing that was claimed is lost but to a
-                client that asks again.
+            TransportError: Redis rejected the command; the next call tries again.
+            RedisUnavailable: Redis cannot be reached. Requests taken at that moment are lost until
+                their clients repeat them.
         """
         try:
             if self._asked_at is None:
@@ -117,23 +119,23 @@ class RequestStream:
         return [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in taken]
 
     def send(self, commands: list[RedisCommand]) -> None:
-        """Do these commands.
+        """Run these commands.
 
         Raises:
-            WireError: one was refused; all others were done.
-            WireUnavailable: Redis cannot be reached; they may or may not have been done.
+            TransportError: Redis rejected one; all others have run.
+            RedisUnavailable: Redis cannot be reached; they may or may not have run.
         """
         self._writing.connect()
         self._writing.ask(commands)
 
     def close(self) -> None:
-        """Close the connections; `take` opens others."""
+        """Close the connections; `take` opens new ones."""
         self._reading.close()
         self._writing.close()
         self._asked_at = None
 
     def _ask(self) -> None:
-        # From the beginning: what was read has been removed, or is nobody's any more.
+        # From the beginning: entries that were read are deleted.
         if not self._reading.is_open:
             self._reading.connect()
             types = {redis_keys.REQUESTS: KeyType.STREAM}
@@ -155,11 +157,11 @@ class RequestStream:
     def _is_any(self) -> bool:
         try:
             return bool(self._reading.receive())
-        except ReplyTooLong:  # the script cuts it off
+        except ReplyTooLong:  # the script truncates it
             return True
 
     def _take(self, term: int) -> list[list[bytes]]:
-        """The fields of the oldest entries, as names and values in turn."""
+        """Take the oldest entries; return the fields of each as alternating names and values."""
         self._writing.connect()
         times = str(redis_keys.ANSWER_TTL_S * 1000), str(_AHEAD_AT_MOST_MS)
         keys, bounds = (

@@ -1,4 +1,4 @@
-"""`ResultsFolders`: the folders of a farm's experiments: their logs, and how they are removed."""
+"""`ResultsFolders`: finds logs in experiments' folders, and deletes the folders."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tunemq_shared.system.folder_trees import remove_tree
 
 
 class ResultsFolders:
-    """Finds logs at once, and removes in a thread what may be much.
+    """Finds logs at once, and deletes folders in a thread because they may be large.
 
     Args:
         results: the folder of all experiments.
-        trash: where folders go that are being removed; what an earlier process left there, too.
-        store: of the farm.
-        news: shows a line to people; called from another thread.
+        trash: where folders wait for deletion; leftovers of an earlier process are deleted, too.
+        store: the farm's store.
+        notices: shows a line to people; called from another thread.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class ResultsFolders:
             self._remove_soon(left, "")
 
     def log(self, name: str, trial: str) -> Path | None:
-        """Where a log of an experiment is; None if there is none yet.
+        """Return the path of an experiment's log, or of a trial's; None if there is none yet.
 
         Raises:
-            ConfigError: it has no such trial.
+            ConfigError: the experiment has no such trial.
         """
         folder = self._results / name
         path = folder / OUTPUT
@@ -49,7 +49,7 @@ class ResultsFolders:
         return path if path.exists() else None
 
     def remove(self, name: str) -> None:
-        """Remove an experiment's results and checkpoints; its name is free at once.
+        """Delete an experiment's results and checkpoints; its name is free at once.
 
         Raises:
             ConfigError: its folder cannot be moved.
@@ -89,5 +89,5 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _names_of(folder: Path) -> tuple[str, str]:
-    """The name and the id of the trial that a folder is of."""
+    """Return the name and the id of a folder's trial."""
     return folder.name, "_".join(folder.name.split("_")[-2:])

@@ -1,7 +1,7 @@
-"""`Supervisor`: a farm's scheduler service: nodes, queue, offers, and a process an experiment.
+"""`Supervisor`: a farm's scheduler service: nodes, queue, offers, and a process per experiment.
 
-One thread, one loop. It holds the farm's keys and runs nobody's code: what an experiment's own code
-does to its process is that experiment's trouble alone.
+It has one thread and one loop. It holds the farm's keys and runs no user code, so an experiment's
+code can harm only its own process.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ from tunemq_shared.objects.store_permissions import StorePermissions, store_envi
 from tunemq_shared.objects.store_traffic import TRAFFIC
 from tunemq_shared.signing.live_keys import LiveKeys
 
-#: What is done about once a second, and the longest that the loop waits.
+#: The interval of periodic work, and the longest that the loop waits.
 _BEAT_S: Final = 1.0
-#: How long processes get to end when the service does.
+#: How long processes get to end when the service ends.
 _LEAVE_GRACE_S: Final = 5.0
 
 
 class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A farm, as its service was started.
+    """A farm's configuration, as its service was started.
 
     Attributes:
-        url: where Redis is; ``address`` is that without the password.
+        url: the Redis address; ``address`` is the same without the password.
         results: the folder of all experiments.
-        store: of code and checkpoints, which all nodes reach.
-        journal_release: when nodes may forget what they said; see
-        `tunemq_scheduler.farm.scheduler_command`. keys: by which it knows nodes and submitters, and
-        they it. lost: searches of a lost machine, by name, which continue from their copies when
-        they are
+        store: the store of code and checkpoints, which all nodes reach.
+        journal_release: when nodes may forget their events; see
+            `tunemq_scheduler.farm.scheduler_command`.
+        settings: how the farm is shared.
+        keys: the keys by which the scheduler, nodes and submitters verify each other.
+        lost: searches of a lost machine, by name; they continue from their copies when they are
             submitted again.
     """
 
@@ -76,23 +77,24 @@ class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, LostSearch] = {}
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Hide the password."""
         return f"Farm({self.address!r})"
 
     def store_rules(self, owner: str) -> StorePermissions:
-        """The stores that this owner's submitted searches may use."""
+        """Return the stores that this owner's submitted searches may use."""
         own = (self.store,) if is_remote(self.store) else ()
         return StorePermissions((*own, *self.settings.stores_of(owner)), store_environ(os.environ))
 
 
 class Supervisor:
-    """Serves a farm until it is told to stop.
+    """Serves a farm until `stop`.
 
     Args:
-        farm: which one.
-        lease: held by this process, who is ``me``.
+        farm: the farm's configuration.
+        lease: the farm's lease, which this process holds.
+        me: this process, as the lease names it.
         tell: shows a line to the person at the terminal.
-        publish: is given once a second how the farm is, where anybody wants to know.
+        publish: receives a snapshot of the farm once a second; None if it is not used.
     """
 
     def __init__(
@@ -153,17 +155,17 @@ class Supervisor:
         self._stop_reason = ""
 
     def stop(self, reason: str) -> None:
-        """Have `serve` return soon; for signal handlers, too."""
+        """Make `serve` return soon; also for signal handlers."""
         self._stop_reason = reason
         self._transport.wake()
 
     def serve(self) -> None:
-        """Serve until `stop`; trials go on behind it.
+        """Serve until `stop`; trials keep running afterwards.
 
         Raises:
-            SchedulerSuperseded: another scheduler took this one's place.
-            WireUnavailable: Redis cannot be reached at the start.
-            JournalError: the disk refuses what has to be kept.
+            SchedulerSuperseded: another scheduler took over the farm.
+            RedisUnavailable: Redis cannot be reached at the start.
+            JournalError: the disk rejects a write that must not be lost.
         """
         self._transport.open()
         try:
@@ -197,7 +199,7 @@ class Supervisor:
         now = time.monotonic()
         self._allocator.advance(now)
         self._experiments.forget_nodes(self._nodes.turn())
-        with contextlib.suppress(RedisUnavailable):  # the wire says so, and so does whoever asks
+        with contextlib.suppress(RedisUnavailable):  # the transport reports it
             self._server.turn()
         self._experiments.turn()
         self._experiments.offer()
@@ -230,7 +232,7 @@ class Supervisor:
             self._publish(self._snapshot())
 
     def _save(self) -> None:
-        """Write what the disk had no room for; say once that it has none, and when it has."""
+        """Write changes for which the disk had no space; report the problem and its end once."""
         try:
             self._experiments.save()
             self._server.save()

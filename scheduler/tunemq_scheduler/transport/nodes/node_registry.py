@@ -335,7 +335,7 @@ class NodeRegistry:
         if node.entry_id:
             self.commands.append(("XDEL", redis_keys.NODES, node.entry_id))
 
-    # --- tenants ----------------------------------------------------------------------------------
+    # --- experiments ------------------------------------------------------------------------------
 
     @property
     def has_events(self) -> bool:

@@ -240,7 +240,7 @@ class NodeLedger:
                     sums[name] = sums.get(name, 0.0) + amount
         return sums
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _is_heard(self, part: NodePart) -> bool:
         node = self.nodes.get(part.instance_id)

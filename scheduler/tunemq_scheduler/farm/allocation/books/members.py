@@ -121,7 +121,7 @@ class ShareMembers:
         """That in which it is written down."""
         return self.books[member.priority, member.owner]
 
-    # --- what changes -----------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def book_part(self, part: NodePart, *, counts: bool) -> None:
         """A part changed; it counts for nothing while its node is lost."""
@@ -193,7 +193,7 @@ class ShareMembers:
             for account in book.accounts.values():
                 account.advance(seconds)
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _write_up(self, book: OwnerBook, pool: str, account: ShareAccount) -> None:
         account.held = book.held.cost(pool, self.totals)

@@ -76,7 +76,7 @@ class NodePart:
         self._reported = (-1, NOTHING)
         self.n = n
 
-    # --- what stands ------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def offer(self) -> ResourceAmounts:
@@ -107,7 +107,7 @@ class NodePart:
         is_told = not self.is_stale and len(self._sent) <= 1 and not self._unknown_until
         return is_told and not self.grants and not self.leaving and is_nothing(self.taken)
 
-    # --- what changes -----------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def add(self, request: SlotRequest, amounts: ResourceAmounts, at: float) -> SlotGrant:
         """Offer room for one trial more."""
