@@ -205,9 +205,7 @@ class NodeTransport:
             self._new.remove(channel)
 
     def _note_streams(self) -> None:
-        """Publish in Redis which streams are the farm's; keep the last ones until there are
-        others.
-        """
+        """Publish the keys of the farm's streams; keep the last ones until there are others."""
         keys = self._registry.streams
         if self._has_farm and keys:
             self._registry.commands.append(("SET", redis_keys.STREAMS, redis_keys.listed(keys)))

@@ -1,12 +1,12 @@
-"""Who may use how much of which node of a farm: decided here, without a clock and without I/O.
+"""Fair sharing: decides which experiment may use how much of each node, without clock and I/O.
 
-`FairShareAllocator` is told what nodes there are, what experiments want and what they hold; it
-answers with offers. The parts, from the bottom:
+`FairShareAllocator` receives the nodes, and the demands and usage of experiments; it answers with
+offers. The parts, from the bottom:
 
-    amounts, loads, parts   what a slot takes, and costs; an experiment's part of a node, by slots
-    room, ledger            what fits where; all nodes and parts: what is taken, what is left
-    members, accounts       what experiments want; what owners are entitled to, how far behind it
-    turns, claims, plans    who is next; whose slots are being cleared for whom, and where best
-    granting, clearing      room goes to whom it is due; it is made where there is none
-    words                   why something waits
+  amounts, loads, node_parts   a slot's resources and its cost; an experiment's part of a node
+  free_room, ledger            which node a request fits; all nodes, their taken and free parts
+  members, accounts, quotas    experiments' demands; owners' shares, lag and limits
+  turns, claims, plans         who is next; which slots are being cleared for whom
+  granting, preemption         gives free slots; clears slots if none is free
+  allocation_reasons           explains why a trial waits
 """

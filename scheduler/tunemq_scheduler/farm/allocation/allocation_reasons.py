@@ -1,4 +1,4 @@
-"""`AllocationExplainer`: why something waits, and who has what, for people."""
+"""`AllocationExplainer`: explains for people why a trial waits, and who holds what."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tunemq_scheduler.farm.allocation.books.slot_requests import (
 )
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
-#: So many slots or devices are named.
+#: The most slots or devices to name.
 _TOLD: Final = 8
-#: A search without an end wants a million; so many are as good as any number.
+#: An endless search wants a million trials; this many are equivalent to any number.
 _MANY: Final = 10_000
 
 
 class NodeAllocation(msgspec.Struct, frozen=True):
-    """A node and who has what of it.
+    """A node and the experiments that hold parts of it.
 
     Attributes:
         state: ready, lost or draining.
-        held: by experiment, what it may hold at worst.
+        held: the most that each experiment may hold.
         reserved_for: experiments for which slots are being cleared there.
-        withheld: the devices that are given to nobody, and why; ``aside`` is what nobody has of
-            them, and is not free.
+        withheld: the withheld devices, with reasons; ``aside`` is the part of them that no
+            experiment holds, and is not free.
     """
 
     instance_id: str
@@ -57,7 +57,7 @@ class NodeAllocation(msgspec.Struct, frozen=True):
 
 
 class OwnerAccount(msgspec.Struct, frozen=True):
-    """An owner's account, within one priority and one pool; see `accounts.Account`."""
+    """An owner's account, within one priority and one pool; see `accounts.ShareAccount`."""
 
     owner: str
     priority: int
@@ -68,7 +68,7 @@ class OwnerAccount(msgspec.Struct, frozen=True):
 
 
 class AllocationExplainer:
-    """Says it; changes nothing."""
+    """Produces explanations; changes nothing."""
 
     def __init__(self, ledger: NodeLedger, members: ShareMembers, claims: SlotClaims) -> None:
         self._ledger = ledger
@@ -76,7 +76,7 @@ class AllocationExplainer:
         self._claims = claims
 
     def snapshot(self) -> list[NodeAllocation]:
-        """All nodes."""
+        """Return all nodes."""
         found: list[NodeAllocation] = []
         for instance_id, node in self._ledger.nodes.items():
             held = {name: part.taken for name, part in node.parts.items()}
@@ -98,7 +98,7 @@ class AllocationExplainer:
         return found
 
     def accounts(self) -> list[OwnerAccount]:
-        """All accounts, as they were last settled."""
+        """Return all accounts, as last settled."""
         return [
             OwnerAccount(owner, priority, pool, one.held, one.entitled, one.behind_s)
             for (priority, owner), book in self._members.books.items()
@@ -106,9 +106,10 @@ class AllocationExplainer:
         ]
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """By experiment, how many more trials it would have begin; by `requests.kinds_of`.
+        """Return how many more trials each experiment would start, by `slot_requests.kinds_of`.
 
-        As many as the quota of its owner allows: for the others no node would be of use.
+        This counts only as many as the owner's quota allows, because nodes would not help the
+        others.
         """
         found: dict[str, dict[str, int]] = {}
         left: dict[str, dict[str, float]] = {}
@@ -128,7 +129,7 @@ class AllocationExplainer:
         return found
 
     def why(self, name: str, asked: dict[str, float]) -> list[str]:
-        """Why a trial of an experiment waits; what matters most comes first."""
+        """Explain why a trial of an experiment waits; the most important reason comes first."""
         if name not in self._members:
             return [f"the farm knows no experiment {name!r}"]
         member, request = self._members[name], request_of(asked)
@@ -171,12 +172,12 @@ class AllocationExplainer:
         ]
 
     def _takes(self, owner: str, request: SlotRequest) -> ResourceAmounts:
-        """What a trial takes, also where there is no node yet that could hold it."""
+        """Return what a trial takes, even if no node yet could hold it."""
         estimate = self._ledger.capacity.estimate(request)
         if estimate is not None:
             return estimate
         asked = dict(request)
-        # Which part of a GPU so many bytes are is not known; it is no more than may be had.
+        # The share of a GPU for this memory is unknown; it is at most the quota.
         is_part = GPU_MEMORY in asked and GPU not in asked
         share = min(1.0, self._members.quotas.of(owner).get(GPU) or 1.0)
         return amounts_of(request, {"": share} if is_part else {})

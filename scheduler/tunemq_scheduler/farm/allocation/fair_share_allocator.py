@@ -1,15 +1,16 @@
-"""`FairShareAllocator`: what the farm offers each experiment of each node.
+"""`FairShareAllocator`: decides what the farm offers each experiment of each node.
 
-It is told what nodes there are, and what experiments want, hold and know; `offers` says what is to
-be sent. It has no clock: time is told it, too.
+It receives the nodes, and what experiments want, hold and know; `offers` returns the offers to
+send. It has no clock: callers pass the time, too.
 
-**Nothing is promised twice.** An offer is absolute. What an experiment may hold at worst is the
-most of all offers by which it may still go (`tunemq_scheduler.farm.allocation.books.node_parts`):
-room that is to be taken from one is given to another once the one has confirmed, and let go.
+**Nothing is promised twice.** An offer is absolute. The most that an experiment may hold is the
+maximum of all offers that it may still follow
+(`tunemq_scheduler.farm.allocation.books.node_parts`). The allocator gives one experiment's slots to
+another only after the first has confirmed the lower offer and released them.
 
-**After a restart** experiments go by offers of which this allotter knows nothing. Until each of
-them has said what it holds, nobody gets anything; and of a node of which one of them had something,
-until it has confirmed a new offer.
+**After a restart** experiments follow offers that this allocator does not know. Until each has
+reported what it holds, no experiment gets anything. A node of which one of them had something stays
+closed until that one has confirmed a new offer.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from tunemq_scheduler.farm.allocation.preemption.preemption import Preemption
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
-#: Time alone changes something so often.
+#: The interval after which passing time alone may change offers.
 _POLL_INTERVAL_S: Final = 1.0
 
 
 class FairShareAllocator:
     """Shares a farm; see the module's docstring.
 
-    Whatever names an experiment or a node that is not there is passed over: news cross each other.
+    It ignores experiments and nodes that do not exist, because messages may overtake each other.
     """
 
     def __init__(self, settings: FairShareSettings | None = None) -> None:
@@ -62,7 +63,7 @@ class FairShareAllocator:
         self._looked_at = 0.0
 
     def advance(self, now: float) -> None:
-        """It is ``now``, in seconds of a clock that never goes back."""
+        """Set the time to ``now``, in seconds of a clock that never goes back."""
         if now > self._now:
             if self._now:
                 self._members.advance(now - self._now)
@@ -71,14 +72,14 @@ class FairShareAllocator:
     # --- nodes ------------------------------------------------------------------------------------
 
     def node_joined(self, joined: NodeJoined) -> None:
-        """A node is there."""
+        """Add a node."""
         if joined.instance_id in self._ledger.nodes:
             return
         self._ledger.add_node(joined)
         self._book_node(joined.instance_id)
 
     def node_lost(self, instance_id: str, *, is_dead: bool = False) -> None:
-        """A node is silent: nothing of it is offered. One that is dead is forgotten."""
+        """Offer nothing of a lost node; forget a dead one."""
         node = self._ledger.nodes.get(instance_id)
         if node is None:
             return
@@ -93,7 +94,7 @@ class FairShareAllocator:
                 member.avoided.pop(instance_id, None)
 
     def node_returned(self, instance_id: str) -> None:
-        """A lost node is heard again: all is as it was, and said again."""
+        """Use a lost node again as before, and repeat its offers."""
         node = self._ledger.nodes.get(instance_id)
         if node is None or not node.is_lost:
             return
@@ -105,10 +106,9 @@ class FairShareAllocator:
         self._book_node(instance_id)
 
     def devices_withheld(self, instance_id: str, devices: Mapping[str, str]) -> None:
-        """Nothing of these of a node's devices is given to anybody, for these reasons, for now.
+        """Withhold these devices of a node, for these reasons; all others may be given again.
 
-        Who has something of one keeps it until its trial has ended; all others may be given
-        (again).
+        An experiment keeps a withheld device until its trial has ended.
         """
         node = self._ledger.nodes.get(instance_id)
         if node is None:
@@ -119,7 +119,7 @@ class FairShareAllocator:
         self._book_node(instance_id)
 
     def node_drained(self, instance_id: str, grace_s: float | None = None) -> None:
-        """A node is to be emptied: trials run to their end there, or give way within a grace."""
+        """Empty a node: its trials run to their end, or are preempted within a grace period."""
         node = self._ledger.nodes.get(instance_id)
         if node is None:
             return
@@ -130,7 +130,7 @@ class FairShareAllocator:
         self._book_node(instance_id)
 
     def node_resumed(self, instance_id: str) -> None:
-        """A node that was to be emptied is used again."""
+        """Use a drained node again."""
         node = self._ledger.nodes.get(instance_id)
         if node is not None and node.is_draining:
             node.is_draining = False
@@ -142,19 +142,19 @@ class FairShareAllocator:
     def experiment_added(
         self, name: str, owner: str, priority: int = 0, order: float = 0.0
     ) -> None:
-        """An experiment begins; of an owner's that have as much the lowest order is next."""
+        """Add an experiment; of an owner's with equal slots, the lowest order is next."""
         if name not in self._members:
             self._members.add(ShareMember(name, owner, priority, order))
             self._is_changed = True
 
     def expect(self, name: str) -> None:
-        """This one ran before this allotter did: first it says what it holds."""
+        """Wait for the report of an experiment that ran before this allocator started."""
         if name in self._members:
             self._members[name].is_expected = True
             self._members.expected[name] = None
 
     def experiment_restarted(self, name: str) -> None:
-        """It may not have got the last offers."""
+        """Repeat an experiment's offers, because its new process may not have them."""
         if name in self._members:
             for part in self._members[name].parts.values():
                 part.say_again()
@@ -162,7 +162,7 @@ class FairShareAllocator:
             self._is_changed = True
 
     def experiment_paused(self, name: str, grace_s: float | None = None) -> None:
-        """It is to have nothing until it is resumed; trials give way where there is a grace."""
+        """Offer an experiment nothing until it is resumed; with a grace, preempt its trials."""
         if name in self._members:
             member = self._members[name]
             member.is_paused = True
@@ -171,14 +171,14 @@ class FairShareAllocator:
             self._members.review(member, self._now)
 
     def experiment_resumed(self, name: str) -> None:
-        """It may have something again."""
+        """Offer an experiment slots again."""
         if name in self._members:
             self._members[name].is_paused = False
             self._members.review(self._members[name], self._now)
             self._is_changed = True
 
     def experiment_gone(self, name: str) -> None:
-        """It is over: nothing of it runs anywhere, and what it had is free."""
+        """Remove an ended experiment that holds nothing any more, and free its slots."""
         if name not in self._members:
             return
         member = self._members[name]
@@ -190,7 +190,7 @@ class FairShareAllocator:
         self._is_changed = True
 
     def usage(self, name: str, usage: OfferUsage) -> None:
-        """What an experiment says that it knows, holds and wants."""
+        """Process an experiment's report of its known offers, holdings and demands."""
         if name not in self._members:
             return
         member = self._members[name]
@@ -200,7 +200,7 @@ class FairShareAllocator:
         for instance_id, part in list(member.parts.items()):
             node = self._ledger.nodes.get(instance_id)
             if node is None or node.is_lost or instance_id not in usage.seen:
-                continue  # as long as it takes a node for lost it says nothing about it
+                continue  # it reports nothing about a node that it considers lost
             held = usage.held.get(instance_id, ResourceAmounts())
             if part.report(usage.seen[instance_id], held, self._now):
                 for kept, gone in part.swap(node.are_alike):
@@ -221,7 +221,7 @@ class FairShareAllocator:
     # --- offers and reports -----------------------------------------------------------------------
 
     def offers(self) -> list[tuple[str, NodeOffered]]:
-        """What is to be sent, to which experiment; lowered offers come first."""
+        """Return the offers to send, by experiment; lowered offers come first."""
         if self._is_changed or self._now >= self._looked_at + _POLL_INTERVAL_S:
             self._looked_at = self._now
             self._members.settle()
@@ -235,31 +235,31 @@ class FairShareAllocator:
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
 
     def why(self, name: str, request: dict[str, float]) -> list[str]:
-        """Why a trial of this experiment with this request waits, in sentences."""
+        """Explain, in sentences, why a trial of this experiment with this request waits."""
         return self._explainer.why(name, request)
 
     def snapshot(self) -> list[NodeAllocation]:
-        """All nodes: what they have, what is free, who has the rest."""
+        """Return all nodes: their resources, the free part, and the holders of the rest."""
         return self._explainer.snapshot()
 
     def accounts(self) -> list[OwnerAccount]:
-        """What owners hold, and what they are entitled to."""
+        """Return what owners hold, and what they are entitled to."""
         return self._explainer.accounts()
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """How many more trials experiments would have begin, by what such a trial needs."""
+        """Return how many more trials each experiment would start, by kind of resource."""
         return self._explainer.waiting()
 
     # --- helpers ----------------------------------------------------------------------------------
 
     def _adopt(self, member: ShareMember, usage: OfferUsage) -> None:
-        """Take over what another allotter offered."""
+        """Take over the offers of an earlier allocator."""
         member.is_expected = False
         self._members.expected.pop(member.name, None)
-        # In the order in which it said them: that of a set is another one in each process.
+        # In the order of the report: the order of a set differs between processes.
         for instance_id in dict.fromkeys((*usage.seen, *usage.held)):
             if instance_id in member.parts or not usage.seen.get(instance_id, 1):
-                continue  # nothing was ever offered there
+                continue  # it was never offered anything there
             part = self._ledger.part(member.name, instance_id)
             member.parts[instance_id] = part
             held = usage.held.get(instance_id, ResourceAmounts())
@@ -268,7 +268,7 @@ class FairShareAllocator:
             self._book(part)
 
     def _catch_up(self, member: ShareMember, usage: OfferUsage) -> None:
-        """A node that was away when this allotter began: another one's offers of it still hold."""
+        """Take over an earlier allocator's offers of a node that was away when this one started."""
         for instance_id, seen in usage.seen.items():
             is_there = instance_id in self._ledger.nodes
             if is_there and seen > self._ledger.last_offer(member.name, instance_id):
@@ -279,12 +279,12 @@ class FairShareAllocator:
                 self._book(part)
 
     def _take_spare(self, member: ShareMember) -> None:
-        """What it neither holds nor wants is not offered any longer; the newest goes first."""
+        """Withdraw offers that it neither holds nor wants; the newest first."""
         if member.idle[()]:
             self._name_spare(member)
         for grant in member.idle_grants():
             if grant.part.instance_id in member.excluded.get(grant.request, ()):
-                self._ledger.remove(grant)  # it is to have the same elsewhere
+                self._ledger.remove(grant)  # it should get the same on another node
                 self._book(grant.part)
         for request, idle in list(member.idle.items()):
             spare = idle - (0 if member.is_paused else member.wants.get(request, 0))
@@ -295,7 +295,7 @@ class FairShareAllocator:
                     self._book(grant.part)
 
     def _name_spare(self, member: ShareMember) -> None:
-        """What trials left of slots that were given for larger ones may do for smaller ones."""
+        """Assign unused parts of larger slots to smaller requests."""
         for grant in member.idle_grants():
             node = self._ledger.nodes.get(grant.part.instance_id)
             if not grant.request and not (node is not None and node.alone_for):
@@ -307,10 +307,10 @@ class FairShareAllocator:
                         break
 
     def _take_withheld(self, part: NodePart) -> None:
-        """What is empty of devices that are withheld is of no use to whom it was given.
+        """Withdraw empty offers of withheld devices.
 
-        Only what the experiment knows and does not use, or does not know: of all else nobody can
-        say yet whether a trial is in it.
+        This withdraws only what the experiment has not received, or has received and does not use.
+        For everything else it is unknown whether a trial uses it.
         """
         withheld = self._ledger.nodes[part.instance_id].withheld
         for grant in list(part.grants):
@@ -327,7 +327,7 @@ class FairShareAllocator:
         self._book(part)
 
     def _book_node(self, instance_id: str) -> None:
-        """A node came, went or changed: its parts count or do not; all wants are looked at anew."""
+        """Update the totals, parts and demands after a node came, went or changed."""
         self._members.totals = self._ledger.totals()
         for part in self._ledger.nodes[instance_id].parts.values():
             self._book(part)

@@ -1,4 +1,4 @@
-"""`SlotGranting`: what is free goes to whom it is due."""
+"""`SlotGranting`: gives free slots to the experiments that are next."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tunemq_scheduler.farm.allocation.turns import (
     take_turns,
 )
 
-#: A request may be passed over so many times; then a slot is cleared for it.
+#: A request may be passed over this often; then a slot is cleared for it.
 MAX_TIMES_PASSED_OVER: Final = 64
 
 
 class SlotGranting:
-    """Gives what is free.
+    """Gives free slots.
 
     Attributes:
-        passed: by request, how often something was given to others while it waited.
+        passed: by request, how often others got something while it waited.
     """
 
     def __init__(self, ledger: NodeLedger, members: ShareMembers, claims: SlotClaims) -> None:
@@ -34,14 +34,14 @@ class SlotGranting:
         self._members = members
         self._claims = claims
         self.passed: Counter[SlotRequest] = Counter()
-        #: For these there is no room, as long as there does not come to be more; with the highest
-        #: priority that waits for it.
+        #: Requests for which there is no space until more becomes free, with the highest priority
+        #: that waits for each.
         self._blocked: dict[SlotRequest, int] = {}
         self._grown = 0
         self._avoid: dict[str, set[str]] = {}
 
     def run(self, now: float) -> None:
-        """Give what can be given."""
+        """Give all slots that can be given."""
         if self._members.expected:
             return
         self._avoid.clear()
@@ -61,7 +61,7 @@ class SlotGranting:
             del self.passed[request]
 
     def is_blocked(self, request: SlotRequest) -> bool:
-        """Whether there is no room for it."""
+        """Return whether no node has space for a request."""
         return request in self._blocked
 
     # --- waiting requests -------------------------------------------------------------------------
@@ -128,9 +128,9 @@ class SlotGranting:
     # --- claims -----------------------------------------------------------------------------------
 
     def settle_claims(self, now: float) -> None:
-        """Give what is clear, or free elsewhere, to those for whom it was cleared.
+        """Give cleared slots, or free ones elsewhere, to the experiments that claimed them.
 
-        There may be thousands: each is looked at where something of its node changed.
+        There may be thousands of claims, so a claim is checked only when its node has changed.
         """
         grown, nowhere = self._ledger.grown, set[tuple[str, SlotRequest]]()
         for claim in sorted(self._claims, key=lambda one: -one.member.priority):
@@ -165,7 +165,7 @@ class SlotGranting:
         return member.name in self._members and given <= wanted
 
     def _may_come(self, claim: SlotClaim) -> bool:
-        """Whether the slot will be clear once all that is leaving has left."""
+        """Return whether the slot will be clear once all leaving trials have ended."""
         node = self._ledger.nodes.get(claim.instance_id)
         if node is None or not node.is_open:
             return False

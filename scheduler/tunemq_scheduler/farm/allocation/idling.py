@@ -1,4 +1,4 @@
-"""`IdleSlotReclaim`: what was offered and is not used goes to those who wait for it."""
+"""`IdleSlotReclaim`: takes back offered slots that stay empty while others wait."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 
-#: A slot may be empty for so long, while others wait.
+#: How long a slot may be empty while others wait.
 _IDLE_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 10.0
-#: An experiment that made no use of a node gets nothing there for this time, doubled each time.
+#: How long an experiment that left a slot empty gets nothing on that node; doubled each time.
 _AVOIDED_S: Final = 60.0
 _DOUBLED_AT_MOST: Final = 2
-#: For so long a request of which an experiment made no use comes behind its other ones.
+#: How long a request whose slot stayed empty comes after the experiment's other requests.
 _BEHIND_S: Final = 60.0
 
 
 class IdleSlotReclaim:
-    """Finds slots in which nothing has been for a while, though there is something to be done.
+    """Finds slots that stay empty although trials wait.
 
-    An experiment may have its reasons: a node failed its trials, or its search is still thinking.
+    An experiment may have reasons for this: a node failed its trials, or its search algorithm is
+    still computing.
     """
 
     def __init__(self, ledger: NodeLedger, members: ShareMembers, granting: SlotGranting) -> None:
@@ -35,7 +36,7 @@ class IdleSlotReclaim:
         self._looked_at = 0.0
 
     def run(self, now: float) -> None:
-        """Take back what others wait for."""
+        """Take back empty slots that others wait for."""
         if now < self._looked_at + _POLL_INTERVAL_S:
             return
         self._looked_at = now
@@ -43,7 +44,7 @@ class IdleSlotReclaim:
             over = [node for node, until in member.avoided.items() if until <= now]
             for node in over:
                 del member.avoided[node]
-                self._ledger.grown += 1  # for this one there is room now
+                self._ledger.grown += 1  # this experiment may use that node again
             member.behind = {one: until for one, until in member.behind.items() if until > now}
         names = {
             name
@@ -64,7 +65,7 @@ class IdleSlotReclaim:
                         self._look_at(member, grant, now)
 
     def _is_in_the_way(self, member: ShareMember, grant: SlotGrant) -> bool:
-        """Whether the same experiment waits for what only its own empty slots leave no room for.
+        """Return whether an experiment's empty slots are all that blocks its other requests.
 
         A slot that was offered for a paused trial may stay empty as long as another trial waits.
         """
@@ -97,7 +98,7 @@ class IdleSlotReclaim:
         return not quotas.hit_later(member.owner, amounts, idle)
 
     def _is_shunned(self, member: ShareMember, grant: SlotGrant) -> bool:
-        """Whether a trial waits that shuns all that it is offered, and there is room elsewhere."""
+        """Return whether a waiting trial avoids all nodes offered to it, and another has space."""
         shunned = member.shunned.get(grant.request)
         if not shunned:
             return False

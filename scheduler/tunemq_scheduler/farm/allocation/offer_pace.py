@@ -1,4 +1,4 @@
-"""`OfferPace`: how fast an experiment makes use of what it is offered, and what it gets of that."""
+"""`OfferPace`: limits offers to an experiment by how fast it uses them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import msgspec
 
 from tunemq_scheduler.core.allotments import OfferUsage
 
-#: Who begins a trial in a slot within so long gets all that it wants.
+#: An experiment that starts a trial in a slot within this time gets all that it wants.
 _QUICK_S: Final = 2.0
 _TOLERANCE: Final = 1e-6
 
 
 class OfferPace:
-    """Keeps a search algorithm that thinks for a minute from keeping slots from others.
+    """Prevents a slow search algorithm from blocking slots that others need.
 
-    An experiment says that it wants ten slots, and begins no trial in them until its algorithm has
-    said what to try: that is its own code, and may take as long as it likes. So it gets one slot,
-    and more at once only after it has made use of the last one soon.
+    An experiment may want ten slots but start no trial until its algorithm suggests a
+    configuration, which is user code and may take any time. So it gets one slot, and more at once
+    only after it has used the last one quickly.
     """
 
     def __init__(self) -> None:
         self._is_quick = False
         self._offered: dict[str, dict[str, float]] = {}
-        #: By attempt, since when there is room for a trial and none in it.
+        #: By node instance, since when a slot has been empty.
         self._idle_since: dict[str, float] = {}
 
     def offered(self, instance_id: str, resources: dict[str, float], now: float) -> None:
-        """It was offered so much of a node."""
+        """Record an offer of a node."""
         before = self._offered.get(instance_id, {})
         self._offered[instance_id] = resources
         if _is_more(resources, before):
             self._idle_since.setdefault(instance_id, now)
 
     def forget(self, instance_id: str) -> None:
-        """This one is dead."""
+        """Forget a dead node instance."""
         self._offered.pop(instance_id, None)
         self._idle_since.pop(instance_id, None)
 
     def heard(self, usage: OfferUsage, now: float) -> OfferUsage:
-        """What it says, with what it is to get now for what it wants."""
+        """Return a report in which the demands are limited to what it may get now."""
         for instance_id, resources in self._offered.items():
             held = usage.held.get(instance_id)
             if _is_more(resources, {} if held is None else held.resources):

@@ -1,4 +1,4 @@
-"""How a farm is shared."""
+"""`FairShareSettings`: how a farm is shared."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class FairShareSettings(msgspec.Struct, frozen=True):
-    """What the farm's owner decides about sharing it.
+    """The settings for sharing a farm.
 
     Attributes:
-        shares: weights of owners; who is not named has 1.
-        quotas: what an owner's experiments may hold at most, together: amounts by resource.
-        preempts: trials have to give way to those of a higher priority, and to those of owners who
-            are behind their share. Where they have not, slots change hands as trials end.
-        preempt_grace_s: how long a trial that has to give way may take to save what it did.
+        shares: weights of owners; the default is 1.
+        quotas: the most that an owner's experiments hold together: amounts by resource.
+        preempts: whether trials are preempted for higher priorities, and for owners that are behind
+            their share. Otherwise slots change hands as trials end.
+        preempt_grace_s: how long a preempted trial gets to save; seconds.
     """
 
     shares: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""`take_turns`: who comes next among those who wait.
+"""`take_turns`: the order in which waiting experiments are served.
 
-Higher priorities first; of one priority those with GPUs, without which the GPUs would idle; then
-the owner who is furthest below its share, of its experiments the one that has least, of those that
-have the same the first; of an experiment what it would like first.
+Higher priorities come first. Within a priority, requests with GPUs come first, because GPUs would
+otherwise idle. Then comes the owner furthest below its share; of its experiments, the one with
+least, then the earliest; and of an experiment, its preferred request.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tunemq_scheduler.farm.allocation.books.member import ShareMember
 from tunemq_scheduler.farm.allocation.books.members import ShareMembers
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 
-#: Serves an experiment that waits for this, if that is possible.
+#: Serves an experiment's request if possible; returns whether it did.
 ServeExperiment = Callable[[ShareMember, SlotRequest], bool]
-#: By owner, those who wait on one level.
+#: By owner, the experiments that wait on one level.
 OwnerQueues = dict[str, "OwnerQueue"]
 
 
 class ShareLevel(NamedTuple):
-    """Those who compare what they have with each other."""
+    """A group of experiments that compare their shares with each other."""
 
     priority: int
     pool: str
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lowest comes first."""
+        """The sort key; the lowest comes first."""
         return -self.priority, POOLS.index(self.pool)
 
 
@@ -45,24 +45,24 @@ class OwnerQueue:
         self._requests: dict[str, dict[SlotRequest, None]] = {}
 
     def add(self, member: ShareMember, request: SlotRequest) -> None:
-        """An experiment waits for this."""
+        """Add a request of an experiment."""
         if member.name not in self._requests:
             self._requests[member.name] = {}
             self.heap.append(self._entry(member))
         self._requests[member.name][request] = None
 
     def requests(self, member: ShareMember) -> list[SlotRequest]:
-        """In the order in which it said them."""
+        """Return an experiment's requests, in its own order."""
         mine = self._requests[member.name]
         return [request for request in member.wants if request in mine]
 
     def in_order(self) -> list[tuple[ShareMember, SlotRequest]]:
-        """All, and for what they wait; who comes first first."""
+        """Return all experiments with their requests, in the order of their turns."""
         members = [self._members[name] for *_, name in sorted(self.heap)]
         return [(one, request) for one in members for request in self.requests(one)]
 
     def again(self, member: ShareMember) -> None:
-        """An experiment that was served waits again, behind those that have less."""
+        """Put a served experiment back, after those that have less."""
         heapq.heappush(self.heap, self._entry(member))
 
     def _entry(self, member: ShareMember) -> tuple[float, float, str]:
@@ -75,7 +75,7 @@ def levels_of(
     requests: Iterable[SlotRequest],
     estimate: Callable[[SlotRequest], ResourceAmounts | None],
 ) -> dict[ShareLevel, OwnerQueues]:
-    """Who waits for one of these requests: by level and by owner, in the order of the levels."""
+    """Return who waits for one of these requests, by level and owner, in the order of levels."""
     found: dict[ShareLevel, OwnerQueues] = {}
     for request in requests:
         amounts = estimate(request)
@@ -98,7 +98,7 @@ def take_turns(
     queues: OwnerQueues,
     serve: ServeExperiment,
 ) -> None:
-    """Ask ``serve`` about one after the other; whoever was served may be served again."""
+    """Call ``serve`` for one experiment after another; a served one may be served again."""
     for queue in queues.values():
         heapq.heapify(queue.heap)
     owners = [(_standing(members, level, owner), owner) for owner in queues]

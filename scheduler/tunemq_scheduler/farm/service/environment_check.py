@@ -15,7 +15,7 @@ def check_settings(settings: ExperimentEnvironment) -> None:
     """Reject settings with which no process can be started.
 
     Raises:
-        ConfigError: a setting is invalid; names it and says what is valid.
+        ConfigError: a setting is invalid; names it and the valid values.
     """
     _check_python(settings.python)
     for name, value in settings.variables.items():

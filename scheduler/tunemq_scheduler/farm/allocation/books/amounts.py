@@ -1,4 +1,4 @@
-"""Arithmetic of `ResourceAmounts`: parts of a node, with the devices among them."""
+"""Arithmetic on `ResourceAmounts`: parts of a node, with their devices."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Final
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_shared.trainable.resource_names import GPU
 
-#: Sums of fractions such as 0.1 ten times must still fit into 1.
+#: Sums of fractions, such as 0.1 ten times, must still fit into 1.
 TOLERANCE: Final = 1e-9
 
 NOTHING: Final = ResourceAmounts()
 
 
 def plus(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """Both together."""
+    """Return the sum of both."""
     return _combined(one, other, _add)
 
 
 def minus(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """What is left; nothing is less than nothing."""
+    """Return the difference; no amount is below zero."""
     return _combined(one, other, _subtract)
 
 
 def most(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """Of each thing the larger amount."""
+    """Return the larger amount of each resource."""
     return _combined(one, other, max)
 
 
 def least(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """Of each thing the smaller amount."""
+    """Return the smaller amount of each resource."""
     return _combined(one, other, min)
 
 
 def total(parts: Iterable[ResourceAmounts]) -> ResourceAmounts:
-    """All of them together."""
+    """Return the sum of all."""
     resources: dict[str, float] = {}
     devices: dict[str, float] = {}
     for part in parts:
@@ -47,18 +47,18 @@ def total(parts: Iterable[ResourceAmounts]) -> ResourceAmounts:
 
 
 def of_devices(amounts: ResourceAmounts, devices: Iterable[str]) -> ResourceAmounts:
-    """What of it is of these devices."""
+    """Return the part that belongs to these devices."""
     shares = {uuid: amounts.devices[uuid] for uuid in devices if amounts.devices.get(uuid)}
     return ResourceAmounts({GPU: round(sum(shares.values()), 9)}, shares) if shares else NOTHING
 
 
 def covers(whole: ResourceAmounts, part: ResourceAmounts) -> bool:
-    """Whether the part is within the whole."""
+    """Return whether the part is within the whole."""
     return _covers(whole.resources, part.resources) and _covers(whole.devices, part.devices)
 
 
 def is_nothing(amounts: ResourceAmounts) -> bool:
-    """Whether there is nothing of anything."""
+    """Return whether all amounts are zero."""
     return not any(amounts.resources.values()) and not any(amounts.devices.values())
 
 
@@ -85,7 +85,7 @@ def _combined(
 def _merged(
     one: Mapping[str, float], other: Mapping[str, float], how: Callable[[float, float], float]
 ) -> dict[str, float]:
-    """Without what is nothing."""
+    """Combine amounts, and omit zeros."""
     merged = {name: how(amount, other.get(name, 0.0)) for name, amount in one.items()}
     for name, amount in other.items():
         if name not in merged:

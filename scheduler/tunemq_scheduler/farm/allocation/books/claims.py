@@ -1,4 +1,4 @@
-"""`SlotClaims`: slots that are being cleared for somebody, and kept free for nobody else."""
+"""`SlotClaims`: slots that are being cleared for one experiment and reserved for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tunemq_scheduler.farm.allocation.books.members import ShareMembers
 from tunemq_scheduler.farm.allocation.books.node_parts import NodePart
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 
-#: Why a slot is cleared: for a higher priority, for an owner's share, so that its experiments have
-#: as much as each other, because it is larger than what ever comes free by itself.
+#: Why a slot is cleared: for a higher priority; for an owner's share; for an equal share among an
+#: owner's experiments; because the request is larger than slots that become free.
 PRIORITY: Final = "priority"
 SHARE: Final = "share"
 TURN: Final = "turn"
@@ -25,9 +25,9 @@ class SlotClaim:
     """A slot that is being cleared.
 
     Attributes:
-        amounts: what of the node it will be, with the GPUs.
-        givers: those who have to let go of something for it.
-        looked_at: the version of the node at which it was not clear yet, and may come to be.
+        amounts: the resources that it will have, with the GPUs.
+        givers: the parts that have to release something for it.
+        looked_at: the node's version at which the slot was found not clear, but still possible.
     """
 
     __slots__ = ("amounts", "at", "givers", "instance_id", "kind", "looked_at", "member", "request")
@@ -52,7 +52,7 @@ class SlotClaim:
 
 
 class SlotClaims:
-    """All that are open, the oldest first."""
+    """All open claims, the oldest first."""
 
     def __init__(self, ledger: NodeLedger, members: ShareMembers) -> None:
         self._ledger = ledger
@@ -67,11 +67,11 @@ class SlotClaims:
         return len(self._claims)
 
     def on(self, instance_id: str) -> list[SlotClaim]:
-        """Those on a node."""
+        """Return the claims on a node."""
         return list(self._on.get(instance_id, ()))
 
     def add(self, claim: SlotClaim, now: float) -> None:
-        """A slot is to be cleared."""
+        """Add a claim."""
         self._claims[claim] = None
         self._on.setdefault(claim.instance_id, {})[claim] = None
         self._members.claim(claim.member, claim.request, claim.amounts, +1)
@@ -79,7 +79,7 @@ class SlotClaims:
         self._members.review(claim.member, now)
 
     def drop(self, claim: SlotClaim, now: float) -> None:
-        """It is not to be cleared any more, or it is."""
+        """Remove a claim that is fulfilled or not needed any more."""
         del self._claims[claim], self._on[claim.instance_id][claim]
         if not self._on[claim.instance_id]:
             del self._on[claim.instance_id]
@@ -87,11 +87,11 @@ class SlotClaims:
         self._promise(claim.instance_id)
         self._members.review(claim.member, now)
         needed = {part for one in self.on(claim.instance_id) for part in one.givers}
-        for part in [one for one in claim.givers if one not in needed]:  # in their order
+        for part in [one for one in claim.givers if one not in needed]:  # a list keeps their order
             self._spare(part, now)
 
     def move(self, instance_id: str, kept: ResourceAmounts, gone: ResourceAmounts) -> None:
-        """Of a node something else is let go of than was to be, and as much."""
+        """Move a claim to devices of equal size that become free on the same node instead."""
         to = dict(zip(kept.devices, gone.devices, strict=True))
         for claim in self.on(instance_id):
             devices = claim.amounts.devices
@@ -106,7 +106,7 @@ class SlotClaims:
     def claimed(
         self, instance_id: str, priority: int, besides: SlotClaim | None = None
     ) -> ResourceAmounts:
-        """What of a node is claimed for this priority and higher ones."""
+        """Return the claimed part of a node for this priority and higher ones."""
         return total(
             claim.amounts
             for claim in self._on.get(instance_id, ())
@@ -114,7 +114,7 @@ class SlotClaims:
         )
 
     def _spare(self, part: NodePart, now: float) -> None:
-        """Nobody waits any longer for what it was to let go of."""
+        """Offer a part again what it no longer has to release."""
         member = self._members.get(part.experiment)
         node = self._ledger.nodes.get(part.instance_id)
         if member is None or member.is_paused or node is None or node.is_draining or node.alone_for:

@@ -1,4 +1,4 @@
-"""`FreeCapacity`: which node a request fits best now, and with which of its GPUs."""
+"""`FreeCapacity`: finds the best node for a request, and the GPUs there."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tunemq_shared.protocol.messages import NodeJoined
 
 
 class FreeCapacity:
-    """What of each node may be given to somebody; `Placement` chooses, the ledger keeps the books.
+    """The free part of each node; `Placement` chooses, and the ledger keeps the accounts.
 
-    So nothing is ever taken of the placement: it is told what is left, each time.
+    So nothing is ever taken from the placement: the ledger sets the free part after each change.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class FreeCapacity:
         self._estimates: dict[SlotRequest, ResourceAmounts | None] = {}
 
     def add_node(self, joined: NodeJoined) -> ResourceAmounts:
-        """A node more, of which nothing may be given yet; returns all that it has."""
+        """Add a node, with nothing free yet; return its total resources."""
         self._placement.add_node(joined.instance_id, joined.resources, joined.gpus)
         self._placement.offer(joined.instance_id, NOTHING)
         node = self._nodes[joined.instance_id] = PlacementNode(joined.resources, joined.gpus)
@@ -41,32 +41,32 @@ class FreeCapacity:
         return ResourceAmounts(whole, dict(node.shares))
 
     def remove_node(self, instance_id: str) -> None:
-        """A node is gone."""
+        """Remove a node."""
         self._placement.remove_node(instance_id)
         del self._nodes[instance_id]
         self._estimates.clear()
 
     def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
-        """Nothing of these GPUs may be given, for these reasons; of all others it may (again)."""
+        """Withhold these GPUs, for these reasons; all others may be given again."""
         self._placement.withhold(instance_id, devices)
         self._nodes[instance_id].withhold(devices)
 
     def set_free(self, instance_id: str, free: ResourceAmounts) -> None:
-        """So much of a node may be given."""
+        """Set the free part of a node."""
         self._placement.offer(instance_id, free)
 
     def fit(
         self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
     ) -> str | None:
-        """The node that a request fits best; None where there is none."""
+        """Return the node that a request fits best; None if there is none."""
         return self._placement.fit(request, preferred, avoid)
 
     def devices(
         self, instance_id: str, request: Mapping[str, float], free: ResourceAmounts
     ) -> dict[str, float] | None:
-        """The GPUs that a request takes of a node of which so much is free; None: not enough is.
+        """Return the GPUs for a request on a node with this free part; None if it is too small.
 
-        None of them is withheld.
+        None of these GPUs is withheld.
         """
         withheld = self._nodes[instance_id].withheld
         if withheld:
@@ -75,25 +75,25 @@ class FreeCapacity:
         return self._devices(instance_id, request, free)
 
     def could_hold(self, instance_id: str, request: Mapping[str, float]) -> bool:
-        """Whether a node, were it empty, could hold it."""
+        """Return whether a node, if empty, could hold a request."""
         return self._nodes[instance_id].could_hold(needs_of(request))
 
     def estimate(self, request: SlotRequest) -> ResourceAmounts | None:
-        """What it takes of a node that could hold it; None where none ever could."""
+        """Return what a request takes on a node that could hold it; None if no node ever could."""
         if request not in self._estimates:
             self._estimates[request] = self._estimated(request)
         return self._estimates[request]
 
     def why_never(self, request: Mapping[str, float]) -> str | None:
-        """Why no node could hold it, were it empty."""
+        """Return why no node could hold a request, even if empty."""
         return self._placement.why_never(request)
 
     def why_not_now(self, request: Mapping[str, float]) -> str | None:
-        """Why no node can take it now."""
+        """Return why no node can take a request now."""
         return self._placement.why_not_now(request)
 
     def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
-        """The GPUs that would do for it, were they not withheld: node, UUID, and why."""
+        """Return the withheld GPUs that would suit a request: node, UUID, and reason."""
         return self._placement.withheld_from(request)
 
     def _devices(

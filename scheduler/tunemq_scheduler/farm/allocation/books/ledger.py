@@ -1,4 +1,4 @@
-"""All nodes and who has which part of them; what is taken is never more than there is."""
+"""`NodeLedger`: records all nodes and who has which part; never gives more than exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunemq_scheduler.farm.allocation.books.node_parts import NodePart, SlotGran
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
 from tunemq_shared.protocol.messages import NodeJoined
 
-#: A node's states: only of those that are ready anything is offered.
+#: A node's states; only ready nodes are offered.
 READY: Final = "ready"
 LOST: Final = "lost"
 DRAINING: Final = "draining"
@@ -22,14 +22,14 @@ class LedgerNode:
     """A node instance.
 
     Attributes:
-        parts: by experiment; of one that is lost they are kept as they were.
-        free: what nobody has of it, at worst; ``promised`` is what of it is kept for somebody, and
-            ``capacity`` what may be given to anybody.
-        not_offered: what is free once all that is leaving has left.
-        aside: what nobody has and nobody gets, of the devices that are ``withheld`` (and why).
-        is_unknown: somebody may hold anything of it.
-        alone_for: the experiment that has it to itself, or will once all others have let go.
-        version: grows whenever any of this changes.
+        parts: by experiment; those of a lost node are kept unchanged.
+        free: the part that certainly no experiment holds; ``promised`` is reserved for claims, and
+            ``capacity`` may be given to any experiment.
+        not_offered: the free part once all leaving trials have ended.
+        aside: the part of ``withheld`` devices that no experiment holds (withheld has the reasons).
+        is_unknown: whether an experiment may hold any part of it.
+        alone_for: the experiment that has the node for itself, or will once all others have left.
+        version: grows with each change.
     """
 
     __slots__ = (
@@ -63,12 +63,12 @@ class LedgerNode:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state, in a word."""
         return LOST if self.is_lost else DRAINING if self.is_draining else READY
 
     @property
     def is_open(self) -> bool:
-        """Whether anything of it may be given to any experiment."""
+        """Whether any experiment may get a part of it."""
         return self.state == READY and not self.alone_for
 
     @property
@@ -81,7 +81,7 @@ class LedgerNode:
         )
 
     def are_alike(self, one: ResourceAmounts, other: ResourceAmounts) -> bool:
-        """Whether both are as much, and of the same kind."""
+        """Return whether both are equal amounts of the same kinds of devices."""
         kinds = {gpu.uuid: (gpu.model, gpu.memory) for gpu in self.joined.gpus}
         shares = [
             sorted((kinds.get(uuid, ("", 0.0)), share) for uuid, share in amounts.devices.items())
@@ -94,7 +94,7 @@ class NodeLedger:
     """The nodes and their parts.
 
     Attributes:
-        grown: counts how often there came to be more room than before.
+        grown: counts how often more became free than before.
     """
 
     def __init__(self) -> None:
@@ -102,15 +102,16 @@ class NodeLedger:
         self.grown = 0
         self.capacity = FreeCapacity()
         self._stale: dict[NodePart, None] = {}
-        #: Of nodes that have not joined yet: experiments knew them before this supervisor did.
+        #: Parts of nodes that have not joined yet; experiments knew them before this supervisor
+        #: started.
         self._early: dict[str, dict[str, NodePart]] = {}
-        #: By experiment and attempt, of parts that are no more: the last offer's number.
+        #: The last offer's number of deleted parts, by experiment and node instance.
         self._numbers: dict[str, dict[str, int]] = {}
 
     # --- nodes ------------------------------------------------------------------------------------
 
     def add_node(self, joined: NodeJoined) -> None:
-        """There is a node more."""
+        """Add a node."""
         whole = self.capacity.add_node(joined)
         node = self.nodes[joined.instance_id] = LedgerNode(joined, whole)
         node.parts = self._early.pop(joined.instance_id, {})
@@ -118,7 +119,7 @@ class NodeLedger:
         self.refresh(joined.instance_id)
 
     def remove_node(self, instance_id: str) -> None:
-        """A node is gone for good."""
+        """Remove a node that is gone for good."""
         self._early.pop(instance_id, None)
         for numbers in self._numbers.values():
             numbers.pop(instance_id, None)
@@ -129,13 +130,13 @@ class NodeLedger:
                 self._stale.pop(part, None)
 
     def withhold(self, instance_id: str, devices: Mapping[str, str]) -> None:
-        """These of its devices are not to be given to anybody, all others may be (again)."""
+        """Withhold these devices; all others may be given again."""
         self.nodes[instance_id].withheld = devices
         self.capacity.withhold(instance_id, devices)
         self.refresh(instance_id)
 
     def refresh(self, instance_id: str) -> None:
-        """Something about a node or its parts changed: reckon anew what is free of it."""
+        """Recompute the free part after a change of a node or its parts."""
         node = self.nodes.get(instance_id)
         if node is None:
             return
@@ -156,7 +157,7 @@ class NodeLedger:
         self.capacity.set_free(instance_id, node.capacity)
 
     def promise(self, instance_id: str, promised: ResourceAmounts) -> None:
-        """So much of a node is kept free for somebody."""
+        """Reserve a part of a node for claims."""
         if instance_id in self.nodes:
             self.nodes[instance_id].promised = promised
             self.refresh(instance_id)
@@ -164,7 +165,7 @@ class NodeLedger:
     # --- parts ------------------------------------------------------------------------------------
 
     def part(self, experiment: str, instance_id: str) -> NodePart:
-        """An experiment's part of a node."""
+        """Return an experiment's part of a node; creates it if needed."""
         node = self.nodes.get(instance_id)
         parts = node.parts if node else self._early.setdefault(instance_id, {})
         if experiment not in parts:
@@ -173,7 +174,7 @@ class NodeLedger:
         return parts[experiment]
 
     def last_offer(self, experiment: str, instance_id: str) -> int:
-        """The number of the last offer that an experiment was sent of a node that is there."""
+        """Return the number of the last offer of a node that was sent to an experiment."""
         part = self.nodes[instance_id].parts.get(experiment)
         known = self._numbers.get(experiment, {}).get(instance_id, 0)
         return part.n if part is not None else known
@@ -181,34 +182,34 @@ class NodeLedger:
     def grant(
         self, part: NodePart, request: SlotRequest, devices: dict[str, float], at: float
     ) -> SlotGrant:
-        """Offer room for one trial."""
+        """Offer a slot for one trial."""
         grant = part.add(request, amounts_of(request, devices), at)
         self.changed(part)
         return grant
 
     def grant_whole(self, part: NodePart, request: SlotRequest, at: float) -> SlotGrant:
-        """Offer all of a node."""
+        """Offer a whole node."""
         grant = part.add(request, self.nodes[part.instance_id].whole, at)
         self.changed(part)
         return grant
 
     def keep_for(self, instance_id: str, experiment: str) -> None:
-        """Give nothing of a node to others than this experiment; empty: it is as all others."""
+        """Reserve a node for one experiment; an empty name ends that."""
         self.nodes[instance_id].alone_for = experiment
         self.refresh(instance_id)
 
     def remove(self, grant: SlotGrant, grace_s: float | None = None) -> None:
-        """Offer it no longer; with a grace, whoever is in it has to give way."""
+        """Withdraw a slot; with a grace, preempt the trial in it."""
         grant.part.remove(grant, grace_s)
         self.changed(grant.part)
 
     def hurry(self, part: NodePart, grace_s: float) -> None:
-        """Whoever is to leave has to give way."""
+        """Preempt the trials in withdrawn slots."""
         part.hurry(grace_s)
         self.changed(part)
 
     def changed(self, part: NodePart) -> None:
-        """Something about a part changed."""
+        """Update the node and the pending offers after a change of a part."""
         if part.is_stale:
             self._stale[part] = None
         elif part.is_over:
@@ -216,23 +217,23 @@ class NodeLedger:
         self.refresh(part.instance_id)
 
     def forget(self, part: NodePart) -> None:
-        """The experiment is gone, and holds nothing of the node."""
+        """Remove a part whose experiment holds nothing of the node any more."""
         self._drop(part)
         self.refresh(part.instance_id)
 
     def forget_numbers(self, experiment: str) -> None:
-        """The experiment is gone."""
+        """Remove an ended experiment's offer numbers."""
         self._numbers.pop(experiment, None)
 
     def take_stale(self) -> list[NodePart]:
-        """Those of which an offer is to be sent, lowered ones first."""
+        """Return the parts with an offer to send, lowered ones first."""
         sendable = [part for part in self._stale if self._is_heard(part)]
         for part in sendable:
             del self._stale[part]
         return sorted(sendable, key=lambda part: not part.leaving)
 
     def totals(self) -> dict[str, float]:
-        """What all nodes have that are not lost."""
+        """Return the total resources of all nodes that are not lost."""
         sums: dict[str, float] = {}
         for node in self.nodes.values():
             if not node.is_lost:

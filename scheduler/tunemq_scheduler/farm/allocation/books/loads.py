@@ -1,4 +1,4 @@
-"""What slots cost, in GPUs where they have any, else in the farm's dominant resource."""
+"""`ResourceLoad`: the cost of slots, in GPUs if they have any, else in the dominant resource."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_shared.trainable.resource_names import GPU
 
-#: Slots with GPUs are paid for in this pool, all others in the other one.
+#: The pools: one accounts for slots with GPUs, the other for all others.
 GPUS: Final = "gpus"
 OTHERS: Final = "others"
 POOLS: Final = (GPUS, OTHERS)
 
 
 class ResourceLoad:
-    """A sum of slots: GPUs of those that have any, and the resources of all others."""
+    """A sum of slots: the GPUs of those with GPUs, and the resources of all others."""
 
     __slots__ = ("gpus", "others")
 
@@ -27,7 +27,7 @@ class ResourceLoad:
         return self.gpus > 0 or any(amount > 0 for amount in self.others.values())
 
     def add(self, amounts: ResourceAmounts, times: float = 1.0) -> None:
-        """So many such slots more."""
+        """Add slots."""
         gpus = amounts.resources.get(GPU, 0.0)
         if gpus:
             self.gpus = round(self.gpus + gpus * times, 6)
@@ -35,12 +35,12 @@ class ResourceLoad:
             _add(self.others, amounts.resources, times)
 
     def merge(self, other: ResourceLoad, sign: int) -> None:
-        """Another load more, or less."""
+        """Add or subtract another load."""
         self.gpus = round(self.gpus + sign * other.gpus, 6)
         _add(self.others, other.others, sign)
 
     def cost(self, pool: str, totals: Mapping[str, float]) -> float:
-        """What it costs in that pool; of resources the share of the farm, the dominant one's."""
+        """Return the cost in a pool; without GPUs, the dominant share of the farm's resources."""
         if pool == GPUS:
             return self.gpus
         shares = (amount / totals[name] for name, amount in self.others.items() if totals.get(name))
@@ -48,14 +48,14 @@ class ResourceLoad:
 
 
 def load_of(amounts: ResourceAmounts) -> ResourceLoad:
-    """That of one slot."""
+    """Return the load of one slot."""
     load = ResourceLoad()
     load.add(amounts)
     return load
 
 
 def pool_of(amounts: ResourceAmounts) -> str:
-    """The pool in which a slot is paid for."""
+    """Return the pool that accounts for a slot."""
     return GPUS if amounts.resources.get(GPU) else OTHERS
 
 

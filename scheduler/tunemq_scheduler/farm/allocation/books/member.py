@@ -1,4 +1,4 @@
-"""`ShareMember`: one experiment, what it wants and what it has."""
+"""`ShareMember`: one experiment with its demands and slots."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class ShareMember:
     """An experiment.
 
     Attributes:
-        order: experiments of one owner that have as much as each other take turns by it.
-        wants: by request, how many slots it would use beside those that it holds.
-        preferred: by request, the node that it would like best; ``excluded``: those of which it
-            would make no use; ``shunned``: those of which some of its trials would make none.
-        suspect: what a trial of it asks for that may kill its node, and waits for an empty one;
-            ``alone`` are the nodes on which such trials of it run.
-        slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
+        order: decides turns among experiments of one owner with equal slots.
+        wants: by request, how many more slots it would use.
+        preferred: by request, its preferred node; ``excluded``: nodes that it would not use;
+            ``shunned``: for each demand, nodes that its trials would not use.
+        suspect: the demand of a suspect trial that waits for an empty node; ``alone`` are the nodes
+            on which its suspect trials run.
+        slots: by request, the slots given to it; ``idle`` are the empty ones.
         claims: by request, the slots that are being cleared for it.
         since: by request, since when it waits.
-        parts: by attempt.
-        avoided: by attempt, until when it is offered nothing there: it made no use of it.
-        unused: by attempt, how often it did not.
-        behind: by request, until when its other requests come first: it made no use of a slot.
-        held: all that it was given and may hold; ``leaving`` is what it has to let go of, of that.
-            ``claimed`` is what is being cleared for it.
-        is_expected: it ran before this supervisor did, and has not reported yet.
-        is_paused: it is to have nothing.
+        parts: by node instance.
+        avoided: by node instance, until when it gets no offers there, because it left slots empty.
+        unused: by node instance, how often it left slots empty.
+        behind: by request, until when its other requests come first, because it left a slot empty.
+        held: all that it was given and may hold; ``leaving`` is the part to release; ``claimed`` is
+            the amount being cleared for it.
+        is_expected: whether it ran before this supervisor started, and has not reported yet.
+        is_paused: whether it gets nothing.
     """
 
     def __init__(self, name: str, owner: str, priority: int, order: float) -> None:
@@ -59,7 +59,7 @@ class ShareMember:
         self.is_paused = False
 
     def hear(self, usage: OfferUsage) -> None:
-        """What it said that it wants."""
+        """Take over the demands of a report."""
         self.wants.clear()
         self.preferred.clear()
         self.excluded.clear()
@@ -74,23 +74,23 @@ class ShareMember:
             self.preferred.setdefault(request, wanted.preferred)
             if wanted.excluded:
                 self.shunned.setdefault(request, []).append(frozenset(wanted.excluded))
-            # Who waits for the same may use what others shun.
+            # One trial may use nodes that another trial with the same request excludes.
             others = self.excluded.get(request, frozenset(wanted.excluded))
             self.excluded[request] = others.intersection(wanted.excluded)
 
     def missing(self, request: SlotRequest) -> int:
-        """How many slots it still has to get for this request."""
+        """Return how many more slots it needs for this request."""
         if self.is_paused:
             return 0
         given = self.idle[request] + self.claims[request]
         return max(0, self.wants.get(request, 0) - given)
 
     def comes_behind(self, request: SlotRequest) -> bool:
-        """Whether another of its requests is to be served before this one."""
+        """Return whether its other requests are served before this one."""
         others = self.wants.keys() - self.behind.keys() - {ALONE}
         return request in self.behind and any(map(self.missing, others))
 
     def idle_grants(self) -> list[SlotGrant]:
-        """Those in which it has nothing."""
+        """Return its empty slots."""
         parts = self.parts.values()
         return [grant for part in parts for grant in part.grants if not grant.is_held]

@@ -1,7 +1,7 @@
-"""`ShareMembers`: all experiments, and the books of their owners.
+"""`ShareMembers`: all experiments, and the accounts of their owners.
 
-A report changes a few parts of one experiment. What it means for sums over thousands of slots is
-kept up by differences: each part is booked as it is, and its former booking taken back.
+A report changes a few parts of one experiment. The sums over thousands of slots are updated by
+differences: each part's old entry is subtracted and its new one added.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.trainable.resource_names import GPU
 
-#: Nobody's demand counts for more slots than this.
+#: The most slots that count as one request's demand.
 _MANY: Final = 10_000
 
 
@@ -48,10 +48,10 @@ class _Booking:
 
 
 class OwnerBook:
-    """An owner's, for one priority: sums over its experiments, and an account for each pool.
+    """An owner's sums over its experiments in one priority, with an account for each pool.
 
     Attributes:
-        open: what is wanted beside what is held, and not being cleared either.
+        open: demand that is neither held nor being cleared.
     """
 
     def __init__(self, owner: str, weight: float) -> None:
@@ -67,11 +67,12 @@ class ShareMembers:
     """All experiments.
 
     Args:
-        estimate: what a slot for a request takes; None where no node could ever hold it.
+        settings: how the farm is shared.
+        estimate: returns what a slot for a request takes; None if no node could ever hold it.
 
     Attributes:
-        waiting: by request, those who would use more slots for it.
-        expected: those that ran before this supervisor did, and have not reported yet.
+        waiting: by request, the experiments that would use more slots.
+        expected: experiments that ran before this supervisor started and have not reported yet.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ShareMembers:
         self.quotas = OwnerQuotas(settings.quotas)
         self.waiting: dict[SlotRequest, dict[str, None]] = {}
         self.expected: dict[str, None] = {}
-        #: What the farm has.
+        #: The farm's total resources.
         self.totals: Mapping[str, float] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -96,21 +97,21 @@ class ShareMembers:
         return self._members[name]
 
     def get(self, name: str) -> ShareMember | None:
-        """The experiment; None where it is gone."""
+        """Return an experiment; None if it is gone."""
         return self._members.get(name)
 
     def __iter__(self) -> Iterator[ShareMember]:
         return iter(self._members.values())
 
     def add(self, member: ShareMember) -> None:
-        """An experiment more."""
+        """Add an experiment."""
         self._members[member.name] = member
         key = (member.priority, member.owner)
         if key not in self.books:
             self.books[key] = OwnerBook(member.owner, self._settings.shares.get(member.owner, 1.0))
 
     def remove(self, name: str) -> ShareMember:
-        """An experiment is over; its parts are booked out already."""
+        """Remove an ended experiment, whose parts are removed already."""
         member = self._members.pop(name)
         member.wants.clear()
         self.review(member)
@@ -118,13 +119,13 @@ class ShareMembers:
         return member
 
     def book(self, member: ShareMember) -> OwnerBook:
-        """That in which it is written down."""
+        """Return the owner's sums that contain this experiment."""
         return self.books[member.priority, member.owner]
 
     # --- changes ----------------------------------------------------------------------------------
 
     def book_part(self, part: NodePart, *, counts: bool) -> None:
-        """A part changed; it counts for nothing while its node is lost."""
+        """Update the sums after a change of a part; a part of a lost node does not count."""
         member = self._members[part.experiment]
         before = self._bookings.pop(part, None)
         if before is not None:
@@ -136,14 +137,14 @@ class ShareMembers:
     def claim(
         self, member: ShareMember, request: SlotRequest, amounts: ResourceAmounts, times: int
     ) -> None:
-        """Slots are being cleared for it, or not any more."""
+        """Add slots that are being cleared for an experiment, or subtract them."""
         member.claims[request] += times
         member.claimed.add(amounts, times)
         self.book(member).claimed.add(amounts, times)
         self.quotas.add(self.quotas.claimed, member.owner, amounts.resources, times)
 
     def review(self, member: ShareMember, now: float = 0.0) -> None:
-        """What it wants or has changed: who waits for what is written down anew."""
+        """Update who waits for what, after an experiment's demands or slots changed."""
         book, before = self.book(member), self._open.pop(member.name, {})
         for load in before.values():
             book.open.merge(load, -1)
@@ -159,14 +160,14 @@ class ShareMembers:
             del self.waiting[request][member.name]
             if not self.waiting[request]:
                 del self.waiting[request]
-        for request in [one for one in after if one not in before]:  # no set: it has no order
+        for request in [one for one in after if one not in before]:  # not a set, which has no order
             self.waiting.setdefault(request, {})[member.name] = None
         member.since = {request: member.since.get(request, now) for request in after}
         if after:
             self._open[member.name] = after
 
     def settle(self) -> None:
-        """Bring all accounts up to what is held and wanted now."""
+        """Update all accounts to the current holdings and demands."""
         levels: dict[tuple[int, str], list[ShareAccount]] = {}
         for (priority, _), book in self.books.items():
             for pool, account in book.accounts.items():
@@ -176,19 +177,19 @@ class ShareMembers:
             share_out(accounts)
 
     def account(self, priority: int, owner: str, pool: str) -> ShareAccount:
-        """An owner's account, written up; what it is entitled to is as it was last settled."""
+        """Return an owner's updated account; its entitlement is as last settled."""
         book = self.books[priority, owner]
         account = book.accounts[pool]
         self._write_up(book, pool, account)
         return account
 
     def coming(self, member: ShareMember, pool: str) -> float:
-        """What an experiment will have once what is being cleared is."""
+        """Return what an experiment will have once its claimed slots are clear."""
         held = member.held.cost(pool, self.totals) - member.leaving.cost(pool, self.totals)
         return held + member.claimed.cost(pool, self.totals)
 
     def advance(self, seconds: float) -> None:
-        """Time went on, and all was as it was last settled."""
+        """Advance all accounts by this many seconds, with their last settled values."""
         for book in self.books.values():
             for account in book.accounts.values():
                 account.advance(seconds)

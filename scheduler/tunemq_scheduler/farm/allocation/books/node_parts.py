@@ -1,7 +1,7 @@
-"""`NodePart`: what an experiment may have of a node, slot by slot, and what it may hold at worst.
+"""`NodePart`: an experiment's part of a node, slot by slot, and the most that it may hold.
 
-An offer is absolute and a message takes its time. So what counts as taken is, of each thing, the
-most that any offer allows by which the experiment may still go, and what it said that it holds.
+An offer is absolute, and a message takes time. So the amount that counts as taken is, for each
+resource, the maximum of the experiment's report and all offers that it may still follow.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tunemq_shared.protocol.messages import NodeOffered
 
 
 class SlotGrant:
-    """Room for one trial.
+    """A slot for one trial.
 
     Attributes:
-        request: for which it was given; empty where it was made of others.
-        amounts: with the devices, where they are known one by one.
+        request: the request for which it was given; empty if it was formed from other slots.
+        amounts: the resources, with the devices if they are known individually.
         at: when it was given.
-        n: the first offer that it stands in; 0 while there is none.
-        is_held: a trial is in it, as far as is known.
-        idle_since: since when the experiment knows of it and has nothing in it.
+        n: the number of the first offer that contains it; 0 if none does.
+        is_held: whether a trial runs in it, as far as known.
+        idle_since: since when the experiment knows it but has no trial in it.
     """
 
     __slots__ = ("amounts", "at", "idle_since", "is_held", "n", "part", "request")
@@ -52,11 +52,12 @@ class NodePart:
     """An experiment's part of a node.
 
     Attributes:
-        grants: what it is offered, in the order in which it was given.
-        leaving: what it is offered no longer, and may still hold.
-        grace_s: trials have to give way for what is leaving, within this time; None: they need not.
-        is_stale: there is an offer to be sent.
-        held: what it said that it holds.
+        grants: the offered slots, in the order in which they were given.
+        leaving: slots that are no longer offered but may still be held.
+        grace_s: how long trials in leaving slots get to save before preemption; None if they may
+            run to their end.
+        is_stale: whether there is an offer to send.
+        held: what the experiment reported that it holds.
         n: the number of the last offer.
     """
 
@@ -69,9 +70,9 @@ class NodePart:
         self.is_stale = False
         self.held = NOTHING
         self._offer = NOTHING
-        #: Those by which the experiment may go: the newest that it confirmed, and all after it.
+        #: Offers that the experiment may follow: the newest that it confirmed, and all later ones.
         self._sent: list[tuple[int, ResourceAmounts]] = []
-        #: Up to this offer nobody knows what was promised: another supervisor did it.
+        #: Up to this offer number, an earlier supervisor made unknown promises.
         self._unknown_until = 0
         self._reported = (-1, NOTHING)
         self.n = n
@@ -85,7 +86,7 @@ class NodePart:
 
     @property
     def taken(self) -> ResourceAmounts:
-        """What it may hold at worst."""
+        """The most that it may hold now."""
         worst = most(self._offer, self.held)
         for _, sent in self._sent:
             worst = most(worst, sent)
@@ -98,26 +99,26 @@ class NodePart:
 
     @property
     def may_grow(self) -> bool:
-        """Whether more may be offered: not while it is to let go of something."""
+        """Whether more may be offered; not while it has to release something."""
         return not self.leaving and not self._unknown_until
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left, and the experiment knows that."""
+        """Whether it is empty and the experiment knows that."""
         is_told = not self.is_stale and len(self._sent) <= 1 and not self._unknown_until
         return is_told and not self.grants and not self.leaving and is_nothing(self.taken)
 
     # --- changes ----------------------------------------------------------------------------------
 
     def add(self, request: SlotRequest, amounts: ResourceAmounts, at: float) -> SlotGrant:
-        """Offer room for one trial more."""
+        """Offer one more slot."""
         grant = SlotGrant(self, request, amounts, at)
         self.grants.append(grant)
         self._changed()
         return grant
 
     def remove(self, grant: SlotGrant, grace_s: float | None) -> None:
-        """Offer this no longer; who is in it may stay to the end, or has to give way."""
+        """Withdraw a slot; its trial may run to its end, or is preempted with a grace."""
         self.grants.remove(grant)
         self.leaving.append(grant)
         self._changed()
@@ -125,13 +126,13 @@ class NodePart:
             self.hurry(grace_s)
 
     def hurry(self, grace_s: float) -> None:
-        """Whoever is to leave has to give way."""
+        """Preempt the trials in withdrawn slots."""
         if self.leaving and self.grace_s is None:
             self.grace_s = grace_s
             self.is_stale = True
 
     def restore(self) -> bool:
-        """Offer again what is still held and nobody waits for any more."""
+        """Offer withdrawn slots again that are still held and no longer needed by others."""
         back = [grant for grant in self.leaving if grant.is_held and self.grace_s is None]
         if back:
             self.leaving = [grant for grant in self.leaving if grant not in back]
@@ -142,10 +143,10 @@ class NodePart:
     def swap(
         self, are_alike: Callable[[ResourceAmounts, ResourceAmounts], bool]
     ) -> list[tuple[SlotGrant, SlotGrant]]:
-        """Let go of what is empty, in place of as much that is to leave and is still held.
+        """Withdraw empty slots instead of equal ones that should leave but are still held.
 
-        So of several slots that would do it is the one that is empty first. Returns the pairs: what
-        stays, and what leaves in its place.
+        So of several suitable slots, the one that is empty first leaves. Returns pairs of the slot
+        that stays and the slot that leaves instead.
         """
         if self.grace_s is not None:
             return []
@@ -164,11 +165,11 @@ class NodePart:
         return pairs
 
     def say_again(self) -> None:
-        """The last offer may have been lost on its way."""
+        """Send the last offer again, because it may have been lost."""
         self.is_stale = True
 
     def next_offer(self) -> NodeOffered:
-        """The offer to be sent."""
+        """Return the next offer to send."""
         self.n += 1
         for grant in self.grants:
             grant.n = grant.n or self.n
@@ -185,20 +186,20 @@ class NodePart:
         )
 
     def adopt(self, seen: int, held: ResourceAmounts, at: float) -> None:
-        """It has what another supervisor offered, of which only this is known."""
+        """Take over what an earlier supervisor offered, of which only this is known."""
         self.count_from(seen)
         self.held = held
         if not is_nothing(held):
             self.add((), held, at).n = seen
 
     def count_from(self, seen: int) -> None:
-        """It goes by an offer of another supervisor, and passes over those with lower numbers."""
+        """Continue the numbers of an earlier supervisor, because lower ones are ignored."""
         self.n = seen
         self._unknown_until = seen + 1
         self.is_stale = True
 
     def report(self, seen: int, held: ResourceAmounts, at: float) -> bool:
-        """What the experiment said of it; returns whether that is news."""
+        """Process the experiment's report; return whether it is new."""
         if (seen, held) == self._reported:
             return False
         self._reported = seen, held
@@ -217,7 +218,7 @@ class NodePart:
         self.is_stale = True
 
     def _split(self, grant: SlotGrant, used: ResourceAmounts) -> None:
-        """A trial is in this much of it; the rest is for nobody in particular."""
+        """Split a slot into the part that a trial uses and an unassigned rest."""
         among = self.grants if grant in self.grants else self.leaving
         spare = SlotGrant(self, (), minus(grant.amounts, used), grant.at)
         spare.n = grant.n
@@ -225,7 +226,7 @@ class NodePart:
         among.append(spare)
 
     def _match(self, seen: int, at: float) -> None:
-        """Find out in which grants trials are; what is not held any more has left."""
+        """Find out which slots have trials; leaving slots without one are removed."""
         rest = self.held
         loose: list[SlotGrant] = []
         for grant in (*self.grants, *self.leaving):
@@ -236,7 +237,7 @@ class NodePart:
                 loose.append(grant)
         for grant in sorted(loose, key=lambda one: not rest.devices.keys() & one.amounts.devices):
             used = least(rest, grant.amounts)
-            if not is_nothing(used):  # by a trial other than that for which it was given
+            if not is_nothing(used):  # used by a trial other than the intended one
                 rest = minus(rest, used)
                 self._split(grant, used)
         for grant in self.grants:

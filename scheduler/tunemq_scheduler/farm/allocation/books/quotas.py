@@ -1,4 +1,4 @@
-"""`OwnerQuotas`: what an owner's experiments may hold together, over all priorities."""
+"""`OwnerQuotas`: the most that an owner's experiments hold together, over all priorities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Sums = dict[str, dict[str, float]]
 
 
 def take(left: dict[str, float], amounts: ResourceAmounts, times: int) -> int:
-    """Take so much so often of what is left, or as often as it suffices; returns how often."""
+    """Subtract the amounts up to this many times, as often as they fit; return how often."""
     asked = {name: amounts.resources[name] for name in left if amounts.resources.get(name)}
     for name, amount in asked.items():
         times = max(0, min(times, int((left[name] + _TOLERANCE) / amount)))
@@ -23,11 +23,11 @@ def take(left: dict[str, float], amounts: ResourceAmounts, times: int) -> int:
 
 
 class OwnerQuotas:
-    """Sums by owner, against the most that each may have.
+    """Sums by owner, and their limits.
 
     Attributes:
-        held: with what has to be let go of, which ``leaving`` is alone.
-        claimed: what is being cleared.
+        held: including ``leaving``, which is the part to release.
+        claimed: the amount being cleared.
     """
 
     def __init__(self, quotas: Mapping[str, Mapping[str, float]]) -> None:
@@ -37,32 +37,32 @@ class OwnerQuotas:
         self.claimed: _Sums = {}
 
     def of(self, owner: str) -> Mapping[str, float]:
-        """What an owner may have at most."""
+        """Return the most that an owner may have."""
         return self._quotas.get(owner, {})
 
     def add(self, sums: _Sums, owner: str, resources: Mapping[str, float], sign: int) -> None:
-        """So much more, or less, of an owner's; only of those who have a quota it is kept."""
+        """Add or subtract resources of an owner; only owners with a quota are counted."""
         if owner in self._quotas:
             mine = sums.setdefault(owner, {})
             for name, amount in resources.items():
                 mine[name] = round(mine.get(name, 0.0) + sign * amount, 6)
 
     def hit(self, owner: str, amounts: ResourceAmounts) -> str:
-        """The resource of which it may not have so much more; empty where there is none."""
+        """Return the resource whose quota these amounts would exceed; empty if there is none."""
         return self._hit(owner, amounts, (self.held, self.claimed))
 
     def hit_when_clear(self, owner: str, amounts: ResourceAmounts) -> str:
-        """Likewise, where this is what was being cleared for it."""
+        """Do the same for amounts that were being cleared for it."""
         return self._hit(owner, amounts, (self.held,))
 
     def hit_later(
         self, owner: str, amounts: ResourceAmounts, given: Iterable[ResourceAmounts] = ()
     ) -> str:
-        """Likewise, once what is leaving has left, and it has let go of this, too."""
+        """Do the same for the time after leaving slots are gone, and these were released, too."""
         return self._hit(owner, amounts, (self.held, self.claimed), (self.leaving,), given)
 
     def left(self, owner: str) -> dict[str, float]:
-        """What it may still have, of each resource of which it has a quota."""
+        """Return what an owner may still have of each resource with a quota."""
         used = self.held.get(owner, {}), self.claimed.get(owner, {})
         return {
             name: most - sum(one.get(name, 0.0) for one in used)

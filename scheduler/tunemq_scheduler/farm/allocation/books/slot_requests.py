@@ -1,4 +1,4 @@
-"""What one trial asks for, as something that can stand in a set; and what it takes."""
+"""`SlotRequest`: what one trial asks for, as a hashable value; and what it takes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MEMORY: Final = "memory"
 #: Names and amounts, sorted.
 SlotRequest = tuple[tuple[str, float], ...]
 
-#: Stands for the whole of a node, which is given to a trial that may kill it.
+#: Stands for a whole node, which a suspect trial gets.
 ALONE: Final[SlotRequest] = tuple(WHOLE_NODE.items())
 
 
 def request_of(amounts: Mapping[str, float]) -> SlotRequest:
-    """The request for these amounts."""
+    """Return the request for these amounts."""
     return tuple(sorted((name, amount) for name, amount in amounts.items() if amount > 0))
 
 
 def amounts_of(request: SlotRequest, devices: Mapping[str, float]) -> ResourceAmounts:
-    """What a trial takes of a node where it gets these devices."""
+    """Return what a trial takes of a node with these devices."""
     resources = {
         name: amount
         for name, amount in request
@@ -36,7 +36,7 @@ def amounts_of(request: SlotRequest, devices: Mapping[str, float]) -> ResourceAm
 
 
 def kinds_of(request: SlotRequest) -> tuple[str, ...]:
-    """What a farm needs more of for it: ``gpu``, else ``cpu``; and all else that it asks for."""
+    """Return the kinds of resources that it needs: ``gpu``, else ``cpu``; and custom ones."""
     names = {name for name, _ in request}
     models = {name for name in names if name.startswith(ACCELERATOR_TYPE)}
     first = GPU if models or not names.isdisjoint({GPU, GPU_MEMORY}) else CPU
@@ -44,5 +44,5 @@ def kinds_of(request: SlotRequest) -> tuple[str, ...]:
 
 
 def in_words(request: SlotRequest) -> str:
-    """As people write it."""
+    """Return the request as people write it."""
     return ", ".join(f"{name}={amount:g}" for name, amount in request) or "nothing"

@@ -1,1 +1,1 @@
-"""Taking slots back for those who wait, with as little loss as possible."""
+"""Preemption: takes slots back for waiting experiments, with as little loss as possible."""

@@ -1,4 +1,4 @@
-"""`PreemptionByPriority`: for a higher priority lower ones give way, at once."""
+"""`PreemptionByPriority`: preempts lower priorities for a higher one, at once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tunemq_scheduler.farm.allocation.preemption.plans import VictimFinder
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import take_turns
 
-#: What had no place is looked at again after this, though no room came free.
+#: A request for which no slot could be cleared is tried again after this time.
 _RETRY_S: Final = 1.0
 
 
 class PreemptionByPriority:
-    """Clears slots for those who wait, of experiments with lower priorities."""
+    """Clears slots of experiments with lower priorities for waiting ones."""
 
     def __init__(self, planner: PreemptionPlanner) -> None:
         self._planner = planner
-        #: There was nothing to clear for these, when.
+        #: When nothing could be cleared for each of these.
         self._hopeless: dict[tuple[int, SlotRequest], float] = {}
         self._grown = 0
 
     def run(self) -> None:
-        """Clear what is to be cleared."""
+        """Clear the slots that are needed."""
         if self._planner.ledger.grown != self._grown:
             self._grown = self._planner.ledger.grown
             self._hopeless.clear()

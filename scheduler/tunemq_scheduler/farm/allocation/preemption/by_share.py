@@ -1,4 +1,4 @@
-"""Within one priority an owner's slots go to another that is behind its share."""
+"""`PreemptionByShare`: gives one owner's slots to another that is behind its share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tunemq_scheduler.farm.allocation.preemption.plans import MayTake
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import OwnerQueue, ShareLevel
 
-#: One owner has missed so much more of its share than another one, in seconds of it, that it gets
-#: slots of theirs: as trials end, and by preemption.
+#: By how much more of its share one owner must be behind than another, in seconds of it, to get the
+#: other's slots: first as trials end, then by preemption.
 _SOFT_S: Final = 240.0
 _HARD_S: Final = 480.0
-#: Who just began is not preempted for anybody's share: that goes to and fro.
+#: A trial that has just started is not preempted for shares, which would cause oscillation.
 _UNDISTURBED_S: Final = 180.0
 
 
 class PreemptionByShare:
-    """Clears slots of owners who have more than their share, for those who have less."""
+    """Clears slots of owners above their share, for those below theirs."""
 
     def __init__(self, planner: PreemptionPlanner) -> None:
         self._planner = planner
 
     def run(self) -> None:
-        """Clear what is to be cleared."""
+        """Clear the slots that are needed."""
         for level, queues in self._planner.levels().items():
             accounts = {
                 owner: self._planner.members.account(level.priority, owner, level.pool)
@@ -97,7 +97,7 @@ class PreemptionByShare:
             if is_hard and grant.is_held and self._planner.now < grant.at + _UNDISTURBED_S:
                 return False
             if not is_hard and grant.part.grace_s is not None:
-                return False  # the others would have to give way, too
+                return False  # the others would be preempted, too
             theirs = accounts[giver.owner]
             gone = sum(
                 self._planner.cost(one, level.pool)
@@ -105,7 +105,7 @@ class PreemptionByShare:
                 if self._planner.owner_of(one) == giver.owner
             )
             above = theirs.coming - theirs.entitled
-            # A slot that is given away in pieces is given away as a whole.
+            # A slot counts as a whole even if only a piece of it is given away.
             is_above = above > TOLERANCE and gone < max(above, cost) - TOLERANCE
             return is_above and accounts[owner].behind_s - theirs.behind_s >= least
 

@@ -1,4 +1,4 @@
-"""`PreemptionBySize`: a request that is larger than all that comes free by itself gets its slot."""
+"""`PreemptionBySize`: clears slots for requests larger than those that become free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunemq_scheduler.farm.allocation.granting import MAX_TIMES_PASSED_OVER
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import ShareLevel
 
-#: Who has nothing and waits for something large is not passed over any longer than this.
+#: How long an experiment without slots waits for a large request before one is cleared.
 _SIZE_S: Final = 1800.0
 
 
@@ -26,7 +26,7 @@ class PreemptionBySize:
         self._passed = passed
 
     def run(self) -> None:
-        """A request that others' smaller ones never leave room for gets a node to itself."""
+        """Clear a slot for each request that smaller ones leave no space for."""
         claimed = {claim.request for claim in self._planner.claims}
         for request in list(self._planner.members.waiting):
             if request in claimed:

@@ -1,4 +1,4 @@
-"""`PreemptionByTurn`: an owner's experiments have as much as each other."""
+"""`PreemptionByTurn`: balances slots among an owner's experiments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.turns import ShareLevel
 
-#: Experiments of one owner change places after so long a wait.
+#: How long an experiment waits before another of its owner gives slots to it.
 _TURN_S: Final = 120.0
 
 
 class PreemptionByTurn:
-    """Clears slots of an owner's experiments that have more than another, as trials end."""
+    """Clears slots of experiments that have more than another of their owner, as trials end."""
 
     def __init__(self, planner: PreemptionPlanner) -> None:
         self._planner = planner
 
     def run(self) -> None:
-        """Experiments of one owner have as much as each other, as far as slots can be divided."""
+        """Balance each owner's experiments, as far as slots can be divided."""
         for level, queues in self._planner.levels().items():
             most = self._most(level)
             for owner, queue in queues.items():
@@ -34,7 +34,7 @@ class PreemptionByTurn:
                         break
 
     def _most(self, level: ShareLevel) -> dict[str, float]:
-        """By owner, what the experiment has that has most."""
+        """Return, by owner, the most that one of its experiments has."""
         most: dict[str, float] = {}
         for member in self._planner.members:
             if member.priority == level.priority:
@@ -74,7 +74,7 @@ class PreemptionByTurn:
                     self._planner.members[grant.part.experiment], level.pool
                 )
             ),
-            at_most=1,  # where several had to end, the first would be empty for long
+            at_most=1,  # if several had to end, the first slot would stay empty for long
         )
         plan = finder.next()
         if plan is None or self._planner.breaks_quota(member, plan):

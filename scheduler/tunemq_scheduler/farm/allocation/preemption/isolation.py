@@ -1,12 +1,12 @@
-"""`SuspectIsolation`: a trial that may kill its node gets one in which nothing else runs.
+"""`SuspectIsolation`: runs a suspect trial alone on a node.
 
-A node is lost with all trials that it ran, of whichever experiments, and nobody saw which one did
-it. So each trial that lost too many nodes runs alone next: then the loss of one more is evidence.
+A node is lost with all trials on it, of any experiment, and the cause is unknown. So each trial
+that lost too many nodes runs alone next: then the loss of another node is evidence against it.
 
-Each experiment that waits with such a trial has one node emptied for it at a time. The trials there
-run to their end; where the farm preempts they have to give way after `_TIMEOUT_S`. As soon as the
-trial reports something new, or is over, the node is as all others again. Experiments take turns,
-and none has more than its part of the nodes in this way.
+For each experiment with a waiting suspect trial, one node at a time is emptied. Its trials run to
+their end; if the farm preempts, they are preempted after `_TIMEOUT_S`. When the suspect trial
+reports a new result or ends, the node is shared again. Experiments take turns, and none gets more
+than its share of the nodes in this way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tunemq_scheduler.farm.allocation.books.node_parts import NodePart, SlotGran
 from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
-#: Trials on a node that is emptied have to give way after so long, in seconds.
+#: The time after which trials on such a node are preempted, in seconds.
 _TIMEOUT_S: Final = 240.0
 
 
 class SuspectIsolation:
-    """Keeps nodes for trials that may kill them."""
+    """Reserves nodes for suspect trials."""
 
     def __init__(
         self, settings: FairShareSettings, ledger: NodeLedger, members: ShareMembers
@@ -35,12 +35,12 @@ class SuspectIsolation:
         self._ledger, self._members = ledger, members
         #: Since when each of these nodes is being emptied.
         self._since: dict[str, float] = {}
-        #: When each experiment had a node emptied last, as a count.
+        #: The turn in which each experiment last got a node.
         self._turns: dict[str, int] = {}
         self._turn = 0
 
     def run(self, now: float) -> None:
-        """Keep the nodes that are needed, and let go of all others."""
+        """Reserve the nodes that are needed, and release all others."""
         if self._members.expected:
             return
         for instance_id, node in self._ledger.nodes.items():
@@ -93,7 +93,7 @@ class SuspectIsolation:
         self._give(emptied, member, now)
 
     def _choose(self, member: ShareMember) -> str | None:
-        """The node on which the fewest trials have to end first."""
+        """Return the node on which the fewest trials have to end first."""
         nodes = [
             one
             for one, node in self._ledger.nodes.items()
@@ -118,7 +118,7 @@ class SuspectIsolation:
                 self._ledger.hurry(part, self._grace_s)
 
     def _give(self, instance_id: str, member: ShareMember, now: float) -> None:
-        """Offer all of the node once nobody else has anything of it."""
+        """Offer the whole node once no other experiment holds a part of it."""
         node = self._ledger.nodes[instance_id]
         part = self._ledger.part(member.name, instance_id)
         if part.grants or not part.may_grow or not covers(node.free, node.whole):

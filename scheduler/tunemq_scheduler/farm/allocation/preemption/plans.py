@@ -1,4 +1,4 @@
-"""`VictimFinder`: on which node a slot can be cleared, and who has to let go of what for it."""
+"""`VictimFinder`: finds the node on which clearing a slot costs the least."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tunemq_scheduler.farm.allocation.books.member import ShareMember
 from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
 from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
 
-#: Whether a grant may be taken, after those; asked in the order in which they would be taken.
+#: Returns whether a slot may be taken after the listed ones; called in the order of taking.
 MayTake = Callable[[SlotGrant, list[SlotGrant]], bool]
-#: The lowest is taken first, before what would be lost counts.
+#: Slots with the lowest rank are taken first; the loss counts only among equal ranks.
 RankGrant = Callable[[SlotGrant], float]
 
 
 class PreemptionPlan(NamedTuple):
-    """A slot and those in its way."""
+    """A slot to clear, and the slots in its way."""
 
     instance_id: str
     victims: tuple[SlotGrant, ...]
@@ -32,12 +32,16 @@ class PreemptionPlan(NamedTuple):
 class VictimFinder:
     """Finds slots for one request, one after the other, each where the least is lost.
 
-    Each node is looked at once; again only when its turn has come and things may have changed.
+    It checks each node once, and again only when the node is next and may have changed.
 
     Args:
-        may_take: which grants may be in the way.
-        rank: which of them go first.
-        at_most: so many of them.
+        ledger, claims: all nodes and claims.
+        member: the experiment that waits for the request.
+        request: the request.
+        now: the time, in seconds of the allocator's clock.
+        may_take: returns whether a slot may be taken.
+        rank: returns which slots are taken first.
+        at_most: the most slots to take for one plan.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class VictimFinder:
         heapq.heapify(self._heap)
 
     def next(self) -> PreemptionPlan | None:
-        """The best of what is left; None when there is nothing."""
+        """Return the best remaining plan; None if there is none."""
         while self._heap:
             _, instance_id = heapq.heappop(self._heap)
             plan = self._plan(instance_id)
@@ -101,7 +105,7 @@ class VictimFinder:
                         break
         if devices is None:
             return None
-        for grant in reversed(victims[:-1]):  # those of which most would be lost come last
+        for grant in reversed(victims[:-1]):  # the slots with the greatest loss come last
             less = minus(free, grant.amounts)
             others = self._devices(instance_id, less)
             if others is not None:
@@ -121,13 +125,13 @@ class VictimFinder:
         return not node.is_unknown and (own is None or own.may_grow)
 
     def _to_come(self, instance_id: str, node: LedgerNode) -> ResourceAmounts:
-        """What is free once all that is leaving has left, for this priority."""
+        """Return the free part for this priority once all leaving trials have ended."""
         claimed = self._claims.claimed(instance_id, self._member.priority)
         return minus(node.not_offered, claimed)
 
     def _candidates(self, node: LedgerNode) -> list[SlotGrant]:
         waiting = {claim.member.name for claim in self._claims.on(node.joined.instance_id)}
-        waiting.discard(self._member.name)  # whoever is to get something here cannot give, too
+        waiting.discard(self._member.name)  # it waits for a slot here, so it gives none
         parts = (part for part in node.parts.values() if part.experiment not in waiting)
         grants = [grant for part in parts for grant in part.grants]
         return sorted(grants, key=lambda one: (self._rank(one), one.is_held, -one.at))

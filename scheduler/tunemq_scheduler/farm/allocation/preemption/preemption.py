@@ -1,11 +1,11 @@
-"""`Preemption`: room is made for those to whom it is due, where there is none.
+"""`Preemption`: clears slots for the experiments that are next if none is free.
 
-For a higher priority at once, at the cost of lower ones. Within one priority an owner's slots go to
-another when the one has missed so much more of its share than the other that it is worth the
-trouble: first as trials end, after some minutes more by preemption. Experiments of one owner, and
-requests larger than all that comes free by itself, get their slots as trials end.
+For a higher priority it preempts lower ones at once. Within a priority, an owner that has missed
+much more of its share gets slots of another: first as trials end, some minutes later by preemption.
+Experiments of one owner, and requests larger than the slots that become free, get their slots as
+trials end.
 
-Nothing is cleared for what would then not fit; and what is cleared for somebody is claimed.
+It clears nothing that would then not fit; and it reserves cleared slots with a claim.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tunemq_scheduler.farm.allocation.preemption.by_turn import PreemptionByTurn
 from tunemq_scheduler.farm.allocation.preemption.preemption_planner import PreemptionPlanner
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
-#: So often shares are compared.
+#: The interval at which shares are compared.
 _REVIEW_S: Final = 10.0
-#: Trials that were to end by themselves, and did not, have to give way after this, in seconds. A
-#: node that is kept for something large may have empty slots for so long, as one by one ends.
+#: The time after which trials that were expected to end are preempted, in seconds. A node that is
+#: reserved for a large request may have empty slots for this long, while its trials end one by one.
 _CLAIM_TIMEOUT_S: Final = {SHARE: 240.0, SIZE: 900.0}
 
 
 class Preemption:
-    """Makes claims, and has others let go of what is in their way."""
+    """Makes claims, and withdraws the slots in their way."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Preemption:
         self._reviewed_at = -_REVIEW_S
 
     def run(self, now: float) -> None:
-        """Clear what has to be cleared."""
+        """Clear the slots that are needed."""
         if self._planner.members.expected:
             return
         self._planner.begin(now)
@@ -63,7 +63,7 @@ class Preemption:
             self._sizes.run()
 
     def _hurry(self) -> None:
-        """Where trials were to end by themselves, and did not, they have to give way."""
+        """Preempt trials that were expected to end and did not."""
         grace_s = self._planner.grace_s
         if grace_s is None:
             return

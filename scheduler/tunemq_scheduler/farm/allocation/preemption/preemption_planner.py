@@ -1,4 +1,4 @@
-"""`PreemptionPlanner`: how slots are cleared, whatever for."""
+"""`PreemptionPlanner`: the common part of all reasons for clearing slots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tunemq_scheduler.farm.allocation.preemption.plans import (
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_scheduler.farm.allocation.turns import OwnerQueues, ShareLevel, levels_of
 
-#: At most so many slots are cleared at once: nobody waits for this decision longer than that takes.
+#: The most slots to clear at once, which limits the time of one decision.
 _AT_ONCE: Final = 256
 
 
 class PreemptionPlanner:
-    """What all that clear slots work with.
+    """The state and tools for clearing slots.
 
     Attributes:
-        now: when it is.
-        grace_s: of those that have to give way; None where nobody has to.
+        now: the time of this turn.
+        grace_s: how long preempted trials get to save; None if the farm does not preempt.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class PreemptionPlanner:
         self._left = 0
 
     def begin(self, now: float) -> None:
-        """Another turn."""
+        """Begin a turn."""
         self.now, self._left = now, _AT_ONCE
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is cleared for this turn."""
+        """Whether this turn has cleared enough slots."""
         return self._left <= 0
 
     def levels(self, requests: list[SlotRequest] | None = None) -> dict[ShareLevel, OwnerQueues]:
-        """Who waits, for these requests or for any."""
+        """Return who waits for these requests, or for any."""
         waiting = list(self.members.waiting) if requests is None else requests
         return levels_of(self.members, waiting, self.ledger.capacity.estimate)
 
@@ -70,7 +70,7 @@ class PreemptionPlanner:
         rank: RankGrant,
         at_most: float = math.inf,
     ) -> VictimFinder:
-        """Finds slots for an experiment that waits for this."""
+        """Return a finder of slots for an experiment's request."""
         return VictimFinder(
             self.ledger, self.claims, member, request, self.now, may_take, rank, at_most
         )
@@ -83,7 +83,7 @@ class PreemptionPlanner:
         kind: str,
         grace_s: float | None,
     ) -> None:
-        """Have those in the way let go of it, and keep it for that one."""
+        """Withdraw the slots in the way, and reserve the cleared slot."""
         claim = SlotClaim(member, request, plan.instance_id, plan.amounts, kind, self.now)
         for grant in plan.victims:
             claim.givers[grant.part] = None
@@ -95,28 +95,28 @@ class PreemptionPlanner:
         self._left -= 1
 
     def is_over_quota(self, member: ShareMember, request: SlotRequest) -> bool:
-        """Whether its owner may not hold so much more, whoever else lets go of it."""
+        """Return whether the owner's quota forbids this, even if other owners release slots."""
         amounts = self.ledger.capacity.estimate(request)
         return amounts is None or bool(self.members.quotas.hit_later(member.owner, amounts))
 
     def breaks_quota(self, member: ShareMember, plan: PreemptionPlan) -> bool:
-        """Whether its owner would then hold more than it may."""
+        """Return whether the owner would exceed its quota with this plan."""
         own = [one.amounts for one in plan.victims if self.owner_of(one) == member.owner]
         return bool(self.members.quotas.hit_later(member.owner, plan.amounts, own))
 
     def cost_of(self, request: SlotRequest, pool: str) -> float:
-        """What a slot for this costs."""
+        """Return the cost of a slot for this request."""
         amounts = self.ledger.capacity.estimate(request) or NOTHING
         return load_of(amounts).cost(pool, self.members.totals)
 
     def cost(self, grant: SlotGrant, pool: str) -> float:
-        """What a slot costs."""
+        """Return the cost of a slot."""
         return load_of(grant.amounts).cost(pool, self.members.totals)
 
     def priority_of(self, grant: SlotGrant) -> int:
-        """That of the experiment that has the slot."""
+        """Return the priority of the experiment that has the slot."""
         return self.members[grant.part.experiment].priority
 
     def owner_of(self, grant: SlotGrant) -> str:
-        """That of the experiment that has the slot."""
+        """Return the owner of the experiment that has the slot."""
         return self.members[grant.part.experiment].owner
