@@ -1,1 +1,1 @@
-"""What the supervisor and an experiment's process both use: the lease, run records, exit codes."""
+"""Shared by the supervisor and experiment processes: the lease, run records, exit codes."""

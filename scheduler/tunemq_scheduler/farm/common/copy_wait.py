@@ -1,4 +1,4 @@
-"""What a farm's executor holds back until the journal's copy has the reason."""
+"""`CopyWaitingExecutor`: delays irreversible actions until the journal's copy has their cause."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from tunemq_scheduler.journal.journal_copy import JournalCopy
 
 
 class CopyWaitingExecutor(ABC):
-    """Waits with what cannot be taken back, where the experiment's journal has a copy."""
+    """Delays irreversible actions if the experiment's journal has a copy in a store."""
 
     def __init__(self) -> None:
         self._journal: Journal | None = None
         self._copy: JournalCopy | None = None
         self._releases_copied = False
-        #: What waits until the journal's copy has so many turns.
+        #: Actions that wait until the journal's copy has this many turns.
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
-        #: How far nodes may be told that their events are kept, once the copy has that turn: the
-        #: one that is waited for, and the newest. More than these two would say nothing more.
+        #: Acknowledgements that wait until the copy has this turn: the next one, and the newest.
+        #: More than these two would add nothing.
         self._acknowledgements: deque[tuple[int, dict[str, int]]] = deque()
 
     def follow(self, journal: Journal, copy: JournalCopy, *, releases: bool) -> None:
-        """Wait with what cannot be taken back until the copy of the journal has the reason for it.
+        """Delay irreversible actions until the journal's copy contains their cause.
 
         Args:
-            releases: also with telling nodes what they may forget.
+            journal: the experiment's journal.
+            copy: its copy in the store.
+            releases: whether acknowledgements to nodes wait, too.
         """
         self._journal, self._copy, self._releases_copied = journal, copy, releases
 
     def when_copied(self, call: Callable[[], None]) -> None:
-        """Do what follows from the last turn as soon as it is in the journal's copy, if any."""
+        """Run a call as soon as the last turn is in the journal's copy; at once without a copy."""
         if self._journal is None:
             call()
         else:
@@ -50,7 +52,7 @@ class CopyWaitingExecutor(ABC):
         self.do_copied()
 
     def do_copied(self) -> None:
-        """Do what waited for the copy, as far as that has come."""
+        """Run the actions whose turns are in the copy."""
         if self._copy is None:
             return
         while self._held and self._held[0][0] <= self._copy.turn:
@@ -59,21 +61,21 @@ class CopyWaitingExecutor(ABC):
             self.acknowledge_now(self._acknowledgements.popleft()[1])
 
     def end_copy(self) -> None:
-        """Have the copy be complete, and do all that waited for it."""
+        """Complete the copy, and run all waiting actions."""
         if self._copy is not None:
             self._copy.close()
             self.do_copied()
 
     def copy_notices(self) -> list[str]:
-        """What happened to the copy, for people."""
+        """Return what happened to the copy, for people."""
         return self._copy.notices() if self._copy is not None else []
 
     def copy_lag(self) -> tuple[float, int]:
-        """For how many seconds, and by how many bytes, the journal's copy is behind."""
+        """Return by how many seconds, and by how many bytes, the journal's copy is behind."""
         return (
             (self._copy.behind_s, self._copy.behind_bytes) if self._copy is not None else (0.0, 0)
         )
 
     @abstractmethod
     def acknowledge_now(self, acknowledged: dict[str, int]) -> None:
-        """Tell nodes how far their events are kept."""
+        """Acknowledge events to the nodes at once."""

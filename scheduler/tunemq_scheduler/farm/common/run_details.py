@@ -1,4 +1,4 @@
-"""`RunDetails`: what the processes of experiments said of themselves when they ended."""
+"""`RunDetails`: stores the last reports of experiment processes that have ended."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ from tunemq_shared.base.undecodable import UNDECODABLE
 
 
 class RunDetails:
-    """One file for each experiment that is over or paused; what is lost of it is only not shown.
-
-    Args:
-        folder: of the files; made if need be.
-    """
+    """One file for each finished or paused experiment; a loss only hides details."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        #: What the disk had no room for.
+        #: Reports for which the disk had no space.
         self._unsaved: dict[str, bytes] = {}
         make_folder(folder)
 
     def keep(self, name: str, detail: bytes) -> None:
-        """Keep what it said, in place of what it said before."""
+        """Store a report in place of the earlier one."""
         self._unsaved[name] = detail
         with contextlib.suppress(JournalFull):
             self.save()
 
     def save(self) -> None:
-        """Write what the disk had no room for.
+        """Write reports for which the disk had no space.
 
         Raises:
             JournalFull: it still has none.
@@ -44,11 +40,11 @@ class RunDetails:
             except JournalFull:
                 raise
             except JournalError:
-                pass  # it is lost
+                pass  # the report is lost
             del self._unsaved[name]
 
     def read(self, name: str) -> ExperimentDetail | None:
-        """What it said last; None where nobody knows."""
+        """Return the last report; None if there is none."""
         try:
             detail = self._unsaved.get(name) or self._path(name).read_bytes()
             return msgspec.msgpack.decode(detail, type=ExperimentDetail)
@@ -56,7 +52,7 @@ class RunDetails:
             return None
 
     def forget(self, name: str) -> None:
-        """Keep nothing of it."""
+        """Delete the report."""
         self._unsaved.pop(name, None)
         with contextlib.suppress(OSError):
             self._path(name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a scheduler's exit code says."""
+"""The exit codes of a scheduler and of experiment processes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from tunemq_shared.base.errors import (
 )
 from tunemq_shared.system.processes import signal_name
 
-#: The search could not go on; what it had is saved.
+#: The search failed; its results are saved.
 EXIT_FAILED: Final = 1
-#: What was given is of no use (EX_USAGE).
+#: An argument or a setting is invalid (EX_USAGE).
 EXIT_USE: Final = 64
-#: Redis is away, or lets nobody in (EX_UNAVAILABLE).
+#: Redis is away or rejects connections (EX_UNAVAILABLE).
 EXIT_UNAVAILABLE: Final = 69
-#: Of an experiment's process: the disk or the store failed, and may not the next time (EX_IOERR).
+#: Of an experiment process: the disk or the store failed, perhaps temporarily (EX_IOERR).
 EXIT_AGAIN: Final = 74
 #: Another scheduler runs on this farm, has this search, or took it over (EX_TEMPFAIL).
 EXIT_SUPERSEDED: Final = 75
-#: Of an experiment's process: another version wrote what it continues from (EX_CONFIG).
+#: Of an experiment process: another version wrote the state to continue from (EX_CONFIG).
 EXIT_OTHER_VERSION: Final = 78
 
-#: What a file system says that is full, broken, or away.
+#: The errors of a file system that is full, broken, or away.
 _TRANSIENT: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
-#: What is no better the next time, whatever its cause.
+#: Errors that would happen again, whatever their cause.
 _LASTING: Final = (BlobCorrupt, BugError, CheckpointCorrupt, JournalCorrupt, SearchFailed)
 
 
 def exit_code(problem: TuneError) -> int:
-    """What a scheduler ends with for this."""
+    """Return the exit code of a scheduler for this error."""
     if isinstance(problem, SchedulerSuperseded | JournalLocked):
         return EXIT_SUPERSEDED
     if isinstance(problem, UserError):
@@ -56,18 +56,18 @@ def exit_code(problem: TuneError) -> int:
 
 
 def process_exit_code(problem: Exception) -> int:
-    """What an experiment's process ends with for this."""
+    """Return the exit code of an experiment process for this error."""
     if isinstance(problem, JournalVersionMismatch | TunerVersionMismatch):
         return EXIT_OTHER_VERSION
     if may_pass(problem):
         return EXIT_AGAIN
     if isinstance(problem, RunSuperseded):
-        return EXIT_FAILED  # started again it would only find the same
+        return EXIT_FAILED  # a restart would find the same
     return exit_code(problem) if isinstance(problem, TuneError) else EXIT_FAILED
 
 
 def may_pass(problem: Exception) -> bool:
-    """Whether a disk or a store is at fault, and nothing of the experiment."""
+    """Return whether a disk or a store caused this, not the experiment."""
     if isinstance(problem, _LASTING):
         return False
     if isinstance(problem, StoreError | JournalFull):
@@ -77,7 +77,7 @@ def may_pass(problem: Exception) -> bool:
 
 
 def _refusals(problem: BaseException) -> Iterator[OSError]:
-    """What the system refused that led to this."""
+    """Yield the system errors that led to this one."""
     seen: set[int] = set()
     cause: BaseException | None = problem
     while cause is not None and id(cause) not in seen:
@@ -88,7 +88,7 @@ def _refusals(problem: BaseException) -> Iterator[OSError]:
 
 
 def how_it_ended(returncode: int) -> str:
-    """How a process ended: ``was killed by SIGSEGV (Segmentation fault)``, for example."""
+    """Describe how a process ended, e.g. ``was killed by SIGSEGV (Segmentation fault)``."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     told = signal.strsignal(-returncode)

@@ -1,16 +1,17 @@
-"""`SchedulerLease`: a farm has one scheduler, and one that was replaced notices before it acts.
+"""`SchedulerLease`: gives a farm one scheduler; a replaced one notices that before it acts.
 
-Each start of a scheduler gets a **term**, greater than all before. It is kept in Redis and, because
-Redis may be wiped, in the experiment's folder; and it is never below the time of the start in Unix
-seconds, so that a farm that has lost both still goes on upwards. Nodes obey the newest term only.
+Each start of a scheduler gets a **term**, greater than all before. The term is stored in Redis and,
+because Redis may be wiped, in the experiment's folder. It is never below the time of the start in
+Unix seconds, so that the terms of a farm that lost both still grow. Nodes obey only the newest
+term.
 
-The **lease** is a key in Redis that its holder renews, in a thread of its own, because an algorithm
-of the user's may take the loop's for as long as it likes. Who wants to be the next scheduler waits
-until it runs out, unless the holder is certainly dead: a process of the same machine that is gone.
+The **lease** is a key in Redis. Its holder renews it in a separate thread, because a user's
+algorithm may block the loop for any time. A scheduler that wants to be the next waits until the
+lease expires, unless the holder is certainly dead: a process of the same machine that is gone.
 
-A lease alone would prove nothing: a process may be stopped between its look at the lease and what
-it then does. So what is written to Redis is written by a script that looks at the term there
-(`guarded`), and what is written elsewhere is written soon after a look at the lease (`proven_at`).
+A lease alone proves nothing, because a process may be suspended between checking the lease and
+acting. So a script writes to Redis only if it finds the same term there (`guarded`), and other
+writes happen soon after a check of the lease (`proven_at`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tunemq_shared.base.errors import SchedulerSuperseded, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 
-#: How often it is renewed, and how long it is good for without that.
+#: The renewal period of the lease, and its lifetime without renewal.
 PERIOD_S: Final = 1.0
 TTL_S: Final = 10.0
 _RETRY_S: Final = 0.1
@@ -52,7 +53,7 @@ redis.call('SET', KEYS[1], term .. ':' .. ARGV[2], 'PX', ARGV[4])
 return tonumber(term)
 """
 )
-# A wiped Redis knows no term: whoever is first brings its own back, and the highest one stands.
+# A wiped Redis knows no term: the first scheduler restores its own, and the highest one wins.
 _RENEW: Final = (
     TEXT_OF
     + """
@@ -81,7 +82,7 @@ end
 return refused or 1
 """
 )
-# A search before may be gone for good, and nodes keep what they have to say until its stream is.
+# An earlier search may be gone for good, and nodes keep its events until its stream is deleted.
 _TAKE: Final = (
     TEXT_OF
     + """
@@ -106,10 +107,10 @@ _KEYS: Final = ("2", redis_keys.SCHEDULER, redis_keys.TERM)
 
 
 class SchedulerLease:
-    """A farm's lease, once `claim` has got it; `close` gives it back.
+    """A farm's lease, from `claim` until `close`.
 
     Args:
-        url: where Redis is.
+        url: the Redis address.
         me: this process.
     """
 
@@ -121,24 +122,24 @@ class SchedulerLease:
         self._closed = threading.Event()
         self._looked_at = self._failed_at = float("-inf")
         self._beat = 0
-        #: Who took our place, in words; None while nobody did.
+        #: The scheduler that took over, in words; None if none did.
         self._successor: str | None = None
         self._broke: BaseException | None = None
-        #: Ours, of all messages.
+        #: The term of this scheduler, for all its messages.
         self.term = 0
 
     # --- claiming ---------------------------------------------------------------------------------
 
     def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
-        """Get the lease, and keep it from now on; the new term. Waits while Redis is full.
+        """Get the lease, keep it renewed, and return the new term. Waits while Redis is full.
 
         Args:
-            at_least: the term is not below this.
-            tell: shows a line to the person at the terminal, where this has to wait.
+            at_least: the lower bound of the term.
+            tell: shows a line to the person at the terminal if this has to wait.
 
         Raises:
-            WireUnavailable: Redis cannot be reached.
-            SchedulerSuperseded: another scheduler runs on this farm; says which.
+            RedisUnavailable: Redis cannot be reached.
+            SchedulerSuperseded: another scheduler runs on this farm; names it.
         """
         self._connection.connect()
         replaced, seen, is_told, is_full = b"", b"", False, False
@@ -152,8 +153,8 @@ class SchedulerLease:
                 if not is_full:
                     is_full = True
                     tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
-                # Who writes there may have filled it with what only a scheduler removes; without a
-                # generation nodes introduce themselves again.
+                # Other clients may have filled it with data that only a scheduler deletes. Without
+                # a generation, nodes register again.
                 self._connection.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
                 time.sleep(_FULL_RETRY_S)
                 deadline = time.monotonic() + 2 * TTL_S
@@ -194,7 +195,7 @@ class SchedulerLease:
         return answer
 
     def close(self) -> None:
-        """Give it back: a successor need not wait."""
+        """Release the lease, so that a successor need not wait."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -203,7 +204,7 @@ class SchedulerLease:
                 self._connection.connect()
                 self._ask(_RESIGN, str(self.term))
         except TransportError:
-            pass  # it runs out by itself
+            pass  # it expires by itself
         finally:
             self._connection.close()
 
@@ -211,18 +212,19 @@ class SchedulerLease:
 
     @property
     def proven_at(self) -> float:
-        """When, by the monotonic clock, we might act: a look showed it, or Redis did not answer.
+        """The last time, by the monotonic clock, at which this scheduler could act.
 
-        While it is away nobody can have become our successor on its own; what a successor on the
-        other side of a cut net does, it does with a copy of the journal.
+        At that time it held the lease, or Redis did not answer. While Redis is away, no successor
+        can take over on its own. A successor on the other side of a network partition continues
+        from a copy of the journal.
         """
         return max(self._looked_at, self._failed_at)
 
     def check_known(self) -> None:
-        """Return unless it is known already that we may not act; needs no look, and no time.
+        """Raise if it is already known that another scheduler took over; takes no time.
 
         Raises:
-            SchedulerSuperseded: somebody took our place; says who.
+            SchedulerSuperseded: another scheduler took over; names it.
         """
         if self._broke is not None:
             raise self._broke
@@ -233,12 +235,12 @@ class SchedulerLease:
             )
 
     def guarded(self, commands: Sequence[RedisCommand]) -> RedisCommand:
-        """One command that does all of these, unless there is a newer term: then it answers 0."""
+        """Return one command that runs all of these; with a newer term in Redis, it answers 0."""
         parts = [part for command in commands for part in (str(len(command)), *command)]
         return ("EVAL", _GUARDED, "1", redis_keys.TERM, str(self.term), *parts)
 
     def taking(self, events_keys: Iterable[str]) -> RedisCommand:
-        """Makes these the farm's streams, and deletes those before; 0 if there is a newer term."""
+        """Return a command that replaces the farm's streams; with a newer term, it answers 0."""
         keys = redis_keys.listed(events_keys)
         return ("EVAL", _TAKE, "2", redis_keys.TERM, redis_keys.STREAMS, str(self.term), keys)
 
@@ -258,7 +260,7 @@ class SchedulerLease:
             answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
         except TransportError:
             self._connection.close()
-            answer = None  # nobody can look now, neither can a successor
+            answer = None  # nobody can read the lease now, not even a successor
             self._failed_at = time.monotonic()
         if isinstance(answer, bytes):
             self._successor = str(_holder(answer) or "one that has ended since")
@@ -274,7 +276,7 @@ class SchedulerLease:
 
 
 def _holder(value: bytes) -> LeaseHolder | None:
-    """Who it is, from the value of the lease."""
+    """Return the holder from the value of the lease."""
     try:
         return msgspec.json.decode(value.split(b":", 3)[3], type=LeaseHolder)
     except (IndexError, *UNDECODABLE):

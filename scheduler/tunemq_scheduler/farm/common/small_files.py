@@ -1,4 +1,4 @@
-"""Writes the farm's own files durably, and says what the disk refuses."""
+"""Writes the farm's own files durably, and reports errors of the disk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tunemq_shared.base.errors import JournalError, JournalFull
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only its user enters, if need be.
+    """Create a folder that only its user can enter, if needed.
 
     Raises:
-        JournalError: the disk refuses it.
+        JournalError: the disk rejects it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -24,10 +24,10 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Have ``data`` in the file; after a crash there is that, or what was there before.
+    """Replace a file's content with ``data``; after a crash it has the new or the old content.
 
     Raises:
-        JournalError: the disk refuses it; what was there before stands.
+        JournalError: the disk rejects the write; the old content is unchanged.
     """
     try:
         write_beside(path, data).replace(path)
@@ -36,10 +36,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_beside(path: Path, data: bytes) -> Path:
-    """Write what will be the file at ``path``, durably, under another name; returns that.
+    """Write the future content of ``path`` durably under another name; return that path.
 
     Raises:
-        OSError: it cannot be written; nothing of it takes up room.
+        OSError: it cannot be written; the partial file is deleted.
     """
     beside = path.with_suffix(".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -56,7 +56,7 @@ def write_beside(path: Path, data: bytes) -> Path:
 
 
 def rejected(path: Path, what: str, error: OSError) -> JournalError:
-    """The error for what the disk refused; a `JournalFull` where it may take it later."""
+    """Return the error for a failed disk operation; a `JournalFull` if it may succeed later."""
     told = f"{path} cannot be {what}: {error.strerror}."
     if is_full(error):
         return JournalFull(f"{told} Make room there, for example with `tunemq rm --files NAME`.")

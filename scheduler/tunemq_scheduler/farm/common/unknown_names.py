@@ -1,4 +1,4 @@
-"""What a person is told who names something that is not there."""
+"""The error message for a name that does not exist."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _LISTED: Final = 5
 
 
 def unknown_name(kind: str, name: str, there_are: Iterable[str]) -> ConfigError:
-    """The error for an unknown name; says which ones are like it, else some that there are.
+    """Return the error for an unknown name; suggests similar names, else lists existing ones.
 
     Args:
-        kind: of what: experiment, trial, node.
-        there_are: all names.
+        kind: the kind of thing: experiment, trial, node.
+        name: the unknown name.
+        there_are: all existing names.
     """
     names = list(dict.fromkeys(there_are))
     near = difflib.get_close_matches(name, names, _SUGGESTED, 0.6)

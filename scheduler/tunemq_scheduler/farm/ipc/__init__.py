@@ -1,1 +1,1 @@
-"""Between the supervisor and an experiment's process: messages over a socket pair."""
+"""Messages between the supervisor and an experiment's process, over a socket pair."""

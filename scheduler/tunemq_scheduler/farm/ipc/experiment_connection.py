@@ -1,7 +1,8 @@
-"""The supervisor's end of one experiment: its process, and its part of the wire.
+"""`ExperimentConnection`: the supervisor's side of one experiment: its process and its events.
 
-Nothing here waits for the experiment, whatever its code does: what it does not read waits, and when
-that is much, so do nodes; what it sends is checked, and one that sends what it may not is killed.
+Nothing here waits for the experiment, whatever its code does. Unread messages are queued, and when
+there are many, its nodes wait, too. Its messages are checked, and a process that sends an illegal
+one is killed.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.system.standard_streams import tell
 
-#: So much waits for an experiment that does not read, before it is given no more.
+#: How many bytes may be queued for an experiment before it gets no more.
 MOST_WAITING: Final = 8 * 2**20
-#: Facts are sent in frames of this size, or of one batch where that is larger.
+#: Events are sent in frames of this size, or of one batch if that is larger.
 _FRAME_BYTES: Final = 2**20
-#: What its process gets to end, once it has said that all is done.
+#: How long its process gets to exit after it has reported that all is done.
 EXIT_WITHIN_S: Final = 600.0
-#: In which it prints where its threads are, if it is asked to.
+#: How long it gets to print its threads' stacks when it is aborted.
 _ABORT_WITHIN_S: Final = 5.0
-#: Between two beats; a supervisor that takes longer was stopped itself.
+#: The longest time between two beats; a supervisor that took longer was suspended itself.
 _LONGEST_BEAT_S: Final = 5.0
-#: As which other facts than batches count: few are longer.
+#: The size that events other than batches count as; few are longer.
 _FACT_BYTES: Final = 1024
 
 ExperimentReply = RequestDone | ExperimentDetail | r.TrialExplanation | RequestRejection
@@ -57,27 +58,28 @@ ExperimentReply = RequestDone | ExperimentDetail | r.TrialExplanation | RequestR
 class ExperimentOutcome(StrEnum):
     """How an experiment's process ended."""
 
-    #: The search is over.
+    #: The search is finished.
     FINISHED = "finished"
-    #: It was asked to end, or got a signal to; everything is saved, to be resumed.
+    #: It was asked to end, or got a signal; everything is saved and can be resumed.
     INTERRUPTED = "interrupted"
-    #: The search could not go on, and says why; to be resumed by a person.
+    #: The search failed, and its reason is known; a person must resume it.
     FAILED = "failed"
-    #: Nothing is wrong with the search: start it again. Its trials go on meanwhile.
+    #: The search is intact: restart it. Its trials continue meanwhile.
     LEFT = "left"
-    #: Another version wrote what it continues from: start it again, until that is installed.
+    #: Another version wrote the state to continue from: retry until that version is installed.
     OTHER_VERSION = "other version"
-    #: Its process died, by a signal or an exit of its own. Its trials go on meanwhile.
+    #: Its process died, by a signal or its own exit. Its trials continue meanwhile.
     DIED = "died"
 
 
 class ExperimentExit(NamedTuple):
-    """What became of an experiment's process.
+    """How an experiment's process ended.
 
     Attributes:
+        outcome: the kind of end.
         returncode: its exit code, negative for a signal.
         text: for people.
-        detail: an `ExperimentDetail` in msgpack, where it deregistered.
+        detail: an `ExperimentDetail` in msgpack, if it deregistered.
     """
 
     outcome: ExperimentOutcome
@@ -87,14 +89,14 @@ class ExperimentExit(NamedTuple):
 
 
 class ExperimentTransport(Protocol):
-    """What is used of `tunemq_scheduler.transport.node_transport.NodeTransport`."""
+    """The used part of `tunemq_scheduler.transport.node_transport.NodeTransport`."""
 
     def add(self, events_key: str) -> TransportClient:
-        """A part of the wire for one experiment."""
+        """Add an experiment to the transport."""
 
 
 class RunningProcess(Protocol):
-    """What is used of `tunemq_scheduler.farm.ipc.watched_process.ExperimentProcess`."""
+    """The used part of `tunemq_scheduler.farm.ipc.watched_process.ExperimentProcess`."""
 
     pid: int | None
 
@@ -103,33 +105,34 @@ class RunningProcess(Protocol):
         """A descriptor that is readable when there may be an exit code."""
 
     def returncode(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def kill(self) -> None:
         """Kill it."""
 
     def abort(self) -> None:
-        """Have it print where its threads are, and end."""
+        """Make it print its threads' stacks, and end."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release its resources."""
 
     def last_output(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of its output on stderr."""
 
 
 class ExperimentConnection:
     """One run of one experiment.
 
     Args:
-        job: what it is to run.
-        on: the wire.
-        folder: for what its process prints.
-        begin: starts that, as `ExperimentForkservers` does.
-        exit_within_s: how long its process gets to end when it has said that all is done.
+        job: what the process should run.
+        on: the transport.
+        folder: the folder for the process's output.
+        begin: starts the process, as `ExperimentForkservers` does.
+        exit_within_s: how long the process gets to exit after it has reported that all is done;
+            seconds.
 
     Raises:
-        ConfigError: its process cannot be started; says why.
+        ConfigError: the process cannot be started; says why.
     """
 
     def __init__(
@@ -142,9 +145,9 @@ class ExperimentConnection:
         exit_within_s: float = EXIT_WITHIN_S,
     ) -> None:
         self.job, self.folder = job, folder
-        #: The stream of its events; empty until it is open.
+        #: The key of its event stream; empty until it is open.
         self.events_key = ""
-        #: What it said last.
+        #: Its last reports.
         self.usage: OfferUsage | None = None
         self.status: r.SearchStatus | None = None
         self.store_use = r.StoreUse()
@@ -161,7 +164,7 @@ class ExperimentConnection:
         self._asked: dict[int, Callable[[ExperimentReply], None]] = {}
         self._kinds: dict[int, type[RequestDone | ExperimentDetail | r.TrialExplanation]] = {}
         self._last_id = 0
-        #: For how many seconds a search that has begun has said nothing: its code may hang.
+        #: For how many seconds a running search has been silent, because its code may hang.
         self.silent_s = 0.0
         self._beat_at = time.monotonic()
         self._exit_within_s = exit_within_s
@@ -177,7 +180,7 @@ class ExperimentConnection:
         self._frames = FrameSocket(ours)
         try:
             self._process = begin(folder, theirs, python=job.python, variables=job.variables)
-        except BaseException:  # passed on: the supervisor tells it
+        except BaseException:  # passed on: the supervisor reports it
             ours.close()
             raise
         self._send(job)
@@ -185,27 +188,27 @@ class ExperimentConnection:
     # --- for the supervisor's selector ------------------------------------------------------------
 
     def fileno(self) -> int:
-        """The socket; -1 once it is closed."""
+        """Return the socket; -1 once it is closed."""
         return self._frames.fileno()
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None until there is one."""
+        """The pid of its process; None until there is one."""
         return self._process.pid
 
     @property
     def results(self) -> int:
-        """How many results its process was given, as that said last."""
+        """How many results its process has received, according to its last report."""
         return self.status.results if self.status is not None else 0
 
     @property
     def has_ended_search(self) -> bool:
-        """Whether its trials are done; callbacks and copies may not be."""
+        """Whether its trials are done; callbacks and copies may still run."""
         return self._search_ended is not None
 
     @property
     def held_up_by(self) -> str:
-        """What the end of a process waits for that has said that all is done; else empty."""
+        """What an exiting process waits for after all is done; empty if it does not."""
         if self._exits is None:
             return ""
         threads = ", ".join(self._exits.threads)
@@ -213,21 +216,21 @@ class ExperimentConnection:
 
     @property
     def watched(self) -> int:
-        """Readable when something has become of the process, which `attend` sees to."""
+        """Readable when the process has changed its state, which `attend` handles."""
         return self._process.watched
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether messages wait to be sent."""
         return self._frames.waiting > 0
 
     @property
     def is_readable(self) -> bool:
-        """Whether anything more may come: else its socket is always ready, and says nothing."""
+        """Whether more may arrive; after the end, the socket would be ready all the time."""
         return not self._frames.is_at_end
 
     def on_readable(self) -> None:
-        """Read what the experiment says, and do it."""
+        """Read and process the experiment's messages."""
         try:
             for payload in self._frames.receive():
                 self.silent_s = 0.0
@@ -240,11 +243,11 @@ class ExperimentConnection:
             self._failed(error)
 
     def on_writable(self) -> None:
-        """Send what waits."""
+        """Send queued messages."""
         self._frames.flush()
 
     def attend(self) -> None:
-        """Once a turn: hand over what nodes stated and what was offered; see whether it ended."""
+        """Forward events and offers, and check whether the process ended; called once a turn."""
         if self.process_exit is not None:
             return
         try:
@@ -261,19 +264,21 @@ class ExperimentConnection:
     # --- to the experiment ------------------------------------------------------------------------
 
     def beat(self, at: float) -> None:
-        """Once a second: the farm was certainly ours at this time of the monotonic clock."""
+        """Forward a proof of the lease, with a time of the monotonic clock; called once a
+        second.
+        """
         self._send(r.LeaseProof(at))
         now = time.monotonic()
-        if self.events_key:  # time in which we did nothing ourselves is no silence of its process
+        if self.events_key:  # time in which the supervisor was suspended does not count
             self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
         self._beat_at = now
 
     def offer(self, offer: m.NodeOffered) -> None:
-        """What it may use of a node from now on; said once it knows the node."""
+        """Offer a part of a node; sent once the experiment knows the node."""
         self._offers[offer.instance_id] = offer
 
     def tell(self, notes: Sequence[str], notices: Sequence[str] = ()) -> None:
-        """What holds and what happened on the wire; sent where it is news."""
+        """Report conditions and incidents of the transport; sent only when they are new."""
         now = r.TransportNotices(tuple(notes), tuple(notices))
         if notices or now != self._notes:
             self._notes = r.TransportNotices(now.notes)
@@ -284,7 +289,7 @@ class ExperimentConnection:
         request: r.SearchRequest,
         then: Callable[[ExperimentReply], None] = lambda _reply: None,
     ) -> None:
-        """Ask for something; ``then`` gets the answer later, or a refusal when its process ends."""
+        """Send a request; ``then`` gets the answer later, or a rejection when the process ends."""
         self._last_id += 1
         if self.process_exit is not None:
             then(RequestRejection(text="its process has ended."))
@@ -296,16 +301,16 @@ class ExperimentConnection:
     def stop(
         self, request: r.StopSearch | r.InterruptSearch | r.DetachSearch, grace_s: float
     ) -> None:
-        """Ask it to end; its process is killed where it has not after so many seconds."""
+        """Ask the process to end; kill it if it has not after this many seconds."""
         self.ask(request)
         self._kill_within(grace_s)
 
     def kill(self) -> None:
-        """Kill its process, at once."""
+        """Kill the process at once."""
         self._process.kill()
 
     def abort(self) -> None:
-        """End its process, which hangs, and have it print where."""
+        """Abort a process that hangs, so that it prints its stacks."""
         self._process.abort()
         self._kill_within(_ABORT_WITHIN_S)
 
@@ -314,7 +319,7 @@ class ExperimentConnection:
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def take_notices(self) -> list[str]:
-        """What happened since the last call."""
+        """Return the notices since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -398,7 +403,7 @@ class ExperimentConnection:
             self._transport.add(before).close()
         try:
             self._client = self._transport.add(key)
-        except BugError:  # somebody else has this stream
+        except BugError:  # another experiment has this stream
             self._trespassed(f"it asked for the events of {key}")
             return
         self.events_key = key
@@ -426,27 +431,27 @@ class ExperimentConnection:
 
     def _answer(self, message: r.IpcReply) -> None:
         kind = self._kinds.pop(message.id, RequestDone)
-        # First: who asked is told of its end, too, if it sends what cannot be read.
+        # First: the requester gets a rejection at the process's end if this cannot be decoded.
         reply = message.rejection or msgspec.msgpack.decode(message.answer, type=kind)
         then = self._asked.pop(message.id, None)
         if then is not None:
             then(reply)
 
     def _trespassed(self, what: str) -> None:
-        """It is broken, or hostile: nothing more of it counts."""
+        """Kill a broken or hostile process, and ignore all its further messages."""
         self._trespass = what
         self._process.kill()
         self._frames.close()
 
     def _failed(self, error: Exception) -> None:
-        """Something of this experiment is more than the supervisor can bear."""
+        """Log an error in the supervisor's handling of this experiment, and end the experiment."""
         tell("".join(traceback.format_exception(error)))
         self._trespassed(f"the scheduler failed on it ({type(error).__name__}: {error})")
 
     # --- its end ----------------------------------------------------------------------------------
 
     def _end(self, returncode: int) -> None:
-        while not self._frames.is_at_end:  # what it said before; a process of its own may live on
+        while not self._frames.is_at_end:  # its earlier messages
             before = self._frames.received
             self.on_readable()
             if self._frames.received == before:
@@ -465,7 +470,7 @@ class ExperimentConnection:
         self._asked.clear()
 
     def _judged(self, returncode: int) -> ExperimentExit:
-        """What became of it; whatever befalls a process that had done all, it ended as it said."""
+        """Return how it ended; after its exit message, the reported end counts."""
         if self._exits is None:
             return self._judged_by(returncode)
         process_exit = self._judged_by(self._exits.code)
@@ -508,7 +513,7 @@ class ExperimentConnection:
 
 
 def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
-    """Facts in frames of a size that can be sent."""
+    """Group events into frames that can be sent."""
     frames: list[list[ReadEvent]] = []
     size = _FRAME_BYTES
     for read_event in read_events:

@@ -1,7 +1,7 @@
-"""What a supervisor's experiments are forked from: a process for each interpreter and environment.
+"""`ExperimentForkservers`: one forkserver for each interpreter and environment of experiments.
 
-An environment is given to a program when it begins: what a variable means to the interpreter, the
-dynamic loader or a library that is loaded once cannot be had by setting it later.
+A program gets its environment when it starts: setting a variable later does not change its meaning
+for the interpreter, the dynamic loader or a library that is already loaded.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tunemq_scheduler.farm.ipc.forkserver_process import ForkserverProcess
 from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
 from tunemq_shared.base.errors import ConfigError
 
-#: One that no experiment uses ends after so long: those whose process died come back sooner.
+#: How long an unused forkserver is kept; an experiment whose process died returns sooner.
 _UNUSED_S: Final = 60.0
 
 
 class ExperimentForkservers:
     """Starts experiments' processes.
 
-    Must be used by a thread that lives as long as the supervisor does; see `ForkserverProcess`.
+    A thread that lives as long as the supervisor must use it; see `ForkserverProcess`.
 
     Args:
-        store: the farm's; experiments have its client loaded.
+        store: the farm's store, whose client the forkservers load.
     """
 
     def __init__(self, store: str) -> None:
@@ -36,7 +36,7 @@ class ExperimentForkservers:
         self._servers: list[ForkserverProcess] = []
 
     def prepare(self) -> None:
-        """Start what most experiments are forked from, so that the first one need not wait.
+        """Start the usual forkserver, so that the first experiment does not wait for it.
 
         Raises:
             ConfigError: it cannot be started; says why.
@@ -54,7 +54,7 @@ class ExperimentForkservers:
         """Start an experiment's process.
 
         Args:
-            folder: for what it prints.
+            folder: for its output.
             sock: its end of the connection; closed here.
             python: the interpreter; empty for this one.
             variables: for its environment.
@@ -72,7 +72,7 @@ class ExperimentForkservers:
                 ) from error
 
     def close_unused(self) -> None:
-        """Once a second: end those that are not needed, and forget those that have ended."""
+        """End forkservers that are not needed, and forget ended ones; called once a second."""
         now = time.monotonic()
         for server in [one for one in self._servers if not one.uses]:
             is_usual = server.python == sys.executable and not server.variables
@@ -83,7 +83,7 @@ class ExperimentForkservers:
                 server.kill("is not needed")
 
     def close(self) -> None:
-        """End them all, and with them what they have forked."""
+        """End all forkservers, and with them their experiments."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -94,7 +94,7 @@ class ExperimentForkservers:
                 return server
         try:
             server = ForkserverProcess(python, variables, self._store)
-        except (OSError, ValueError) as error:  # a variable with "=" in its name, a NUL
+        except (OSError, ValueError) as error:  # a variable with "=" in its name, or a NUL
             raise ConfigError(
                 f"the experiment's process cannot be started with {python}: {error}."
             ) from error

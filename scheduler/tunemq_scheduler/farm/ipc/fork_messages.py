@@ -1,11 +1,11 @@
-"""What the supervisor and a process that experiments are forked from say to each other.
+"""The messages between the supervisor and a forkserver of experiments.
 
-They have a SEQPACKET socket pair. On it the supervisor sends `START`, with four descriptors: the
-experiment's *channel*, its end of the connection with the supervisor, and the files that it prints
-to. The channel is a SEQPACKET socket pair, too, of this experiment alone: first it says that the
-process was forked or why not; when the supervisor has seen that process end, it is told to `REAP`
-it and says how it ended. Nobody else reaps it, so its number means nobody else until then. To close
-the channel before is to have it killed.
+They share a SEQPACKET socket pair. On it the supervisor sends `START` with four descriptors: the
+experiment's *channel*, its end of the connection with the supervisor, and the files for its output.
+The channel is another SEQPACKET socket pair, for this experiment alone. On it the forkserver
+reports whether it forked the process. When the supervisor has seen that process end, it sends
+`REAP`; the forkserver reaps the process and reports how it ended. No other process reaps it, so its
+pid stays unique until then. Closing the channel earlier kills the process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tunemq_shared.base import message_encoding
 
 START: Final = b"S"
 REAP: Final = b"R"
-#: No packet is longer.
+#: The largest packet.
 MAX_PACKET_BYTES: Final = 4096
 
 
 class ExperimentForked(msgspec.Struct, frozen=True, tag="forked"):
-    """The experiment's process is there."""
+    """The experiment's process was forked."""
 
     pid: int
 
 
 class ExperimentForkFailed(msgspec.Struct, frozen=True, tag="not_forked"):
-    """The system has no process to give; says why."""
+    """The fork failed; says why."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""A process that experiments are forked from, as the supervisor has it."""
+"""`ForkserverProcess`: a process that forks experiments, as the supervisor sees it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
 )
 from tunemq_scheduler.farm.ipc.fork_messages import START
 
-#: Variables of the supervisor's environment that are the farm's own, and no experiment's.
+#: Environment variables of the supervisor that experiments must not get.
 FARM_KEYS: Final = ("TUNEMQ_REDIS",)
-#: So much of the end of what a process wrote to stderr is told.
+#: The most bytes to report of the end of a process's stderr.
 _TOLD_BYTES: Final = 4000
-#: faulthandler says behind this where a process crashed, the innermost call first.
+#: faulthandler prints the crash location after this text, the innermost call first.
 _CRASHED: Final = "Current thread"
 _TOLD_LINES: Final = 20
 _MODULE: Final = "tunemq_scheduler.farm.process.experiment_forkserver"
-#: A process whose socket is closed, or that is killed, is gone within milliseconds.
+#: A process whose socket is closed, or that is killed, ends within milliseconds.
 _GONE_WITHIN_S: Final = 1.0
 
 
 class ForkserverProcess:
-    """One process, which needs no answer to be sent more; it imports first.
+    """One forkserver; it accepts requests at once but completes its imports first.
 
-    Must be made by a thread that lives as long as the supervisor does: the kernel kills it when
-    that ends, and its experiments with it.
+    A thread that lives as long as the supervisor must create it: the kernel kills it when that
+    thread ends, and its experiments with it.
 
     Args:
         python: its interpreter.
         variables: for its environment.
-        store: the farm's.
+        store: the farm's store.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -48,13 +48,13 @@ class ForkserverProcess:
 
     def __init__(self, python: str, variables: Mapping[str, str], store: str) -> None:
         self.python, self.variables = python, dict(variables)
-        #: How many experiments are its, and since when it has had none.
+        #: How many experiments it has, and since when it has had none.
         self.uses, self.unused_since = 0, time.monotonic()
         self.has_forked = False
         self._why = ""
         self._gone_by: float | None = None
         inherited = {name: text for name, text in os.environ.items() if name not in FARM_KEYS}
-        # By name, because nothing of ours depends on the public names.
+        # By name, because no internal module may depend on the public names.
         version = importlib.import_module("tunemq").__version__
         with contextlib.ExitStack() as unless_started:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,35 +77,35 @@ class ForkserverProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The pid of the process."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether anything can be forked from it."""
+        """Whether it can fork experiments."""
         return not self._why and self._process.poll() is None
 
     def start(self, descriptors: Sequence[int]) -> None:
-        """Have an experiment forked; see `tunemq_scheduler.farm.ipc.fork_messages`.
+        """Fork an experiment; see `tunemq_scheduler.farm.ipc.fork_messages`.
 
         Raises:
-            OSError: it is gone, or so many wait for it that there is no room for another one.
+            OSError: it is gone, or its socket's queue is full.
         """
         socket.send_fds(self._control, [START], descriptors)
 
     def release(self) -> None:
-        """An experiment that it has forked is over."""
+        """Record that one of its experiments has ended."""
         self.uses, self.unused_since = self.uses - 1, time.monotonic()
 
     def kill(self, why: str) -> None:
-        """Kill it, and so all that it has forked."""
+        """Kill it, and so all its experiments."""
         self._why = self._why or why
         self._process.kill()
 
     def why_lost(self) -> tuple[int, str] | None:
-        """What an experiment that it has nothing more to say of ended with, and why.
+        """Return the exit code and the reason for an experiment that gets no more answers.
 
-        None as long as the process is not gone, which takes a moment.
+        None while the process is not gone, which takes a moment.
         """
         returncode = self._process.poll()
         if returncode is None:
@@ -128,11 +128,11 @@ class ForkserverProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is no process any more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it, and let go of it."""
+        """Kill it, and release its resources."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GONE_WITHIN_S)
@@ -141,7 +141,7 @@ class ForkserverProcess:
 
 
 def tail(descriptor: int, begin: int = 0) -> str:
-    """The end of what somebody wrote to a file, from this place on; of a crash, where it was."""
+    """Return the end of a file's text after ``begin``; after a crash, the crash location."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, _TOLD_BYTES, max(begin, size - _TOLD_BYTES))
     lines = data.decode(errors="replace").splitlines()

@@ -1,8 +1,8 @@
-"""What an experiment's process and the farm's supervisor tell each other.
+"""The messages between an experiment's process and the farm's supervisor.
 
 Each message is one frame of msgpack (`tunemq_scheduler.farm.ipc.nonblocking_frames`). The
-supervisor never unpickles: what is the experiment's own travels as bytes in these structs, or not
-at all.
+supervisor never unpickles: an experiment's own objects travel as bytes in these structs, or not at
+all.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tunemq_shared.protocol.message_limits import Amount, Count
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, TrialOrder
 from tunemq_shared.signing.message_signing import SigningKey
 
-#: No experiment has more trials, and none is behind for longer.
+#: Upper limits for an experiment's trials and for the delay of its copy.
 _MOST_TRIALS: Final = 2**40
 _LONGEST_S: Final = 1e10
-#: What a process says of why it ends is not longer.
+#: The longest reason that a process gives for its end.
 MOST_CHARACTERS: Final = 16_384
-#: So many threads are named at most, with names that are not longer.
+#: The most threads to name, and the longest name.
 MOST_THREADS: Final = 5
 THREAD_CHARACTERS: Final = 100
 
@@ -35,27 +35,26 @@ ThreadName = Annotated[str, msgspec.Meta(max_length=THREAD_CHARACTERS)]
 
 
 class IpcMessage(msgspec.Struct, frozen=True, array_like=True):
-    """The base of all that travels between the two."""
+    """The base class of all messages between the two."""
 
 
 # --- to the experiment ----------------------------------------------------------------------------
 
 
 class ExperimentJob(IpcMessage, frozen=True, kw_only=True, tag="job"):
-    """The first thing that an experiment's process hears: what it is to run.
+    """The first message to an experiment's process: what it should run.
 
-    ``name`` is the experiment's, ``results`` the folder in which its own is, ``prefix`` what the
-    ids of its trials begin with. ``code`` says what its Tuner is; what of it is in a store is
-    brought to ``folder_for_code``. ``store`` is the address
-    of the experiment's own store, where its RunConfig names none; a folder is no such address.
-    ``code_store`` is that of the store through which code gets to nodes. ``preload``, ``python``
-    and ``variables`` replace what the RunConfig says. ``term`` is the supervisor's. ``events_key``
-    is the stream of the run before, where nodes still keep what they host and have to say of it;
-    where they may not, or nobody knows, it is empty. ``retry``: trials in ERROR that go on: ``*``
-    for all, else the id of one. ``take_over`` is the address of its copy in a store, from which it
-    continues if nothing of it is on this machine. ``journal_keys`` sign the copy of its journal,
-    and of no other's.
-    ``stores`` says which stores it may use, and with which credentials.
+    ``name`` is the experiment's name, ``results`` the folder that contains its own folder, and
+    ``prefix`` the beginning of its trials' ids. ``code`` describes its Tuner; parts of it in a
+    store are downloaded to ``folder_for_code``. ``store`` is the address of the experiment's own
+    store, if its RunConfig names none; a folder is no such address. ``code_store`` is the address
+    of the store through which code reaches the nodes. ``preload``, ``python`` and ``variables``
+    replace values of the RunConfig. ``term`` is the supervisor's term. ``events_key`` is the stream
+    of the previous run, if nodes still keep its trials and events; otherwise it is empty. ``retry``
+    names the trials in state ERROR to continue: ``*`` for all, else the id of one. ``take_over`` is
+    the address of its copy in a store, from which it continues if this machine has nothing of it.
+    ``journal_release`` says when nodes may forget events. ``journal_keys`` sign the copy of its
+    journal only. ``stores`` says which stores it may use, and with which credentials.
     """
 
     name: str
@@ -78,44 +77,44 @@ class ExperimentJob(IpcMessage, frozen=True, kw_only=True, tag="job"):
 
 
 class NewEvents(IpcMessage, frozen=True, tag="read_events"):
-    """What nodes stated and what became of them; batches of nodes as those sent them."""
+    """Changes of nodes, and batches of events as nodes sent them."""
 
     read_events: list[ReadEvent]
 
 
 class NewOffers(IpcMessage, frozen=True, tag="offers"):
-    """What the experiment may use of nodes from now on; in this order with the `NewEvents`."""
+    """New offers of nodes; in order with the `NewEvents`."""
 
     offers: tuple[NodeOffered, ...]
 
 
 class TransportNotices(IpcMessage, frozen=True, tag="notes"):
-    """What holds now and what happened on the wire, for people."""
+    """Current conditions and recent incidents of the transport, for people."""
 
     notes: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
 
 class LeaseProof(IpcMessage, frozen=True, tag="beat"):
-    """At this time, of the machine's monotonic clock, the farm was certainly the supervisor's."""
+    """The supervisor held the lease at this time of the machine's monotonic clock."""
 
     at: float
 
 
 class StopSearch(IpcMessage, frozen=True, tag="stop search"):
-    """Stop all trials; what they have is saved, and the search is over."""
+    """Stop all trials, save their state, and finish the search."""
 
     reason: str
 
 
 class InterruptSearch(IpcMessage, frozen=True, tag="interrupt"):
-    """End now; every trial stays where it is, to be resumed by a later run."""
+    """End now; a later run resumes every trial."""
 
     reason: str
 
 
 class DetachSearch(IpcMessage, frozen=True, tag="leave"):
-    """End at once and tell nobody: trials go on, for the next run to take over."""
+    """End at once, silently: trials continue, and the next run takes them over."""
 
 
 class StopOneTrial(IpcMessage, frozen=True, tag="stop trial"):
@@ -126,19 +125,19 @@ class StopOneTrial(IpcMessage, frozen=True, tag="stop trial"):
 
 
 class RetryTrial(IpcMessage, frozen=True, tag="retry trial"):
-    """Have a trial in ERROR go on from its last checkpoint."""
+    """Continue a trial in state ERROR from its last checkpoint."""
 
     trial: str
 
 
 class ShowTrials(IpcMessage, frozen=True, tag="show"):
-    """How is the search, and how are this many of its trials?"""
+    """Return the state of the search, and of this many trials."""
 
     trials: int
 
 
 class ExplainTrial(IpcMessage, frozen=True, tag="why"):
-    """Why does this trial not run?"""
+    """Explain why this trial does not run."""
 
     trial: str
 
@@ -155,7 +154,7 @@ SearchRequest = (
 
 
 class IpcRequest(IpcMessage, frozen=True, tag="asked"):
-    """A request; it is answered by an `IpcReply` of the same ``id``."""
+    """A request; an `IpcReply` with the same ``id`` answers it."""
 
     id: int
     request: SearchRequest
@@ -167,7 +166,7 @@ ToExperiment = ExperimentJob | NewEvents | NewOffers | TransportNotices | LeaseP
 
 
 class ExperimentAttached(IpcMessage, frozen=True, tag="attach"):
-    """The experiment is open: its stream, and what it knows of nodes from the run before."""
+    """The experiment is open: its stream, and the nodes that it knows from the previous run."""
 
     events_key: str
     nodes: tuple[NodeJoined, ...] = ()
@@ -176,14 +175,14 @@ class ExperimentAttached(IpcMessage, frozen=True, tag="attach"):
 
 
 class PutTrialOrder(IpcMessage, frozen=True, tag="host"):
-    """What a node is to do about a trial; see `put`."""
+    """An order about a trial for a node; see `put`."""
 
     instance_id: str
     order: TrialOrder
 
 
 class ReleaseOrder(IpcMessage, frozen=True, tag="release"):
-    """Forget a trial whose host is gone."""
+    """Forget a trial whose process has ended."""
 
     instance_id: str
     trial: str
@@ -194,16 +193,15 @@ IpcOrder = PutTrialOrder | ReleaseOrder
 
 
 class TurnOrders(IpcMessage, frozen=True, tag="orders"):
-    """A turn's orders."""
+    """The orders of a turn."""
 
     orders: tuple[IpcOrder, ...]
 
 
 class EventsAcknowledged(IpcMessage, frozen=True, tag="journalled"):
-    """The first ``events_handled`` facts of all are handled, their orders are in.
+    """The first ``events_handled`` events are handled, and their orders were sent.
 
-    ``acknowledged``: how far nodes' events, by instance, may be forgotten; None says nothing
-    new.
+    ``acknowledged``: up to which number nodes may forget events, by instance; None means no change.
     """
 
     events_handled: Count
@@ -211,17 +209,17 @@ class EventsAcknowledged(IpcMessage, frozen=True, tag="journalled"):
 
 
 class OfferUsageUpdate(IpcMessage, frozen=True, tag="used"):
-    """What the experiment makes of what it was offered."""
+    """How the experiment uses its offers."""
 
     usage: OfferUsage
 
 
 class SearchStatus(IpcMessage, frozen=True, kw_only=True, tag="status"):
-    """How far the search is.
+    """The progress of the search.
 
-    ``counts`` are trials by state; ``total`` how many there will be, None if nobody knows;
-    ``best`` the id and the value of the best trial; ``results`` how many results this process
-    was given. ``waits``: for what trials wait that wait neither for a slot nor for a store.
+    ``counts`` are trials by state; ``total`` is the expected number of trials, None if unknown;
+    ``best`` is the id and the value of the best trial; ``results`` is how many results this process
+    has received. ``waits`` says what trials wait for, other than slots and stores.
     """
 
     counts: dict[str, Count]
@@ -238,10 +236,10 @@ class SearchStatus(IpcMessage, frozen=True, kw_only=True, tag="status"):
 
 
 class StoreUse(IpcMessage, frozen=True, tag="store use"):
-    """What this process asks of object stores, and who waits for one.
+    """The store requests of this process, and the trials that wait for a store.
 
-    ``waiting``: how many trials wait for a store. ``copy_behind_s``: for so long the copy of the
-    journal has lacked turns.
+    ``waiting``: how many trials wait for a store. ``copy_behind_s``: for how many seconds the
+    journal's copy has lacked turns.
     """
 
     traffic: StoreTraffic = StoreTraffic()
@@ -250,7 +248,7 @@ class StoreUse(IpcMessage, frozen=True, tag="store use"):
 
     @property
     def is_possible(self) -> bool:
-        """Whether a process could have counted this."""
+        """Whether a process can have counted these values."""
         return (
             self.traffic.is_possible
             and 0 <= self.waiting <= _MOST_TRIALS
@@ -259,7 +257,7 @@ class StoreUse(IpcMessage, frozen=True, tag="store use"):
 
 
 class ExperimentNotices(IpcMessage, frozen=True, tag="notices"):
-    """What happened, in lines for people."""
+    """Recent incidents, as lines for people."""
 
     lines: tuple[str, ...]
 
@@ -273,18 +271,17 @@ class IpcReply(IpcMessage, frozen=True, tag="answered"):
 
 
 class TrialExplanation(IpcMessage, frozen=True):
-    """Answers `ExplainTrial`; ``request`` is what it asks for, where it waits for a place."""
+    """The answer to `ExplainTrial`; ``request`` is its resource request, if it waits for a slot."""
 
     lines: tuple[str, ...]
     request: dict[str, float] = {}
 
 
 class SearchEnded(IpcMessage, frozen=True, tag="deregistration"):
-    """Nobody wants what nodes still have of this experiment.
+    """The search has ended, and nodes may discard the rest of its data.
 
-    ``outcome``: how the search ended, to be read behind its name; ``is_interrupted``: it is to be
-    resumed; ``detail``: an `ExperimentDetail` in msgpack, for those who ask when there is no
-    process any more, or nothing.
+    ``outcome``: how the search ended, as text to show after its name; ``is_interrupted``: it can be
+    resumed; ``detail``: an `ExperimentDetail` in msgpack for later requests, or nothing.
     """
 
     outcome: str = ""
@@ -293,19 +290,19 @@ class SearchEnded(IpcMessage, frozen=True, tag="deregistration"):
 
 
 class ExperimentProblem(IpcMessage, frozen=True, tag="problem"):
-    """Why the process is about to end; the file with what it prints may be on a full disk."""
+    """Why the process is about to end; the file with its output may be on a full disk."""
 
     text: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 
 
 class ExperimentAlive(IpcMessage, frozen=True, tag="alive"):
-    """The thread that runs the search reads what the supervisor sends: no code of users hangs."""
+    """The search's thread reads the supervisor's messages, so no user code hangs."""
 
 
 class ExperimentExiting(IpcMessage, frozen=True, tag="exits"):
-    """The last message: all is done, and the process is about to end with this exit code.
+    """The last message: all is done, and the process will exit with this code.
 
-    ``threads``: the names of those that Python waits for before it ends.
+    ``threads``: the names of the threads that Python waits for before it exits.
     """
 
     code: int

@@ -1,6 +1,6 @@
-"""Frames on the socket between an experiment's process and its supervisor, without ever waiting.
+"""Non-blocking frames on the socket between an experiment's process and its supervisor.
 
-A frame is a 4-byte big-endian length and so many bytes of msgpack.
+A frame is a 4-byte big-endian length, followed by that many bytes of msgpack.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Final
 
 from tunemq_shared.base.errors import TransportError
 
-#: Longer frames are refused by both ends. The largest that is sent is a result of the largest size
-#: that a node takes (32 MiB), with others of its batch.
+#: Both ends reject longer frames. The largest is a result of the maximum size that a node accepts
+#: (32 MiB), together with the rest of its batch.
 MAX_FRAME_BYTES: Final = 64 * 2**20
-#: So much is read at once; the rest stays in the socket, where it makes the other end wait.
+#: The most bytes to read at once; the rest stays in the socket, which makes the other end wait.
 RECEIVE_BYTES: Final = 2**20
 
 _HEADER: Final = struct.Struct(">I")
 
 
 class IpcFrameDecoder:
-    """Cuts a stream of bytes, in whatever pieces it arrives, into frames."""
+    """Splits a stream of bytes, received in any pieces, into frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payload of every frame that ``data`` completes, in order.
+        """Return the payloads of all frames that ``data`` completes, in order.
 
         Raises:
-            WireError: a length that no frame has; the stream cannot be read any further.
+            TransportError: a length is invalid; the rest of the stream is unreadable.
         """
         self._data += data
         frames, offset = [], 0
@@ -52,7 +52,7 @@ class IpcFrameDecoder:
 
 
 class FrameSocket:
-    """One end of a connection: what is to be sent waits here, and nobody waits for the other end.
+    """One end of a connection, which queues outgoing frames and never waits for the other end.
 
     Args:
         sock: a connected stream socket; closed with this.
@@ -65,22 +65,22 @@ class FrameSocket:
         self._waiting: deque[memoryview] = deque()
         #: How many bytes wait to be sent.
         self.waiting = 0
-        #: How many bytes have come.
+        #: How many bytes were received.
         self.received = 0
-        #: Whether nothing more will come: the other end is closed, or its process has ended.
+        #: Whether nothing more will arrive: the other end is closed, or its process has ended.
         self.is_at_end = False
-        #: Whether nothing more can be sent; what the other end had said before can be read still.
+        #: Whether nothing more can be sent; earlier data from the other end can still be read.
         self.is_stalled = False
 
     def fileno(self) -> int:
-        """The socket; -1 once it is closed."""
+        """Return the socket; -1 once it is closed."""
         return self._sock.fileno()
 
     def put(self, payload: bytes) -> None:
-        """Have a frame sent when there is room; see `flush`.
+        """Queue a frame; see `flush`.
 
         Raises:
-            WireError: it is larger than a frame may be.
+            TransportError: it exceeds the maximum size.
         """
         if len(payload) > MAX_FRAME_BYTES:
             raise TransportError(
@@ -91,13 +91,13 @@ class FrameSocket:
             self.waiting += _HEADER.size + len(payload)
 
     def flush(self) -> None:
-        """Send as much as the socket takes now."""
+        """Send as much as the socket accepts now."""
         while self._waiting:
             try:
                 sent = self._sock.send(self._waiting[0])
             except BlockingIOError:
                 return
-            except OSError:  # nobody reads it any more
+            except OSError:  # the other end is closed
                 self.is_stalled = True
                 self._waiting.clear()
                 self.waiting = 0
@@ -109,10 +109,10 @@ class FrameSocket:
                 self._waiting.popleft()
 
     def receive(self) -> list[bytes]:
-        """The frames that are complete; reads `RECEIVE_BYTES` at most.
+        """Return the complete frames; reads at most `RECEIVE_BYTES`.
 
         Raises:
-            WireError: what comes cannot be read.
+            TransportError: the data is invalid.
         """
         if self.is_at_end:
             return []

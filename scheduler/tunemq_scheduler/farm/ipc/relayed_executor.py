@@ -1,4 +1,4 @@
-"""`RelayedExecutor`: the backend of an experiment whose farm belongs to a supervisor."""
+"""`RelayedExecutor`: the trial executor of an experiment process; works through the supervisor."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tunemq_scheduler.transport.node_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.protocol import messages as m
 
-#: How often the supervisor is told how far the search is, where that changed.
+#: How often changes of the status are reported to the supervisor.
 _STATUS_EVERY_S: Final = 0.5
 
 
 class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
-    """Sends orders to the supervisor, which has the wire, and gets facts from there.
+    """Sends orders to the supervisor, which is connected to Redis, and gets events from it.
 
     Args:
-        line: to the supervisor; closed by its owner.
+        connection: to the supervisor; closed by its owner.
     """
 
     def __init__(self, connection: SupervisorConnection) -> None:
@@ -39,34 +39,34 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self._connection = connection
         self._is_attached = False
         self._turn: list[r.IpcOrder] = []
-        #: How many facts of the wire the loop was given, and how many of those are handled as far
-        #: as the supervisor knows.
+        #: How many events the loop has received, and how many of them the supervisor knows as
+        #: handled.
         self._given, self._handled = 0, -1
-        #: The last event that was read of nodes that were not told yet how far theirs are kept.
+        #: The last event read from each node that was not acknowledged yet.
         self._read: dict[str, int] = {}
         self._is_anything_acknowledged = False
         self._results = 0
         self._asked: deque[r.IpcRequest] = deque()
         self._notes = r.TransportNotices()
         self._notices: list[str] = []
-        #: Answers the supervisor; once the search is known.
+        #: Answers the supervisor; None until the search is known.
         self._status_reporter: SearchStatusReporter | None = None
         self._usage: OfferUsage | None = None
         self._status: r.SearchStatus | None = None
         self._status_due = 0.0
         self._store_use = r.StoreUse()
-        #: Whether nodes were left to themselves, for another run.
+        #: Whether nodes keep their trials for another run.
         self.is_left = False
 
     def watch(self, search: SearchRun, view: ExperimentView) -> None:
-        """Tell the supervisor of this search, and answer for it."""
+        """Report this search to the supervisor, and answer its requests."""
         self._status_reporter = SearchStatusReporter(search, view)
         search.dispatcher.also_notify = self._send_notices
 
     # --- orders -----------------------------------------------------------------------------------
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Know the experiment; the supervisor does with the first turn, or `reattach`."""
+        """Store the plan; the first turn, or `reattach`, announces it to the supervisor."""
         self._plan = plan
 
     def reattach(
@@ -75,7 +75,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         away: Iterable[m.NodeJoined],
         acknowledged: Mapping[str, int],
     ) -> None:
-        """Go on with the nodes of the run before."""
+        """Continue with the nodes of the previous run."""
         self._is_attached = True
         key = self._opened_plan.events_key
         self._connection.send(
@@ -84,7 +84,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
 
     def on_step_end(self) -> None:
         """Send the turn's orders."""
-        # Before it is attached there is nobody whom an order could be about.
+        # Before it is attached there are no nodes for orders.
         if self._turn and self._is_attached:
             self._connection.send(r.TurnOrders(tuple(self._turn)))
         self._turn.clear()
@@ -96,14 +96,14 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self._turn.append(r.ReleaseOrder(instance_id, trial, epoch))
 
     def acknowledge_now(self, acknowledged: dict[str, int]) -> None:
-        """Have nodes told how far their events are kept."""
+        """Let the supervisor acknowledge events to the nodes."""
         if self._is_attached:
             self._handled = self._given
             self._connection.send(r.EventsAcknowledged(self._given, self._notices_of(acknowledged)))
 
     def _notices_of(self, acknowledged: dict[str, int]) -> dict[str, int]:
-        """Only what the supervisor was not told: a turn costs what it had to do, on any farm."""
-        if not self._is_anything_acknowledged:  # the run before may not have told nodes
+        """Return only new acknowledgements, so that a large farm does not slow down each turn."""
+        if not self._is_anything_acknowledged:  # the previous run may not have informed nodes
             self._is_anything_acknowledged = True
             return dict(acknowledged)
         known = {node: acknowledged[node] for node in self._read if node in acknowledged}
@@ -116,11 +116,11 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
     # --- events -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[m.Event]:
-        """What nodes stated, and what was asked of this search meanwhile.
+        """Return the events of nodes, and answer requests to this search meanwhile.
 
         Raises:
             SchedulerSuperseded: the supervisor has ended.
-            WireError: an event of a node cannot be read.
+            TransportError: an event of a node cannot be decoded.
         """
         if not self._is_attached:
             self.reattach((), (), {})
@@ -130,7 +130,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         deadline = time.monotonic() + timeout
         self._tell()
         while True:
-            # Not while there are facts: an answer may have consequences, which come behind them.
+            # Not while there are events: an answer may have effects, which come after them.
             is_asked = self._answer()
             is_woken = self._connection.wait(0.0 if is_asked else deadline - time.monotonic())
             self._connection.check_known()
@@ -141,7 +141,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
                 return read_events
 
     def pause(self, seconds: float) -> None:
-        """Let time pass, and have the supervisor know that this process does not hang."""
+        """Wait for this many seconds, while reporting that this process does not hang."""
         self._connection.pause(seconds)
 
     def wake(self) -> None:
@@ -149,10 +149,10 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self._connection.wake()
 
     def _take(self) -> tuple[list[m.Event], int]:
-        """What has come for the loop, and how many facts of the wire that was.
+        """Return the events that arrived, and how many of them came from the transport.
 
         Raises:
-            WireError: an event of a node cannot be read.
+            TransportError: an event of a node cannot be decoded.
         """
         read_events: list[m.Event] = []
         num_events = 0
@@ -174,11 +174,11 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
                 case r.IpcRequest():
                     self._asked.append(message)
                 case _:
-                    pass  # there is one job, and the line itself notes signs of life
+                    pass  # there is one job, and the connection handles lease proofs
         return read_events, num_events
 
     def _answer(self) -> bool:
-        """Do what was asked for; whether anything was."""
+        """Answer the requests; return whether there were any."""
         is_asked = bool(self._asked) and self._status_reporter is not None
         while self._asked and self._status_reporter is not None:
             self._connection.send(self._status_reporter.answer(self._asked.popleft()))
@@ -199,7 +199,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
             self._tell_status()
 
     def _tell_status(self) -> None:
-        """Say how far the search is, unless that was said already."""
+        """Report the progress of the search if it changed."""
         if self._status_reporter is None:
             return
         status = msgspec.structs.replace(self._status_reporter.status(), results=self._results)
@@ -220,23 +220,23 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
     # --- for people -------------------------------------------------------------------------------
 
     def notes(self) -> list[str]:
-        """What holds on the wire."""
+        """Return current conditions of the transport."""
         return list(self._notes.notes)
 
     def notices(self) -> list[str]:
-        """What happened on the wire, and to the journal's copy."""
+        """Return recent incidents of the transport and of the journal's copy."""
         notices, self._notices = self._notices + self.copy_notices(), []
         return notices
 
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self, *, now: bool = False) -> None:
-        """Have all that still runs end, once the journal's copy has all."""
+        """End the search's running trials, once the journal's copy is complete."""
         if self.is_left:
             return
         if not now:
             self.end_copy()
-        self._tell()  # what it holds no longer is free at once
+        self._tell()  # frees its slots at once
         self._tell_status()
         self._connection.send(
             self._status_reporter.search_ended()
@@ -246,5 +246,5 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self.is_left = True
 
     def leave(self) -> None:
-        """Tell nobody: nodes go on, for whoever comes next."""
+        """Detach silently: nodes keep the trials for the next run."""
         self.is_left = True

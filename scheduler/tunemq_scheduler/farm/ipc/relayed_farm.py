@@ -1,4 +1,4 @@
-"""`RelayedFarm`: a farm that is the supervisor's, as an experiment's process has it."""
+"""`RelayedFarm`: the supervisor's farm, as an experiment's process sees it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class RelayedFarm:
     """The supervisor's farm; this process may act on it as long as `check` returns.
 
     Args:
-        line: to the supervisor.
+        connection: to the supervisor.
         me: this process.
-        term: the supervisor's.
-        events_key: of the run of which nodes still have what they hosted; empty if of none.
+        term: the supervisor's term.
+        events_key: of the run whose trials nodes still have; empty if there is none.
     """
 
     def __init__(
@@ -25,13 +25,13 @@ class RelayedFarm:
         self._connection = connection
 
     def check(self) -> None:
-        """Return if we may act; see `SupervisorConnection.check`.
+        """Return if this process may act; see `SupervisorConnection.check`.
 
         Raises:
-            SchedulerSuperseded: another scheduler may have taken the supervisor's place.
+            SchedulerSuperseded: another scheduler may have replaced the supervisor.
         """
         self._connection.check()
 
     def executor(self) -> RelayedExecutor:
-        """A backend for one run."""
+        """Create a trial executor for one run."""
         return RelayedExecutor(self._connection)

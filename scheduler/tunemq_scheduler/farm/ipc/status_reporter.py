@@ -1,4 +1,4 @@
-"""What a running search tells its supervisor, of itself and when it is asked."""
+"""`SearchStatusReporter`: reports a running search to its supervisor, regularly and on request."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ from tunemq_shared.base.errors import ConfigError, RequestRejected, SchedulerSup
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import lookup
 
-#: So many trials are told of, by request or when the search ends.
+#: The most trials in an answer, or in the final report.
 _TOLD_AT_MOST: Final = 1000
-#: When the search ends, so many where that cannot be told.
+#: Smaller numbers for a final report that is too large.
 _TOLD_ELSE: Final = (100, 10, 0)
-#: An answer is no longer, nor is a configuration: they go through the farm's Redis.
+#: The largest answer and the largest configuration, because they pass through the farm's Redis.
 _ANSWER_BYTES: Final = 2**24
 _CONFIG_BYTES: Final = 2**20
-#: So many trials are named in a line.
+#: The most trials to name in a line.
 _NAMED_AT_MOST: Final = 5
-#: What msgpack cannot hold: integers beyond 64 bits, lone surrogates, deep nesting.
+#: Errors for values that msgpack cannot encode: integers beyond 64 bits, lone surrogates, deep
+#: nesting.
 _UNTELLABLE: Final = (OverflowError, UnicodeEncodeError, RecursionError)
 
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
 
 
 class SearchStatusReporter:
-    """Knows a search that runs; called by the thread that runs it, between two turns.
+    """Reports a running search; its thread calls this between two turns.
 
     Args:
         search: the search.
-        view: of it, for displays.
+        view: the search as displays see it.
     """
 
     def __init__(self, search: SearchRun, view: ExperimentView) -> None:
@@ -70,12 +71,12 @@ class SearchStatusReporter:
     # --- regular reports --------------------------------------------------------------------------
 
     def usage(self) -> OfferUsage:
-        """What it makes of what it was offered."""
+        """Return how the search uses its offers."""
         runner, total = self._loop.runner, self._view.num_trials
         return runner.usage(ANY_NUMBER if total is None else max(0, total - runner.suggested))
 
     def status(self) -> r.SearchStatus:
-        """How far it is."""
+        """Return the progress of the search."""
         view, best = self._view, self._view.best
         return r.SearchStatus(
             counts=dict(view.counts),
@@ -91,7 +92,7 @@ class SearchStatusReporter:
         )
 
     def _waits(self) -> Iterator[str]:
-        """Why trials do not run, or do not stop, that wait neither for a slot nor for a store."""
+        """Explain why trials wait, other than for slots or stores."""
         runner, now = self._loop.runner, self._view.elapsed_s
         pauses = [
             trial.not_before
@@ -119,12 +120,12 @@ class SearchStatusReporter:
             )
 
     def waiting_for_store(self) -> int:
-        """How many trials wait for a store."""
+        """Return how many trials wait for a store."""
         waits = (trial.waits[0] for trial in self._loop.runner.live.values())
         return sum(bool(what) and awaited(what) == STORE for what in waits)
 
     def search_ended(self) -> r.SearchEnded:
-        """How it ended."""
+        """Return how the search ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
         return r.SearchEnded(self._view.outcome, interrupted, self._last_detail())
 
@@ -137,10 +138,10 @@ class SearchStatusReporter:
     # --- requests ---------------------------------------------------------------------------------
 
     def answer(self, asked: r.IpcRequest) -> r.IpcReply:
-        """Do what was asked for, and say so.
+        """Run a request, and return the reply.
 
         Raises:
-            SchedulerSuperseded: this process is to end at once, and leave everything as it is.
+            SchedulerSuperseded: this process must end at once and leave everything unchanged.
         """
         try:
             return r.IpcReply(asked.id, msgspec.Raw(_encoded(self._do(asked.request))))
@@ -199,10 +200,10 @@ class SearchStatusReporter:
         return RequestDone(text=f"tried again: {tried}")
 
     def _find(self, name: str) -> str:
-        """A trial's id, from that or its name.
+        """Return a trial's id, from its id or name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such trial.
         """
         runner = self._loop.runner
         prefix = f"{self._loop.plan.trainable_name}_"
@@ -240,7 +241,7 @@ class SearchStatusReporter:
         )
 
     def _chosen(self, most: int) -> Iterator[TrialView]:
-        """Those that run first, then those that wait, then the newest that are over."""
+        """Return running trials first, then waiting ones, then the newest finished ones."""
         runner = self._loop.runner
         running = [one for one in runner.live.values() if one.status == RUNNING]
         waiting = [one for one in runner.live.values() if one.status not in {RUNNING, *FINISHED}]
@@ -343,16 +344,16 @@ class SearchStatusReporter:
 
 
 def _span_s(due: Collection[float], now: float) -> str:
-    """In how many seconds the first and the last of these is due."""
+    """Return in how many seconds the first and the last of these are due."""
     first, last = (f"{max(0.0, at - now):.0f}" for at in (min(due), max(due)))
     return f"{first} s" if first == last else f"{first} to {last} s"
 
 
 def _encoded(answer: RequestDone | ExperimentDetail | r.TrialExplanation) -> bytes:
-    """An answer that can be sent.
+    """Encode an answer.
 
     Raises:
-        RequestRefused: it cannot.
+        RequestRejected: it cannot be sent.
     """
     try:
         data = _encode(answer)
@@ -366,9 +367,9 @@ def _encoded(answer: RequestDone | ExperimentDetail | r.TrialExplanation) -> byt
 
 
 def _told_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration for people; empty where it cannot be sent."""
+    """Return a configuration for people; empty if it cannot be sent."""
     try:
         plain: dict[str, Any] = to_plain(config)
         return plain if len(_encode(plain)) <= _CONFIG_BYTES else {}
-    except Exception:  # noqa: BLE001  not recorded: only not shown; a repr of the user's may raise
+    except Exception:  # noqa: BLE001  only not shown; a repr of the user's may raise
         return {}

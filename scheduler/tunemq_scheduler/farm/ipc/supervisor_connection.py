@@ -1,4 +1,4 @@
-"""`SupervisorConnection`: the experiment's end of its connection with the farm's supervisor."""
+"""`SupervisorConnection`: the experiment's side of its connection with the supervisor."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_shared.base.errors import SchedulerSuperseded
 
-#: The supervisor is heard so often that one that was not for so long may have been replaced.
+#: A supervisor that was silent for longer than this may have been replaced.
 FRESH_S: Final = 5.0
-#: How long `check` waits for a newer sign of life: a Redis that does not answer holds it up, too.
+#: How long `check` waits for a newer lease proof; a Redis that does not answer delays it, too.
 _HEARD_WITHIN_S: Final = 30.0
-#: So much waits for a supervisor that does not read, before the experiment waits, too.
+#: How many bytes may be queued for a supervisor before the experiment waits.
 _MOST_WAITING: Final = 16 * 2**20
-#: How long `close` waits for the supervisor to take what is left to say.
+#: How long `close` waits for the supervisor to read the remaining messages.
 _CLOSED_WITHIN_S: Final = 10.0
-#: How often the supervisor is told that this thread reads what it sends.
+#: How often the experiment reports that this thread reads messages.
 ALIVE_EVERY_S: Final = 5.0
 
 
 class SupervisorConnection:
-    """Sends, receives, and knows whether the farm is still the supervisor's.
+    """Sends and receives messages, and knows whether the supervisor still has the farm's lease.
 
-    All methods but `wake` are called by one thread.
+    One thread calls all methods except `wake`.
 
     Args:
         sock: connected with the supervisor.
-        fresh_s, heard_within_s: for tests.
+        fresh_s, heard_within_s: time limits in seconds, for tests.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class SupervisorConnection:
         return self._frames.is_at_end or self._frames.is_stalled
 
     def check(self) -> None:
-        """Return if we may act: the supervisor lives, and the farm was its own a moment ago.
+        """Return if this process may act: the supervisor lives and had the lease a moment ago.
 
         Raises:
-            SchedulerSuperseded: it is gone, or is not heard.
+            SchedulerSuperseded: it is gone, or silent.
         """
         deadline = time.monotonic() + self._heard_within_s
         while True:
@@ -75,10 +75,10 @@ class SupervisorConnection:
             self._select(deadline - now)
 
     def check_known(self) -> None:
-        """Return unless it is known already that the supervisor is gone.
+        """Return unless the supervisor is already known to be gone.
 
         Raises:
-            SchedulerSuperseded: it is.
+            SchedulerSuperseded: it is gone.
         """
         if self.is_lost:
             raise SchedulerSuperseded(
@@ -88,20 +88,20 @@ class SupervisorConnection:
     # --- messages ---------------------------------------------------------------------------------
 
     def send(self, message: r.ToSupervisor) -> None:
-        """Send a message; waits only where very much waits already."""
+        """Send a message; waits only if very many bytes are queued."""
         self._frames.put(r.encode(message))
         self._frames.flush()
         while self._frames.waiting > _MOST_WAITING and not self.is_lost:
             self._select(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for messages; returns whether it was woken."""
+        """Wait for messages; return whether `wake` was called."""
         if self._inbox:
             timeout = 0.0
         return self._select(timeout)
 
     def pause(self, seconds: float) -> None:
-        """Let so much time pass, and have the supervisor know that nothing hangs."""
+        """Wait for this many seconds, while reporting that nothing hangs."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if self.is_lost:
@@ -110,13 +110,13 @@ class SupervisorConnection:
                 self._select(left)
 
     def take(self) -> list[r.ToExperiment]:
-        """The messages that came, but for signs of life."""
+        """Return the received messages, except lease proofs."""
         taken = list(self._inbox)
         self._inbox.clear()
         return taken
 
     def first(self) -> r.ToExperiment:
-        """The next message; waits for it.
+        """Return the next message; waits for it.
 
         Raises:
             SchedulerSuperseded: the supervisor has ended.
@@ -130,11 +130,11 @@ class SupervisorConnection:
         """Make `wait` return at once; for any thread or signal handler."""
         try:
             os.write(self._wake_writer, b"!")
-        except OSError:  # full: it wakes already; or closed: nobody waits
+        except OSError:  # full: it wakes anyway; or closed: `wait` has ended
             return
 
     def close(self) -> None:
-        """Send what is left to send, and close the connection."""
+        """Send the queued messages, and close the connection."""
         if self._wake_writer < 0:
             return
         deadline = time.monotonic() + _CLOSED_WITHIN_S
@@ -150,7 +150,7 @@ class SupervisorConnection:
     # --- the socket -------------------------------------------------------------------------------
 
     def _select(self, timeout: float | None) -> bool:
-        """Wait until something can be received or sent, and do that; whether it was woken."""
+        """Wait until the socket is ready, and use it; return whether `wake` was called."""
         if self.is_lost:
             return True
         poll = select.poll()

@@ -1,7 +1,7 @@
-"""An experiment's process, as its supervisor has it: forked for it, watched, buried.
+"""`ExperimentProcess`: an experiment's process, as its supervisor sees it.
 
-Nothing here waits. What the forkserver does not answer for long is its end, and so that of all that
-it has forked: they are told to have ended, and are started again from another one.
+Nothing here waits. A forkserver that does not answer for long is killed, and so are all its
+experiments: they count as ended and restart from another forkserver.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from tunemq_shared.system.claimed_process import (
 )
 from tunemq_shared.system.processes import is_readable, signal_group
 
-#: What an experiment prints, below the folder that is given.
+#: The files for an experiment's output, in the given folder.
 OUTPUT, ERRORS = "experiment.out", "experiment.err"
-#: A forkserver answers within so long, or is killed. A new one imports first, maybe over a network.
+#: A forkserver that does not answer within this time is killed. A new one first imports, maybe from
+#: a network disk.
 _ANSWER_S: Final = 60.0
 
 
 class ExperimentProcess:
-    """A process that runs one experiment, in a session of its own.
+    """A process that runs one experiment, in its own session.
 
     Args:
-        server: what it is forked from.
-        folder: for what it prints.
+        server: its forkserver.
+        folder: for its output.
         sock: its end of the connection; closed here.
 
     Raises:
-        OSError: there is no folder, file or descriptor for it.
+        OSError: a folder, file or descriptor cannot be created.
     """
 
     def __init__(self, server: ForkserverProcess, folder: Path, sock: socket.socket) -> None:
@@ -71,22 +72,22 @@ class ExperimentProcess:
             try:
                 server.start([end.fileno() for end in (theirs, sock, output, errors)])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # the server has just ended: so has the channel
-            except OSError as error:  # so many wait for it that there is no room for another one
+                pass  # the server has just ended, and so has the channel
+            except OSError as error:  # the socket's queue is full
                 self._give_up(EXIT_AGAIN, f"its process cannot be started: {error.strerror}")
         server.uses += 1
 
     @property
     def watched(self) -> int:
-        """A descriptor that is readable when `returncode` has something to look at."""
+        """A descriptor that is readable when `returncode` may have changed."""
         if self._pidfd is None or self._is_over:
             return self._channel.fileno()
         return self._pidfd
 
     def returncode(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs. Never waits.
+        """Return its exit code, negative for a signal; None while it runs. Never waits.
 
-        With it ends all of its session: nothing of an experiment outlives its process.
+        All processes of its session end with it, so nothing of an experiment outlives it.
         """
         if self._returncode is None and self._pidfd is None:
             self._listen()
@@ -95,7 +96,7 @@ class ExperimentProcess:
         return self._returncode
 
     def kill(self) -> None:
-        """Kill it, with all of its session."""
+        """Kill it, with its whole session."""
         if self._returncode is not None:
             return
         if self.pid is None or self._pidfd is None:
@@ -106,20 +107,20 @@ class ExperimentProcess:
             signal_group(self.pid, signal.SIGKILL)
 
     def abort(self) -> None:
-        """Have it print where its threads are, and end, if its code lets it."""
+        """Make it print its threads' stacks and end, if its code allows that."""
         if self._pidfd is not None and not self._is_over:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
 
     def close(self) -> None:
-        """Let go of it; it has ended."""
+        """Release the resources of an ended process."""
         self._channel.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
         self._server.release()
 
     def last_output(self) -> str:
-        """Why there is none any more, or the end of what it wrote to stderr."""
+        """Return why it was lost, or the end of its output on stderr."""
         if self._why:
             return self._why
         try:
@@ -131,8 +132,8 @@ class ExperimentProcess:
     def _has_ended(self, pidfd: int) -> bool:
         if not self._is_over and is_readable(pidfd):
             self._is_over, self._answer_by = True, time.monotonic() + _ANSWER_S
-            # Before it is reaped: the number is its own. Where the forkserver has died and somebody
-            # else was faster, it is the session's as long as anything of that is there.
+            # Before it is reaped, its pid is unique. If the forkserver has died and another process
+            # has reaped it, its session keeps the pid as long as any of its processes exists.
             if self.pid is not None:
                 signal_group(self.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):  # it is gone, which `_listen` finds out
@@ -154,7 +155,7 @@ class ExperimentProcess:
             return
         try:
             self._take(decode(packet))
-        except (*UNDECODABLE, ProcessMismatch) as error:  # whose interpreter may be anybody's
+        except (*UNDECODABLE, ProcessMismatch) as error:  # the interpreter may run other code
             self._server.kill(f"said what cannot be read or is not true ({error})")
             self._give_up(EXIT_USE, f"{self._server.python} is no interpreter with TuneMQ: {error}")
 
@@ -170,11 +171,11 @@ class ExperimentProcess:
                 raise ProcessMismatch(f"it said {answer}, which does not fit what it said before")
 
     def _forked(self, pid: int) -> None:
-        """Take the process that it names, if it is its child: this one may signal others."""
+        """Watch this process if it is the forkserver's child; any other might be signalled."""
         try:
             self._pidfd = open_claimed(pid, parent=self._server.pid)
         except ProcessMismatch as problem:
-            # What a dead forkserver leaves is another's child, and ends.
+            # The child of a dead forkserver has another parent, and ends.
             if not (0 < pid <= MAX_PID and has_hung_up(self._channel)):
                 raise
             self._give_up(EXIT_AGAIN, f"its process cannot be watched: {problem}")
@@ -184,6 +185,6 @@ class ExperimentProcess:
             self._server.has_forked, self.pid = True, pid
 
     def _give_up(self, returncode: int, why: str) -> None:
-        """Whatever becomes of it: the forkserver kills what it has no channel to."""
+        """Count it as ended; the forkserver kills a process whose channel is closed."""
         self._channel.shutdown(socket.SHUT_RDWR)
         self._returncode, self._why = returncode, why

@@ -1,1 +1,1 @@
-"""Events and printed output on their way through the supervisor."""
+"""Events and trial output on their way through the supervisor."""

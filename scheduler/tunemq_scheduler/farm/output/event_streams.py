@@ -1,4 +1,4 @@
-"""`EventStreams`: where the events of each experiment go, of which nodes may host something."""
+"""`EventStreams`: the event streams of all experiments that may have trials on nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tunemq_shared.base.errors import JournalError, JournalFull
 
 
 class EventStreams:
-    """The keys of streams by experiment, in a file: they outlive this process, and Redis.
+    """The event keys by experiment, in a file that outlives this process and Redis.
 
     Raises:
-        JournalError: the file cannot be read. Without it all nodes would end what they host.
+        JournalError: the file cannot be read. Without it all nodes would end their trials.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,36 +25,36 @@ class EventStreams:
             self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
         except FileNotFoundError:
             self.keys = {}
-        except (OSError, ValueError) as error:  # the latter is what msgspec raises, all of it
+        except (OSError, ValueError) as error:  # ValueError covers all errors of msgspec
             raise JournalError(
                 f"{path} cannot be read ({error}). It says which searches run on the farm's nodes:"
                 " put it back from a copy, or remove it; then they go on from their checkpoints."
             ) from error
 
     def put(self, name: str, key: str) -> None:
-        """An experiment's events go there; where the disk is full `save` writes that later.
+        """Set an experiment's event key; if the disk is full, `save` writes it later.
 
         Raises:
-            JournalError: it cannot be kept.
+            JournalError: it cannot be stored.
         """
         if self.keys.get(name) != key:
             self._set({**self.keys, name: key})
 
     def drop(self, name: str) -> None:
-        """No node hosts anything of it any more; see `put`.
+        """Remove an experiment without trials on nodes; see `put`.
 
         Raises:
-            JournalError: it cannot be kept.
+            JournalError: it cannot be stored.
         """
         if name in self.keys:
             self._set({one: key for one, key in self.keys.items() if one != name})
 
     def save(self) -> None:
-        """Write what the disk had no room for.
+        """Write changes for which the disk had no space.
 
         Raises:
             JournalFull: it still has none.
-            JournalError: it cannot be kept.
+            JournalError: it cannot be stored.
         """
         if not self._is_saved:
             replace_file(self._path, msgspec.json.encode(self.keys))

@@ -1,7 +1,7 @@
-"""`OutputReader`: brings what trials print on nodes into the folders of their experiments.
+"""`OutputReader`: writes the output of trials on nodes into the folders of their experiments.
 
-In a thread of its own, with a connection of its own: output is the least important thing that
-travels, and neither a slow disk nor a silent Redis may hold up the supervisor for it.
+It has a separate thread and connection: output is the least important data, so neither a slow disk
+nor a silent Redis may delay the supervisor because of it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, R
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 _EVERY_S: Final = 0.5
-#: Nodes send the last lines within so long after a host has ended.
+#: Nodes send the last lines within this time after a trial process has ended.
 _AFTER_S: Final = 5.0
-#: So long is waited for a disk or a Redis that does not go on, when all is to end.
+#: How long `close` waits for a disk or a Redis that does not respond.
 _CLOSE_WITHIN_S: Final = 5.0
 
 
 class OutputReader:
-    """Reads the output streams of the experiments that it is to follow.
+    """Reads the output streams of running experiments.
 
     Args:
-        url: where Redis is.
-        news: shows a line to people; called from another thread.
-        opened: opens a piece of the experiment with these events, if it is one; likewise.
-        refused: is told of a stream that was none; likewise.
+        url: the Redis address.
+        notices: shows a line to people; called from another thread.
+        opened: verifies a piece of output for an event key; called from another thread.
+        rejected: receives a stream of the wrong type; called from another thread.
     """
 
     def __init__(
@@ -41,27 +41,27 @@ class OutputReader:
         self._rejected = rejected
         self._connection = RedisConnection(url)
         self._notices, self._opened = notices, opened
-        #: What was to be followed since the last look, the newest last: some were over before it.
+        #: Streams to follow since the last poll, the newest last; some may have ended meanwhile.
         self._wanted: deque[dict[str, tuple[Path, str]]] = deque([{}])
         self._files: dict[str, TrialOutputFiles] = {}
-        #: Until when those that are over are read.
+        #: Until when the streams of ended experiments are read.
         self._until: dict[str, float] = {}
         self._changed = threading.Event()
         self._is_closed = False
-        #: Of which experiments people know that something is wrong.
+        #: Experiments whose problem was reported.
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def follow(self, streams: dict[str, tuple[Path, str]]) -> None:
-        """From now on read these: by experiment, its folder and the key of its events."""
+        """Set the streams to read: by experiment, its folder and its event key."""
         self._wanted.append(streams)
 
     def close(self) -> None:
-        """Read what there is, and no more; does not wait for long."""
+        """Read the remaining output and stop; does not wait long."""
         self._is_closed = True
         self._changed.set()
         if self._thread.is_alive():
@@ -76,7 +76,7 @@ class OutputReader:
             try:
                 self._look()
             except RedisUnavailable:
-                self._connection.close()  # the supervisor says that Redis is away
+                self._connection.close()  # the supervisor reports that Redis is away
 
     def _look(self) -> None:
         wanted, now = dict(self._wanted[0]), time.monotonic()
@@ -94,7 +94,7 @@ class OutputReader:
                 self._bring(files)
             except RedisUnavailable:
                 raise
-            except (TransportError, OSError) as error:  # the others' output comes all the same
+            except (TransportError, OSError) as error:  # others must still be read
                 if clear_wrong_types(self._connection, {files.key: KeyType.STREAM}, self._rejected):
                     continue
                 if name not in self._told:
@@ -109,7 +109,7 @@ class OutputReader:
         while more:
             try:
                 (reply,) = self._connection.ask([files.asks()])
-            except ReplyTooLong:  # no node writes as much; of output some may be missing
+            except ReplyTooLong:  # nodes do not write that much; some output may be lost
                 self._connection.connect()
                 self._connection.ask([("DEL", files.key)])
                 text = "A stream of what trials print was too long to be read: it is deleted."

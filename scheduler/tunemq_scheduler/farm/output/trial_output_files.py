@@ -1,9 +1,8 @@
-"""What trials print on nodes that share no folder with the scheduler, in files in its folder.
+"""`TrialOutputFiles`: writes trial output from nodes without a shared folder into local files.
 
-Pieces come in a short stream of the experiment's (`tunemq_shared.protocol.output_pieces`) and are
-added to ``stdout`` and ``stderr`` in the trial's folder, where whoever shows logs looks. Where
-something was left out on the way a line says how much; all of it is in the store when the trial's
-host has ended.
+Pieces arrive in a short stream of the experiment (`tunemq_shared.protocol.output_pieces`) and are
+appended to ``stdout`` and ``stderr`` in the trial's folder, where log commands read them. If bytes
+are missing, a line says how many; the store has all of the output once the trial process has ended.
 """
 
 from __future__ import annotations
@@ -24,60 +23,62 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.output_pieces import OutputChunk, decode
 from tunemq_shared.system.plain_files import open_plain
 
-#: Takes the key of an experiment's events, and what came as a piece of its output.
+#: Takes an event key and a received piece of output; returns the verified piece, or None.
 OpenChunk = Callable[[str, bytes], bytes | None]
 
-#: A file that has become longer gets no more: its node keeps the newest, and the store has it.
+#: A file of this size gets no more output: its node keeps the newest, and the store has it.
 LIMIT_BYTES: Final = 64 * 2**20
-#: So many pieces are taken at once.
+#: The most pieces to take at once.
 _AT_ONCE: Final = 100
 _NAMES: Final = frozenset({"stdout", "stderr"})
-#: In the experiment's folder: up to which entry of the stream its files have everything.
+#: In the experiment's folder: the last stream entry that its files contain.
 _CURSOR: Final = ".output-cursor"
-#: Beside it: how far each file is written, a line of JSON each; the last of a file counts. What
-#: somebody says again after a restart of the scheduler is behind the cursor, too.
+#: Next to it: how far each file is written, as lines of JSON; the last line of a file counts. Data
+#: that is sent again after a restart of the scheduler may come after the cursor.
 _KNOWN: Final = ".output-known"
-#: So many lines more than there are files it has before it is written anew.
+#: How many more lines than files it may have before it is rewritten.
 _KNOWN_LINES: Final = 10_000
 #: Two numbers of 64 bits are shorter.
 _CURSOR_LENGTH: Final = 64
 
 
-#: A trial, its epoch, and the name of the file.
+#: A trial, its attempt, and the name of the file.
 _File = tuple[str, int, str]
 _Line = tuple[_File, tuple[int, int]]
 
 
 class TrialOutputFiles:
-    """The output files of one experiment. It does no I/O but on files: `asks`, then `answered`.
+    """The output files of one experiment.
+
+    Its only I/O is on files; callers send `asks` to Redis and pass the reply to `answered`.
 
     Args:
-        folder: the experiment's.
-        events_key: of its stream of events.
-        opened: opens a piece of the experiment with these events; None where it is refused.
+        folder: the experiment's folder.
+        events_key: the experiment's event key.
+        opened: verifies a piece of output for an event key; returns None if rejected.
     """
 
     def __init__(self, folder: Path | str, events_key: str, opened: OpenChunk) -> None:
         self._folder = Path(folder)
         self._events_key, self._opened = events_key, opened
-        #: Of the stream that it reads.
+        #: The key of its output stream.
         self.key = redis_keys.output(events_key)
         self._cursor = self._kept_cursor()
-        #: How far each attempt's file is known here: its round there, and the bytes of that.
+        #: How far each attempt's file is written: its round, and the bytes of that round.
         self._known: dict[_File, tuple[int, int]] = self._kept_known()
         self._changed: set[_File] = set()
         self._lines = len(self._known)
 
     def asks(self) -> RedisCommand:
-        """The command whose reply `answered` takes; it does not wait."""
+        """Return the non-blocking command whose reply `answered` takes."""
         return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self.key, self._cursor]
 
     def answered(self, reply: list[tuple[bytes, list[tuple[bytes, list[bytes]]]]] | None) -> bool:
-        """Add what came to the files; whether there may be more.
+        """Append the pieces to the files; return whether there may be more.
 
         Raises:
-            OSError: a file cannot be written. Where the disk is full the next command asks for this
-                piece again; else it is lost.
+            OSError: a file cannot be written. If the disk is full, the next command asks for this
+                piece again; otherwise it is lost.
         """
         entries = reply[0][1] if reply else []
         for entry, fields in entries:
@@ -103,11 +104,11 @@ class TrialOutputFiles:
             return
         key = piece.trial, piece.attempt, piece.name
         begun, known = self._known.get(key, (piece.round, 0))
-        if piece.round > begun:  # it was shortened on its node, and begins anew
+        if piece.round > begun:  # the node truncated the file, and it begins anew
             known = 0
         end = piece.offset + len(piece.data)
         if piece.round < begun or end <= known:
-            return  # it is known: somebody says it again
+            return  # a repeated piece
         data = piece.data[max(0, known - piece.offset) :]
         path = self._folder / piece.folder / piece.name
         descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -122,13 +123,13 @@ class TrialOutputFiles:
                     data = data[file.write(data) :]
             except OSError:
                 with contextlib.suppress(OSError):
-                    file.truncate(size)  # all of it comes again
+                    file.truncate(size)  # all of it arrives again
                 raise
         self._known[key] = piece.round, end
         self._changed.add(key)
 
     def _is_trials(self, piece: OutputChunk) -> bool:
-        """Whether the folder is one that its trial was given when the experiment added it."""
+        """Return whether this is the folder that the experiment gave the trial."""
         return (
             piece.folder.endswith(f"_{piece.trial}")
             and is_safe_name(piece.folder)
@@ -154,7 +155,7 @@ class TrialOutputFiles:
             if descriptor is not None:
                 with open(descriptor, "rb") as file:
                     for line in file:
-                        with contextlib.suppress(*UNDECODABLE):  # such as half a line of a crash
+                        with contextlib.suppress(*UNDECODABLE):  # a crash leaves partial lines
                             key, how_far = msgspec.json.decode(line, type=_Line)
                             found[key] = how_far
         return found
