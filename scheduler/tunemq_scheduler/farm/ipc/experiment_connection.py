@@ -264,9 +264,7 @@ class ExperimentConnection:
     # --- to the experiment ------------------------------------------------------------------------
 
     def beat(self, at: float) -> None:
-        """Forward a proof of the lease, with a time of the monotonic clock; called once a
-        second.
-        """
+        """Forward a lease proof with its monotonic time in seconds; called once a second."""
         self._send(r.LeaseProof(at))
         now = time.monotonic()
         if self.events_key:  # time in which the supervisor was suspended does not count

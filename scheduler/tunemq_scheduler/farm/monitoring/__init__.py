@@ -1,1 +1,1 @@
-"""What watches a farm: metrics for Prometheus, the state of the head, status files."""
+"""Monitoring of a farm: metrics for Prometheus, the state of the head machine, status."""

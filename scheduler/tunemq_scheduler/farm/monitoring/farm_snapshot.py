@@ -1,7 +1,7 @@
-"""`FarmSnapshot`: all that a farm's metrics say, at one moment; and `TurnTimes`, which they count.
+"""`FarmSnapshot`: the data of a farm's metrics at one moment; and `TurnTimes`, a histogram.
 
-The supervisor makes one a second. Nothing of it changes afterwards, so that another thread may
-read it for as long as it likes.
+The supervisor creates a snapshot once a second. It is immutable, so another thread may read it at
+any time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 
-#: Up to which times turns are counted together, in seconds.
+#: The upper bounds of the buckets for turn times, in seconds.
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True):
-    """A node; ``silence_s`` is how long ago it renewed its lease."""
+    """A node; ``silence_s`` is how many seconds ago it renewed its lease."""
 
     row: NodeRow
     node_metrics: NodeMetrics
@@ -31,13 +31,13 @@ class NodeSnapshot(msgspec.Struct, frozen=True):
 
 
 class DiskState(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder's disk; None where the file system does not say.
+    """The disk of a folder; None for values that the file system does not report.
 
     Attributes:
-        free: bytes that are left.
-        size: bytes.
-        free_inodes: how many files can still be made.
-        is_writable: whether a file could be written there.
+        free: free bytes.
+        size: total bytes.
+        free_inodes: how many more files can be created.
+        is_writable: whether a test file could be written.
     """
 
     free: float | None = None
@@ -50,9 +50,9 @@ class HeadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's machine.
 
     Attributes:
-        disks: by what is on them.
-        certificates: by what they are for, when they expire; Unix time.
-        backup_at: when the last backup was noted; Unix time, None where none was.
+        disks: the disks, by their use.
+        certificates: expiry times by certificate; Unix time.
+        backup_at: when the last backup was recorded; Unix time, None if there is none.
     """
 
     disks: dict[str, DiskState] = {}
@@ -64,24 +64,26 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A farm at one moment.
 
     Attributes:
-        at: when that is; Unix time.
+        at: the time of the snapshot; Unix time.
         experiments: how many are in each state.
-        trials: of each experiment that has a process, how many are in each state.
-        troubles: of each that stands still, why: its processes fail soon after they begin
-            (``failing``), its process does not answer (``silent``), or another version of TuneMQ
-            wrote what it continues from (``version``).
-        waiting: of each such experiment, how many more trials it would have begin at once; by
-            `requests.kinds_of`.
-        results: how many experiments were given since the scheduler began.
-        turns: of the supervisor's loop: of each bucket of `BUCKETS_S` and beyond, how many lasted
-            no longer than that; and the seconds of all.
-        is_redis_away: whether nobody can be told anything.
-        redis_full_s: for how many seconds Redis has had no memory for orders and results; 0 while
-            it has.
-        refused: what the scheduler and its nodes did not believe.
-        traffic: what the processes of the scheduler have asked of object stores.
-        store_uses: of each experiment that has a process, who waits for a store.
-        head: the machine of the scheduler.
+        trials: for each experiment with a process, the number of trials in each state.
+        troubles: for each experiment that makes no progress, the reason: its processes fail soon
+            after their start (``failing``), its process does not answer (``silent``), or another
+            version of TuneMQ wrote its state (``version``).
+        waiting: for each such experiment, how many more trials it would start at once, by
+            `slot_requests.kinds_of`.
+        results: how many results experiments have received since the scheduler started.
+        turns: durations of the supervisor's turns: the cumulative count for each bucket of
+            `BUCKETS_S` and beyond, and the sum in seconds.
+        is_redis_away: whether Redis cannot be reached.
+        redis_full_s: for how many seconds Redis has had no memory for orders and results; 0 if it
+            has.
+        nodes: all nodes.
+        accounts: what owners hold, and what they are entitled to.
+        rejected: messages that the scheduler and its nodes rejected.
+        traffic: store requests of the scheduler's processes.
+        store_uses: for each experiment with a process, its store requests and waiting trials.
+        head: the scheduler's machine.
     """
 
     at: float
@@ -102,17 +104,17 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnTimes:
-    """How long turns last, by buckets."""
+    """A histogram of the durations of turns."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BUCKETS_S) + 1)
         self._sum = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add the duration of a turn."""
         self._counts[bisect_left(BUCKETS_S, seconds)] += 1
         self._sum += seconds
 
     def so_far(self) -> tuple[tuple[int, ...], float]:
-        """See `FarmSnapshot.turns`."""
+        """Return the counts and the sum; see `FarmSnapshot.turns`."""
         return tuple(accumulate(self._counts)), self._sum

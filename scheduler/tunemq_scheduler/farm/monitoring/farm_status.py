@@ -1,4 +1,4 @@
-"""What a farm's scheduler says of the farm: to all that it is there, and more to who asks."""
+"""The announcement of a farm's scheduler, and its description of the farm."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tunemq_shared.broker import redis_keys
 
 
 def announcing(term: int) -> RedisCommand:
-    """The command that says that there is a scheduler; again after each reset of the wire.
+    """Return the command that announces the scheduler; repeated after each reset of Redis.
 
     Args:
-        term: of the scheduler.
+        term: the term of the scheduler.
     """
     announced = FarmAnnouncement(tunemq=importlib.metadata.version("tunemq"), term=term)
     return ("SET", redis_keys.FARM, msgspec.json.encode(announced))
 
 
 def described(store: str, scheduler: str, results: str) -> FarmDescription:
-    """What submitters need to know.
+    """Describe the farm for submitters.
 
     Args:
-        store: the address of the farm's store, as everybody can use it.
-        scheduler: who it is, for people.
+        store: the address of the farm's store, in a form that all users can use.
+        scheduler: the scheduler's name, for people.
         results: the folder of all experiments.
     """
     import cloudpickle

@@ -1,6 +1,6 @@
-"""`HeadWatch`: looks at the scheduler's own machine for its metrics, in threads of its own.
+"""`HeadWatch`: polls the scheduler's own machine for its metrics, in separate threads.
 
-A disk or a server may make who asks wait for ever; what was seen last is said then.
+A disk or a server may block the thread that polls it; the metrics then keep their last values.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tunemq_shared.system.write_probe import write_probe
 
 _DISKS_EVERY_S: Final = 10.0
 _CERTIFICATES_EVERY_S: Final = 600.0
-#: A certificate that could not be looked at is looked at again so soon.
+#: The pause before a failed certificate check is repeated.
 _AGAIN_S: Final = 60.0
 
 
 class HeadWatch:
-    """Looks at disks, certificates and the note of the last backup, until `close`.
+    """Polls disks, certificates and the record of the last backup, until `close`.
 
     Args:
-        url: of Redis.
+        url: the Redis address.
         results: the folder of all experiments.
-        store: the farm's.
+        store: the farm's store.
         own: the farm's own folder.
-        environ: where certificates of the store are named.
+        environ: the environment that names the store's certificates.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class HeadWatch:
             threading.Thread(target=self._run, args=(look,), name=name, daemon=True).start()
 
     def seen(self) -> HeadSnapshot:
-        """What was seen last; never waits."""
+        """Return the last values; never waits."""
         return HeadSnapshot(
             disks=self._disks, certificates=self._certificates, backup_at=self._backup_at
         )
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._ended.set()
 
     def _run(self, look: Callable[[], float]) -> None:
@@ -83,15 +83,15 @@ class HeadWatch:
                 if (expires := one.expires()) is not None:
                     found[one.name] = expires
             except (OSError, ValueError, TuneError):
-                # What was seen before stays: one that has expired is refused from then on.
+                # The previous value stays: an expired certificate is rejected from then on.
                 is_complete = False
         self._certificates = found
         return _CERTIFICATES_EVERY_S if is_complete else _AGAIN_S
 
 
 def _disk_of(folder: str) -> DiskState:
-    # Written as a test, since Linux does not say of each file system that failed that it is
-    # read-only (ext4 since 6.12).
+    # A write is tested, because Linux does not report every failed file system as read-only (ext4
+    # since 6.12).
     is_writable = False
     with suppress(OSError):
         write_probe(folder)

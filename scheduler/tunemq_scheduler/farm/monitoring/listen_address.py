@@ -1,4 +1,4 @@
-"""Addresses to listen at: ``HOST:PORT`` on a command line."""
+"""Parses listen addresses (``HOST:PORT``) of a command line, and opens their sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _BACKLOG: Final = 256
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
-    """The host, empty for all of the machine's addresses, and the port.
+    """Return the host, empty for all of the machine's addresses, and the port.
+
+    Args:
+        text: the address.
+        option: the command-line option, for messages.
 
     Raises:
         ConfigError: it is not ``HOST:PORT``.
@@ -32,14 +36,14 @@ def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
 
 
 def listener(host: str, port: int, option: str) -> socket.socket:
-    """A socket that listens there.
+    """Open a listening socket.
 
     Raises:
-        ConfigError: it cannot be; the option is named.
+        ConfigError: the address cannot be used; names the option.
     """
     try:
         if not host and socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):  # IPv6 may be switched off
+            with contextlib.suppress(OSError):  # IPv6 may be disabled
                 return socket.create_server(
                     ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
                 )

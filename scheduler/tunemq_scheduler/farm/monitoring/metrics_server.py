@@ -1,8 +1,8 @@
-"""`MetricsServer`: a farm's metrics over HTTP, for Prometheus.
+"""`MetricsServer`: serves a farm's metrics over HTTP, for Prometheus.
 
-Threads of their own answer from the newest `FarmSnapshot`: whatever a client does, the scheduler's
-loop does not notice, nor do other clients. Pages of browsers are refused, as those are whose name
-was made to lead here (DNS rebinding): see `TrustedRequests`.
+Separate threads answer from the newest `FarmSnapshot`, so no client can affect the scheduler's loop
+or other clients. Requests of web pages are rejected, including pages whose name was made to resolve
+to this server (DNS rebinding): see `TrustedRequests`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tunemq_shared.base.errors import ConfigError
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-#: So long a client may take over its request and the answer together.
+#: The limit for a client's request and the answer together.
 _TIMEOUT_S: Final = 5.0
-#: So many clients are answered at once; who comes beyond that is hung up on.
+#: The most clients to answer at once; further connections are closed.
 _MOST_CLIENTS: Final = 64
 _LIBRARY: Final = "prometheus_client"
 
 
 class MetricsServer:
-    """Serves metrics from its making on, until `close`.
+    """Serves metrics from its creation until `close`.
 
     Args:
         listen: ``HOST:PORT``; no host for all of the machine's addresses, port 0 for any free one.
-        names: of this server, beside those that `TrustedRequests` knows.
+        names: further names of this server; see `TrustedRequests`.
 
     Raises:
         ConfigError: the address cannot be used, or ``prometheus-client`` is not installed.
@@ -64,23 +64,23 @@ class MetricsServer:
         server.set_app(make_wsgi_app(registry))
         shown = host or socket.gethostname()
         shown = f"[{shown}]" if ":" in shown else shown
-        #: Where it is found.
+        #: The URL of the metrics.
         self.address = f"http://{shown}:{server.server_port}/metrics"
         self._thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     def publish(self, newest: FarmSnapshot) -> None:
-        """From now on this is how the farm is."""
+        """Set the snapshot to serve."""
         self._newest = newest
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, for whoever asks."""
+        """Yield all metrics; called by the Prometheus client."""
         newest = self._newest
         if newest is not None:
             yield from self._metrics_of(newest)
@@ -91,7 +91,7 @@ class _Handler(WSGIRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        """Answer, and hang up on who drips: the base waits anew for each of its bytes."""
+        """Answer, and disconnect slow clients: the base class restarts its timeout per byte."""
         deadline = threading.Timer(self.timeout, self._hang_up)
         deadline.daemon = True
         deadline.start()
@@ -101,7 +101,7 @@ class _Handler(WSGIRequestHandler):
             deadline.cancel()
 
     def parse_request(self) -> bool:
-        """Whether it may be answered; if not, it was told so."""
+        """Return whether the request may be answered; if not, send the reason."""
         if not super().parse_request():
             return False
         try:
@@ -116,11 +116,11 @@ class _Handler(WSGIRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *_: Any) -> None:
-        """Nobody reads that."""
+        """Log nothing."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """On a socket that listens already: binding one, the base would ask for the host's name."""
+    """A server on an open socket; the base class would resolve the host's name to bind one."""
 
     daemon_threads = True
 
@@ -133,18 +133,18 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer it in a thread of its own, where there is a place for one more."""
+        """Answer in a new thread, if there are not too many."""
         if self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer it."""
+        """Answer the request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, *_: Any) -> None:
-        """A client that is gone before it was answered is nobody's trouble."""
+        """Ignore a client that disconnects before its answer."""

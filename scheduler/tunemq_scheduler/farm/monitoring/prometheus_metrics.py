@@ -1,7 +1,7 @@
-"""What Prometheus is told of a farm. Needs the extra ``metrics``, as whoever imports this does.
+"""Converts a `FarmSnapshot` to Prometheus metrics. Importing it needs the extra ``metrics``.
 
-Names follow Prometheus's conventions: base units, ``_total`` for counters only. A series is for a
-node's *name*: one that was started again goes on with it.
+Names follow the conventions of Prometheus: base units, and ``_total`` for counters only. A series
+belongs to a node's *name*, so it continues after a restart of the node.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tunemq_scheduler.farm.allocation.books.loads import GPUS
 from tunemq_scheduler.farm.monitoring.farm_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
-#: By resource: its name in metrics, behind it that of what is used, and in words.
+#: For each resource: the name of its metric, that of its use, and a description.
 _RESOURCES: Final = {
     "cpu": ("cpus", "cpus_used", "CPUs"),
     "gpu": ("gpus", "gpus_used", "GPUs"),
     "memory": ("memory_bytes", "memory_used_bytes", "Bytes of memory"),
 }
 _NODE_STATES: Final = ("ready", "draining", "drained", "set aside", "silent")
-#: Of each node, by the name of the metric; None where a node does not say.
+#: For each node, by the name of the metric; None if a node does not report it.
 _OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]] = {
     "trials": ("Trials that a node is to host.", lambda node: node.row.trials),
     "trial_processes": (
@@ -77,7 +77,7 @@ _OF_OWNER: Final[Mapping[str, tuple[str, str, Callable[[OwnerAccount], float]]]]
 
 
 def metrics_of(farm: FarmSnapshot) -> Iterator[Metric]:
-    """All metrics of a farm at one moment."""
+    """Yield all metrics of a farm at one moment."""
     yield from _of_experiments(farm)
     yield from _of_scheduler(farm)
     states = dict.fromkeys(_NODE_STATES, 0)
@@ -150,7 +150,7 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
 
 
 def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
-    """What is asked of object stores: by the scheduler's processes (node is empty) and by nodes."""
+    """Yield the store metrics of the scheduler's processes (empty node) and of nodes."""
     said = {"": farm.traffic} | {name: one.node_metrics.store for name, one in nodes.items()}
     requests = CounterMetricFamily(
         "tunemq_store_requests",
@@ -182,7 +182,7 @@ def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeSnapshot]) -> Iterato
 
 
 def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
-    """The scheduler's own machine, where nothing else tells of it."""
+    """Yield the metrics of the scheduler's own machine that no other exporter provides."""
     disks = farm.head.disks.items()
     free = {(what,): disk.free for what, disk in disks}
     yield _gauge("head_disk_free_bytes", "What is left of a disk of the head.", free, "disk")
@@ -202,7 +202,7 @@ def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
 
 
 def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:
-    """How many messages were refused; of two instances of a node those of both."""
+    """Return the number of rejected messages; instances of the same node are added up."""
     rejected: dict[tuple[str, str, str], int] = {}
     for row in farm.rejected:
         key = row.node, row.kind, row.reason

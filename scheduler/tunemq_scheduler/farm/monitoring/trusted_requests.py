@@ -1,7 +1,7 @@
-"""Refuses requests that pages in browsers make.
+"""`TrustedRequests`: rejects HTTP requests that web pages make in browsers.
 
-A browser sends what a page has it send: a page whose name is made to lead to this server (DNS
-rebinding), and one that asks for what it may not see (CSRF).
+A browser sends requests for web pages: for a page whose name was made to resolve to this server
+(DNS rebinding), or for one that requests data it may not read (CSRF).
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 
-#: There are no others: what is not here is refused before anything of it is looked at.
+#: The allowed methods; requests with others are rejected before anything else is parsed.
 METHODS: Final = frozenset({HTTPMethod.GET, HTTPMethod.HEAD})
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 class UntrustedRequest(Exception):
-    """A request that is not answered, and why."""
+    """A request that is not answered, with the reason."""
 
 
 class TrustedRequests:
-    """Refuses requests for other servers, and such as pages make.
+    """Rejects requests for other servers, and requests from web pages.
 
     Args:
-        names: of the server, beside those that are its in any case: ``localhost``, the machine's
-            name, and every address, because an address leads where it says.
-        option: of the command line, which gives more names.
+        names: further names of the server. ``localhost``, the machine's name and all IP addresses
+            are always allowed, because an IP address cannot be rebound.
+        option: the command-line option that adds names, for messages.
 
     Raises:
-        ConfigError: that is no name.
+        ConfigError: a name is invalid.
     """
 
     def __init__(self, names: Iterable[str] = (), option: str = "--metrics-host") -> None:
@@ -50,10 +50,14 @@ class TrustedRequests:
         self._names = {_plain(name) for name in (*names, machine, "localhost")}
 
     def check(self, method: str, headers: Message) -> None:
-        """Return if this may be a request of a client of ours.
+        """Check that a request may come from a legitimate client.
+
+        Args:
+            method: the HTTP method.
+            headers: the request's headers.
 
         Raises:
-            UntrustedRequest: it cannot be.
+            UntrustedRequest: it cannot.
         """
         if method not in METHODS:
             raise UntrustedRequest("there is no such request")

@@ -1,1 +1,1 @@
-"""The process of one experiment on a farm, and how it is forked."""
+"""The process of one experiment on a farm, and its forkserver."""

@@ -1,11 +1,11 @@
-"""The process that experiments are forked from, so that a start costs a fork and no imports.
+"""The forkserver of experiments, which makes a start cost a fork and no imports.
 
     python -P -m tunemq_scheduler.farm.process.experiment_forkserver FD SUPERVISOR VERSION STORE
 
-FD is the socket of `tunemq_scheduler.farm.ipc.fork_messages`, SUPERVISOR a pid, VERSION its
-TuneMQ's, STORE the farm's, whose client is loaded, too. It has one thread, no key of the farm, and
-never runs an experiment's code; the kernel kills it when the supervisor ends, and with it all that
-it has forked.
+FD is the socket of `tunemq_scheduler.farm.ipc.fork_messages`, SUPERVISOR a pid, VERSION the
+supervisor's version of TuneMQ, and STORE the farm's store, whose client is loaded, too. It has one
+thread and no key of the farm, and never runs an experiment's code. The kernel kills it when the
+supervisor ends, and with it all processes that it has forked.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from tunemq_shared.system.process_control import (
     set_name,
 )
 
-#: What most experiments import only once they run. No module of ours may depend on the first.
+#: Modules that most experiments import only when they run. No internal module may depend on the
+#: first.
 _PRELOADED: Final = ("tunemq", "tunemq_scheduler.output.syncing.default_syncer")
 
 
-#: What comes with `START`.
+#: How many descriptors come with `START`.
 _DESCRIPTORS: Final = 4
 _LOOK_AGAIN_MS: Final = 500
-#: What a child writes into its pipe when it has left the forkserver.
+#: A child writes this into its pipe when it has left the forkserver.
 _LEFT: Final = b"."
-#: A service manager may send these to all processes of the service: what is to be done is the
-#: supervisor's to say, whose end is this one's.
+#: A service manager may send these to all processes of the service. This process ignores them,
+#: because it ends with the supervisor.
 _IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -61,24 +62,24 @@ class _Experiment(NamedTuple):
 
 
 class ExperimentForkserver:
-    """Forks for one supervisor.
+    """Forks experiments for one supervisor.
 
     Args:
-        control: the socket to it.
+        control: the socket to the supervisor.
     """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._experiments: dict[int, _Experiment] = {}
-        #: Those that have not left this process yet, by the pipe that says when they have.
+        #: Children that have not left this process yet, by the pipe on which they report it.
         self._leaving: dict[int, _Experiment] = {}
-        #: Those that nobody wants any more, until they have ended.
+        #: Killed children that have not ended yet.
         self._killed: set[int] = set()
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
     def serve(self) -> socket.socket | None:
-        """Work until the supervisor is gone; in a child, its end of the connection with that."""
+        """Work until the supervisor is gone; in a child, return its end of the connection."""
         while True:
             for fd, _ in self._poller.poll(_LOOK_AGAIN_MS if self._killed else None):
                 if fd != self._control.fileno():
@@ -89,14 +90,14 @@ class ExperimentForkserver:
                 )
                 if not wanted:
                     return None
-                if len(fds) != _DESCRIPTORS:  # the kernel had no room for all of them
+                if len(fds) != _DESCRIPTORS:  # the kernel could not pass all of them
                     _reject(fds)
                 elif (line := self._fork(*fds)) is not None:
                     return line
             self._bury()
 
     def _fork(self, channel_fd: int, line: int, output: int, errors: int) -> socket.socket | None:
-        """Fork; in the child, its end of the connection."""
+        """Fork; in the child, return its end of the connection."""
         try:
             leaving, left = os.pipe()
         except OSError:
@@ -139,7 +140,7 @@ class ExperimentForkserver:
         return None
 
     def _attend(self, fd: int) -> None:
-        """See to the pipe or the channel of an experiment that has something to say."""
+        """Handle an event on an experiment's pipe or channel."""
         if (experiment := self._leaving.pop(fd, None)) is not None:
             self._poller.unregister(fd)
             has_left = os.read(fd, len(_LEFT)) == _LEFT
@@ -149,10 +150,10 @@ class ExperimentForkserver:
             self._obey(experiment)
 
     def _forked(self, experiment: _Experiment, *, has_left: bool) -> None:
-        """Tell the supervisor of a child, which has left this process or died before it could.
+        """Report a child to the supervisor, once it has left this process or died before that.
 
-        Until it has left, the child is as private as this process: a /proc that hides processes
-        shows it to nobody, and the supervisor could not see whose child it is.
+        Until it has left, the child is as private as this process: a /proc with hidden processes
+        does not show it, so the supervisor could not verify whose child it is.
         """
         if experiment not in self._experiments.values():
             return  # its channel was closed meanwhile
@@ -163,11 +164,11 @@ class ExperimentForkserver:
             self._kill(experiment)
 
     def _obey(self, experiment: _Experiment) -> None:
-        """It has ended, or nobody wants it any more: reap it."""
+        """Reap an experiment that has ended, or kill one whose channel was closed."""
         channel, pid = experiment
         try:
             is_over = channel.recv(MAX_PACKET_BYTES) == REAP
-        except ConnectionResetError:  # closed before it was read that the process was forked
+        except ConnectionResetError:  # closed before the fork report was read
             is_over = False
         if is_over:
             _, status = os.waitpid(pid, 0)
@@ -177,7 +178,7 @@ class ExperimentForkserver:
             self._kill(experiment)
 
     def _kill(self, experiment: _Experiment) -> None:
-        """Kill it, and have `_bury` wait for its end."""
+        """Kill a child, and let `_bury` wait for its end."""
         os.kill(experiment.pid, signal.SIGKILL)
         self._killed.add(experiment.pid)
         self._let_go(experiment.channel)
@@ -188,12 +189,12 @@ class ExperimentForkserver:
         channel.close()
 
     def _bury(self) -> None:
-        """Of those that were killed some may wait for a disk, and others for this process."""
+        """Reap killed children without waiting, because a child may be blocked by a disk."""
         self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
 
 
 def _reject(descriptors: list[int]) -> None:
-    """The first is the channel; to close it says that there will be no process."""
+    """Close the descriptors; closing the first, the channel, reports that there is no process."""
     if descriptors:
         with socket.socket(fileno=descriptors[0]) as channel:
             _say(
@@ -205,18 +206,18 @@ def _reject(descriptors: list[int]) -> None:
 
 
 def _say(channel: socket.socket, answer: ForkAnswer) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # `_obey` will find out
+    with suppress(BrokenPipeError, ConnectionResetError):  # `_obey` handles it
         channel.send(encode(answer))
 
 
 def _leave_the_forkserver(forkserver: int) -> None:
-    """Make a process of its own of a fork of the forkserver, which has this pid."""
+    """Make a fork of the forkserver, which has this pid, an independent process."""
     os.setsid()
     die_with_parent(forkserver)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    keep_memory_private(False)  # it is as the user's other processes are
+    keep_memory_private(False)  # as accessible as the user's other processes
     leave_no_core_file()
     # multiprocessing would import the forkserver again as the main module of its children.
     main = ModuleType("__main__")
@@ -225,7 +226,7 @@ def _leave_the_forkserver(forkserver: int) -> None:
 
 
 def main() -> int:
-    """Serve; in a child, run an experiment. The exit code."""
+    """Serve; in a child, run an experiment. Return the exit code."""
     fd, supervisor, version, store = sys.argv[1:]
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
@@ -240,7 +241,8 @@ def main() -> int:
         sys.stderr.write(f"it has TuneMQ {ours}, and the scheduler {version}")
         sys.exit(EXIT_OTHER_VERSION)
     import_client(store)
-    # Experiments share the pages of what is loaded as long as no garbage collection writes to them.
+    # Experiments share the memory pages of loaded modules until a garbage collection writes to
+    # them.
     gc.collect()
     gc.freeze()
     line = ExperimentForkserver(control).serve()

@@ -1,8 +1,8 @@
-"""The process of one experiment: runs its code, with no key of the farm and no way to its Redis.
+"""The process of one experiment: runs its code, without keys and without access to Redis.
 
-It is forked for the farm's supervisor (`tunemq_scheduler.farm.process.experiment_forkserver`), with
-one end of a socket pair as its only way to anybody (`tunemq_scheduler.farm.ipc`), and is killed
-when that ends, in whatever way.
+It is forked for the farm's supervisor (`tunemq_scheduler.farm.process.experiment_forkserver`). One
+end of a socket pair is its only connection (`tunemq_scheduler.farm.ipc`). It is killed when the
+supervisor ends in any way.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
 from tunemq_shared.system.process_control import set_name
 from tunemq_shared.system.standard_streams import tell
 
-#: `ExperimentJob.retry` for all trials in ERROR.
+#: `ExperimentJob.retry` for all trials in state ERROR.
 _ALL: Final = "*"
 
 
 def run(sock: socket.socket) -> int:
-    """Run what the supervisor says at the other end of this socket; the exit code."""
-    faulthandler.enable()  # a segfault in the experiment's code is told with its place
+    """Run the job from the supervisor at the other end of this socket; return the exit code."""
+    faulthandler.enable()  # prints the location of a segfault in the experiment's code
     connection = SupervisorConnection(sock)
     try:
         code = _exit_code(connection)
@@ -66,7 +66,7 @@ def run(sock: socket.socket) -> int:
 
 
 def _exit_code(connection: SupervisorConnection) -> int:
-    """Run it; say why it ends where that is not because it is done."""
+    """Run the experiment; report why it ends unless it is done."""
     try:
         _run(connection)
     except BugError:
@@ -82,14 +82,14 @@ def _exit_code(connection: SupervisorConnection) -> int:
             connection, f"the experiment's own code ended its process: sys.exit({error.code!r})."
         )
         return EXIT_FAILED
-    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is told here
+    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is reported here
         _end_with(connection, traceback.format_exc())
         return process_exit_code(problem)
     return 0
 
 
 def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
-    """Those of the experiment's own code for whose end Python waits."""
+    """Return the names of the experiment's threads that Python waits for."""
     own = [one for one in threading.enumerate() if one is not threading.current_thread()]
     names = [harmless(str(one.name))[:THREAD_CHARACTERS] for one in own if not one.daemon]
     return tuple(names[:MOST_THREADS])
@@ -115,7 +115,7 @@ def _run(connection: SupervisorConnection) -> None:
 
 
 def _loaded(job: ExperimentJob) -> tuple[TunerParts, RunOptions]:
-    """The experiment's Tuner, which runs its script, and how it is run."""
+    """Load the experiment's Tuner, by running its script if it has one, and the run options."""
     code, script = job.code, ""
     if isinstance(code, ScriptCode):
         script = code.script
@@ -148,7 +148,7 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
 
 
 def _in_environment(parts: TunerParts, job: ExperimentJob) -> TunerParts:
-    """With what whoever submitted it said of where its trials run."""
+    """Apply the submitter's settings for the trials' environment."""
     given: dict[str, Any] = {}
     if job.python:
         given["python"] = job.python
@@ -158,16 +158,16 @@ def _in_environment(parts: TunerParts, job: ExperimentJob) -> TunerParts:
 
 
 def _end_with(connection: SupervisorConnection, problem: str) -> None:
-    """Say why the process ends: to the supervisor, too, for stderr may be on a full disk."""
+    """Report why the process ends; also to the supervisor, because stderr may be on a full disk."""
     tell(problem)
     connection.send(ExperimentProblem(problem[-MOST_CHARACTERS:]))
 
 
 def _give_up_unwritten_output() -> None:
-    """Lose what a full disk does not take: else Python's exit code says that it was not written."""
+    """Drop output that a full disk rejects; otherwise Python's exit code reports it."""
     streams = ((sys.stdout, 1), (sys.__stdout__, 1), (sys.stderr, 2), (sys.__stderr__, 2))
     for stream, descriptor in streams:
-        # The experiment's code may have put anything there, which raises what it likes.
+        # The experiment's code may have replaced the streams with objects that raise anything.
         with contextlib.suppress(Exception):
             if not _is_written(stream):
                 nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """`FarmExperiment`: an experiment on a farm's nodes, which may outlive its scheduler.
 
-If the scheduler before ended without a deregistration its nodes go on with what they host, and keep
-what they have to say. The next one, on this machine or another, takes them over: the same stream of
-events, the same attempts of trials, nothing started again that runs.
+If a scheduler ends without deregistration, its nodes keep running its trials and keep its events.
+The next scheduler, on this machine or another, takes them over with the same stream of events and
+the same attempts; it restarts no running trial.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import SigningKey
 
-#: The folder with the code of an experiment's trials, in the experiment's.
+#: The folder with the code of an experiment's trials, inside the experiment's folder.
 BLOBS: Final = ".blobs"
-#: How long hosts get to end by themselves, and nodes to say so, when the search is interrupted.
+#: How long trials and nodes get to end and report it when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 10.0
 
 
@@ -54,16 +54,17 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an experiment is run this time.
 
     Attributes:
-        release_when_copied: nodes keep what they said until the journal's copy has it.
-        options: what becomes of trials of an earlier run.
-        prefix: what the ids of trials of a new experiment begin with.
-        code_store: the address of the store through which code goes to nodes; by default its own.
-        bundle, script: what the script imports from its folder, and its name in there; where there
-            is no bundle, nodes read that folder itself.
-        journal_keys: sign the copy of the journal; none where the farm signs nothing.
-        variables: of the trials' environment, which whoever submitted it gave apart from its code.
-            They are kept in the farm's queue alone: such a value may be secret, and an experiment's
-            folder is read by others.
+        release_when_copied: nodes keep their events until the journal's copy has them.
+        options: how to treat trials of an earlier run.
+        prefix: the beginning of the trial ids of a new experiment.
+        code_store: the address of the store through which code reaches the nodes; by default, the
+            experiment's own.
+        bundle, script: the bundle with the script's imports, and the script's name in it; without a
+            bundle, nodes read that folder itself.
+        journal_keys: sign the journal's copy; empty if the farm does not sign.
+        variables: for the trials' environment, given separately from the code. They are stored only
+            in the farm's queue, because a value may be secret, and other users read an experiment's
+            folder.
     """
 
     release_when_copied: bool = False
@@ -83,9 +84,9 @@ class FarmExperiment(Experiment):
         prepared, storage, resume, keep: see `Experiment`.
         on: the farm.
         how: how it is run this time.
-        is_copy: the journal came from its copy, which may lack the last turns.
+        is_copy: whether the journal came from its copy, which may lack the last turns.
         lost: what else that copy lacked, for people.
-        record: of the run before, if there was one in a farm.
+        record: of the previous run, if there was one on a farm.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class FarmExperiment(Experiment):
         self._message_signer = journal_signer(how.journal_keys)
         self._is_copy, self._lost = is_copy, lost
         self._record = record
-        #: Whether nodes may host what the run before told them to.
+        #: Whether nodes may have trials of the previous run, and whether this run has begun.
         self._is_warm = self._has_begun = False
 
     def run(self) -> ResultGrid:
-        """Run it on the farm; see `Experiment.run`.
+        """Run the experiment on the farm; see `Experiment.run`.
 
         Raises:
-            SchedulerSuperseded: another scheduler took its place; nothing was done since.
+            SchedulerSuperseded: another scheduler took over; nothing was done since.
         """
         farm = self._farm
         opened = self._open()
@@ -162,7 +163,7 @@ class FarmExperiment(Experiment):
                 self._begin(search)
                 loop.run(until=lambda: search.is_killed)
             except SchedulerSuperseded:
-                # Whatever is done about files and the store now is done by the other one.
+                # The other scheduler now owns the files and the store.
                 search.drop()
                 executor.leave()
                 raise
@@ -185,37 +186,40 @@ class FarmExperiment(Experiment):
                 self._run_number = self._event.run
             is_cold = self._event is not None and self._event.is_cold
             key = self._stream(opened, self._run_number if is_cold else None)
-            # Each node keeps copies of checkpoints where it likes.
+            # Each node chooses the place of its cache.
             self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
             self._note(is_over=False)
-        except BaseException:  # passed on: the command tells it
+        except BaseException:  # passed on: the command reports it
             opened.journal.close()
             raise
         return opened
 
     @staticmethod
     def _stream(opened: OpenExperiment, first: int | None = None) -> str:
-        """The key of the events of all runs from ``first`` on that took over from each other.
+        """Return the event key that all runs from ``first`` on share.
+
+        Each of these runs took over from the previous one.
 
         Args:
-            first: by default the one that the journal knows.
+            opened: the opened experiment.
+            first: by default, the first run that the journal knows.
         """
         first = opened.runner.cold_run if first is None else first
         name = opened.plan.experiment_id
         return redis_keys.events(f"{name}.{first}" if first else name)
 
     def _begun(self, opened: OpenExperiment, options: ResumeOptions) -> ExperimentResumed:
-        """The event with which this run goes on."""
+        """Return the event with which this run resumes the experiment."""
         before = opened.runner.run
         if self._record is not None:
             self._is_warm = self._record.is_next_warm(before)
             key = self._stream(opened)
-            if key != self._farm.events_key:  # nodes know nothing of it any more
+            if key != self._farm.events_key:  # its nodes have given it up
                 self._is_warm = False
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
         run = before + 1
-        # What the scheduler before started stands in the journal, but perhaps not in a copy of it.
+        # The journal has all attempts of the previous scheduler, but a copy of it may lack some.
         is_beyond = self._is_copy or event.attempts_from > 0
         beyond = run * ATTEMPTS_BEYOND if is_beyond else 0
         return msgspec.structs.replace(event, run=run, attempts_from=beyond)
@@ -244,10 +248,10 @@ class FarmExperiment(Experiment):
         )
 
     def _note(self, *, is_over: bool) -> None:
-        """Keep who runs this experiment; others find out by that.
+        """Record who runs this experiment, for later runs and other machines.
 
         Raises:
-            JournalError, StoreError: it cannot be kept.
+            JournalError, StoreError: the record cannot be written.
             RunSuperseded: another run has the store.
         """
         farm = self._farm
@@ -264,23 +268,23 @@ class FarmExperiment(Experiment):
         )
 
     def _ends_the_search(self, executor: RelayedExecutor) -> bool:
-        """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
+        """Return whether to end the search on the nodes; only if its end could be recorded."""
         if executor.is_left or not self._has_begun:
             return False
         try:
             self._farm.check()
             self._note(is_over=True)
         except StoreError:
-            pass  # it is noted here; elsewhere the stream, which is about to expire, tells
+            pass  # the local record is written; for other machines, the expiring stream shows it
         except (JournalError, SchedulerSuperseded):
-            return False  # nodes go on, and the next one takes them over
+            return False  # nodes continue, and the next scheduler takes them over
         return True
 
     def _end_search_late(self, opened: OpenExperiment) -> None:
-        """Tell nodes that the search has ended, which the run before did not.
+        """Tell nodes that the search has ended, which the previous run did not.
 
         Raises:
-            SchedulerSuperseded: another scheduler took its place.
+            SchedulerSuperseded: another scheduler took over.
         """
         runner, farm = opened.runner, self._farm
         executor = farm.executor()
@@ -293,9 +297,9 @@ class FarmExperiment(Experiment):
                 executor.open(self._outlined)
                 away = [node.joined for node in runner.away.values()]
                 executor.reattach(runner.nodes.values(), away, runner.acknowledged)
-                executor.poll(redis_keys.LEASE_PERIOD_S)  # who is heard gets orders to host nothing
+                executor.poll(redis_keys.LEASE_PERIOD_S)  # nodes get orders to end trials
                 farm.check()
-                # This run is not in the journal: it is the one before that is over.
+                # This run is not in the journal: the previous one has ended.
                 self._run_number, self._has_begun = runner.run, True
             finally:
                 if self._ends_the_search(executor):

@@ -1,4 +1,4 @@
-"""Finding an experiment's place and state, and running it on a farm."""
+"""Finds an experiment's location and state, and runs it on a farm."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from tunemq_shared.objects.store_address import canonical_address, join, without
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
 
-#: A killed process gives its locks back with its last file, which a slow disk may hold up.
+#: A killed process releases its locks with its last file, which a slow disk may delay.
 _LOCK_WITHIN_S: Final = 5.0
 _RETRY_S: Final = 0.02
 
 
 class ExperimentLocation(NamedTuple):
-    """Where the experiment is.
+    """The location of an experiment.
 
-    ``copy`` is the address from which it has to be brought; ``is_there`` whether it was run before.
+    ``copy`` is the address from which to download it, if needed; ``is_there`` says whether it has
+    run before.
     """
 
     folder: str
@@ -65,10 +66,14 @@ def run_on_farm(
     """Run the search.
 
     Args:
-        tell: shows a line to whoever started it.
+        parts: the experiment's Tuner.
+        place: the experiment's location.
+        farm: the farm.
+        how: how it is run this time.
+        tell: shows a line to the user.
 
     Raises:
-        TuneError: it cannot be run, or could not go on.
+        TuneError: the search cannot run, or failed.
     """
     message_signer = journal_signer(how.journal_keys)
     record = _newest_record(place, message_signer)
@@ -103,19 +108,20 @@ def run_on_farm(
 
 
 def named(parts: TunerParts, name: str) -> TunerParts:
-    """The same, for an experiment of this name."""
+    """Return the same Tuner for an experiment of this name."""
     return parts._replace(run=replace(parts.run, name=safe_name(name, "experiment")))
 
 
 def place_of(
     parts: TunerParts, *, results: str, store: str = "", take_over: str = ""
 ) -> ExperimentLocation:
-    """Where an experiment, which has a name, is; its folder is made.
+    """Return the location of a named experiment, and create its folder.
 
     Args:
+        parts: the experiment's Tuner.
         results: the folder of all experiments.
-        store: its own, where its settings name none.
-        take_over: the address of its copy, if it may have to be brought from there.
+        store: the experiment's store, if its settings name none.
+        take_over: the address of its copy, if it may have to be downloaded.
 
     Raises:
         ConfigError: it cannot be there; says what to do.
@@ -138,7 +144,7 @@ def place_of(
 
 
 def _check_free(store: str) -> None:
-    """Refuse to begin where there is another experiment of the name.
+    """Check that the store has no other experiment of this name.
 
     Raises:
         ConfigError: there is one.
@@ -163,13 +169,14 @@ def _has_journal(folder: str) -> bool:
 
 
 def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> RunRecord | None:
-    """Who ran the experiment last.
+    """Return the record of the experiment's last run.
 
     Args:
-        seal: of the journals of this search.
+        place: the experiment's location.
+        message_signer: signs the journals of this search.
 
     Raises:
-        SchedulerSuperseded: this machine's folder is not the newest state of it.
+        SchedulerSuperseded: this machine's folder is not its newest state.
     """
     local = read_record(place.folder) if place.is_there and not place.copy else None
     if not (place.store and place.is_there):
@@ -225,20 +232,19 @@ def _prepared(
 def _free_journal(
     place: ExperimentLocation, record: RunRecord | None, tell: Callable[[str], None]
 ) -> None:
-    """See to it that nobody of this machine holds the journal, whose lease we have.
+    """Kill an outdated process of this machine that still holds the journal.
 
-    A process of a supervisor that lost its lease was stopped, or is stuck, if it still holds the
-    journal. Once it went on it would write into the journal's middle; so it is not enough to take
-    the lock from it.
+    Such a process belongs to a supervisor that lost its lease, and is suspended or stuck. If it
+    continued, it would write into the middle of the journal; so taking its lock is not enough.
 
     Raises:
-        JournalLocked: somebody holds it, and cannot be killed.
+        JournalLocked: a process holds the journal and cannot be killed.
     """
     holder = record.holder if record is not None else None
     if place.copy or holder is None or not holder.is_here or holder.is_gone:
-        return  # what was brought from the store is held by nobody
+        return  # no process holds an experiment that was downloaded from the store
     if holder.is_hidden:
-        return  # if it is that one, and runs, it has the journal's lock
+        return  # if that process is running, it has the journal's lock
     tell(f"Killing the scheduler that held this search: {holder}.")
     deadline = time.monotonic() + _LOCK_WITHIN_S
     while not holder.kill():

@@ -1,4 +1,4 @@
-"""Loads the `Tuner` that a script defines, without running what is only for the script itself."""
+"""Loads the `Tuner` that a script defines, without running the script's main part."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Final
 from tunemq_scheduler.api.tuner import Tuner
 from tunemq_shared.base.errors import ConfigError
 
-#: What the script's module is called; not ``__main__``, so that its main part does not run.
+#: The name of the script's module; not ``__main__``, so that its main part does not run.
 _MODULE: Final = "__tunemq_script__"
 
 
 def load_tuner(path: Path, name: str) -> Tuner:
     """Run a script and return its Tuner.
 
-    The script sees itself as if it was started with ``python``: its folder is where modules are
-    looked for first, and it is ``sys.argv[0]``. What its functions need travels to the workers with
-    them, since nobody can import it there.
+    The script runs as if it was started with ``python``: its folder is first in ``sys.path``, and
+    its path is ``sys.argv[0]``. Its functions are pickled by value for the workers, which cannot
+    import the script.
 
     Args:
-        path: of the script.
-        name: of its Tuner.
+        path: the script.
+        name: the variable with its Tuner.
 
     Raises:
-        ConfigError: it is no script, or it defines no such Tuner; says what it defines.
+        ConfigError: it is not a script, or it does not define this Tuner; lists those it defines.
     """
     folder = str(path.parent)
     sys.argv[:] = [str(path)]
@@ -36,7 +36,7 @@ def load_tuner(path: Path, name: str) -> Tuner:
         raise ConfigError(f"{path} is no Python script; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
-    spec.loader.exec_module(module)  # what it raises is the script's own, traceback and all
+    spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
     return _tuner_of(vars(module), path, name)
 
 
