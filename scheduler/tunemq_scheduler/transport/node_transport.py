@@ -188,7 +188,8 @@ class NodeTransport:
         self._told = [redis_keys.queue(instance_id) for instance_id in self._registry.over(channel)]
         self._drop(channel)
         self._note_streams()
-        # Flush before sending orders: a node needs the last acknowledgement before its trials end.
+        # Flush before the orders: until its last trial process has ended, a node checks whether its
+        # remaining events are wanted.
         self.flush()
         self.send()
         self._registry.commands.append(("EXPIRE", channel.events_key, str(_EXPIRES_S)))

@@ -260,7 +260,7 @@ class SchedulerLease:
             answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
         except TransportError:
             self._connection.close()
-            answer = None  # nobody can read the lease now, not even a successor
+            answer = None  # Redis is away for a successor, too
             self._failed_at = time.monotonic()
         if isinstance(answer, bytes):
             self._successor = str(_holder(answer) or "one that has ended since")

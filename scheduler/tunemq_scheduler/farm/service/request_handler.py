@@ -23,7 +23,7 @@ U = TypeVar("U")
 
 
 class RequestCaller(NamedTuple):
-    """Who sent a request, proved if the farm has keys, and the request's unique key."""
+    """The sender of a request, proved if the farm has keys, and the request's unique key."""
 
     owner: str
     request: str
