@@ -1,1 +1,1 @@
-"""Errors, retries, pickling and text: what everything else uses."""
+"""Errors, retries, pickling and text: what all other packages use."""

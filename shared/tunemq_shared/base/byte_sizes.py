@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Parse and format byte counts as people write them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGN
 
 
 def parse_bytes(text: str) -> int | None:
-    """The number that ``"10GiB"`` (of 1024s), ``"10GB"`` (of 1000s) or ``"10"`` means.
+    """Parse ``"10GiB"`` (units of 1024), ``"10GB"`` (units of 1000) or ``"10"`` into bytes.
 
-    None for what is no size.
+    Returns None for a text that is not a size.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int | None:
 
 
 def show_bytes(number: int) -> str:
-    """A number of bytes for people: ``2.31 GiB``, ``512 MiB``, ``20 KiB``."""
+    """Format a number of bytes for people: ``2.31 GiB``, ``512 MiB``, ``20 KiB``."""
     size, unit = number / 1024, "KiB"
     for larger in ("MiB", "GiB", "TiB"):
         if size < 1024:

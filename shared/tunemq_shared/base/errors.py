@@ -1,37 +1,37 @@
 """Every error that TuneMQ raises, in one tree.
 
-    TuneError                                  the base; also what Ray Tune calls its base
-    ├─ UserError                               bad input: says the field, the value and the fix
+    TuneError                                  the base; Ray Tune's base has the same name
+    ├─ UserError                               bad input: names the field, the value and the fix
     │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
-    │   │   └─ TunerOfOtherVersion             a Tuner that another version has pickled
+    │   │   └─ TunerVersionMismatch            another version pickled the Tuner
     │   ├─ SearchSpaceError                    a search space that cannot be sampled
     │   ├─ MetricError                         a reported metric that is missing or not finite
-    │   ├─ TrainableError                      a trainable that cannot be run or shipped
-    │   ├─ ResourceError                       more than any node has
-    │   └─ CheckpointError                     a checkpoint that is not one
+    │   ├─ TrainableError                      a trainable that cannot run or be shipped
+    │   ├─ ResourceError                       a trial asks for more than any node has
+    │   └─ CheckpointError                     not a usable checkpoint
     ├─ TrialError                              a trial ended in ERROR; carries its failures
-    ├─ ExecutableFailed                        a trial's program ended with another exit code than 0
+    ├─ ExecutableFailed                        a trial's program exited with a code other than 0
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
-    ├─ WireError                               Redis cannot be reached, or sends what is unreadable
-    │   └─ WireUnavailable                     ... for so many seconds, at that address
-    ├─ SchedulerSuperseded                     a farm has one scheduler, and it is another one
-    │   └─ RunSuperseded                       a search was continued by another run
-    ├─ NoScheduler                             a farm has none, or it does not answer
-    ├─ RequestRefused                          a farm's scheduler does not do what it was asked
+    ├─ TransportError                          Redis is unreachable or sends unreadable data
+    │   └─ RedisUnavailable                    ... for this many seconds, at that address
+    ├─ SchedulerSuperseded                     another scheduler took over the farm
+    │   └─ RunSuperseded                       another run continued the search
+    ├─ NoScheduler                             the farm has no scheduler, or it does not answer
+    ├─ RequestRejected                         the farm's scheduler rejected the request
     ├─ StoreError                              a checkpoint cannot be written or read
     │   ├─ CheckpointCorrupt                   sizes or hashes do not match the manifest
-    │   └─ BlobCorrupt                         code or parameters are missing, or damaged
+    │   └─ BlobCorrupt                         code or parameters are missing or damaged
     ├─ JournalError                            the experiment's journal cannot be written or read
-    │   ├─ JournalCorrupt                      a damaged record with whole ones behind it
-    │   ├─ JournalFull                         the disk has no room for it
+    │   ├─ JournalCorrupt                      a damaged record with intact ones after it
+    │   ├─ JournalFull                         the disk has no space for the journal
     │   ├─ JournalLocked                       another process has this experiment open
-    │   └─ JournalOfOtherVersion               another version of TuneMQ wrote it
-    └─ BugError                                ours; please report it
-        ├─ IllegalTransition                   a trial was told to do what its state forbids
+    │   └─ JournalVersionMismatch              another version of TuneMQ wrote the journal
+    └─ BugError                                a defect of TuneMQ; please report it
+        ├─ IllegalTransition                   a command that the trial's state forbids
         └─ InvariantBroken                     two parts of the state disagree
 
-Errors that callers of a builtin would expect (``ValueError``, ``RuntimeError``) inherit from it
-too.
+Errors for which callers expect a builtin (``ValueError``, ``RuntimeError``) inherit from it too.
+The docstring of a class is its default message.
 """
 
 from __future__ import annotations

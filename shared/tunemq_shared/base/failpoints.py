@@ -1,12 +1,12 @@
-"""Places in the code where tests make a process die, fail or wait.
+"""Failpoints: places in the code where a test makes a process die, fail or wait.
 
-``TUNEMQ_FAILPOINTS`` says which, for each process that has it in its environment:
+``TUNEMQ_FAILPOINTS`` arms them in each process whose environment has it:
 
-    upload.before_manifest=kill                  SIGKILL to itself, the first time it comes there
-    upload.before_manifest=kill@3                ... the third time that this process comes there
+    upload.before_manifest=kill                  SIGKILL itself, the first time it gets there
+    upload.before_manifest=kill@3                ... the third time that this process gets there
     cache.before_copy=error,written.before_send=delay:0.5
 
-``error`` raises OSError(EIO), ``delay`` sleeps so many seconds. A forked process counts anew.
+``error`` raises OSError(EIO), ``delay`` sleeps that many seconds. A forked process counts from 1.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ VARIABLE: Final = "TUNEMQ_FAILPOINTS"
 
 
 class _Armed:
-    """What happens at one failpoint: the action of each time that has one."""
+    """One failpoint: which action happens at which pass."""
 
     def __init__(self) -> None:
         self.actions: dict[int, str] = {}
         self.times: Iterator[int] = itertools.count(1)  # counts without a lock in several threads
 
 
-#: None until the environment was read; empty where nothing is to fail.
+#: None until the environment is read; empty if no failpoint is armed.
 _armed: dict[str, _Armed] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Do here what ``TUNEMQ_FAILPOINTS`` says, if it names this place.
+    """Perform the action that ``TUNEMQ_FAILPOINTS`` names for this place, if any.
 
     Raises:
-        OSError: it says ``error``.
-        ValueError: it cannot be read.
+        OSError: The action is ``error``.
+        ValueError: The variable has an unknown action.
     """
     if _armed is None:
         _arm()
@@ -58,7 +58,7 @@ def _arm() -> None:
 
 
 def _disarm() -> None:
-    """A forked process counts anew, and may have been given another environment."""
+    """Forget the actions: a forked process counts from 1 and may have another environment."""
     global _armed
     _armed = None
 

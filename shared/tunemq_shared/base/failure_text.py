@@ -1,4 +1,4 @@
-"""Turns what a trial's code raised into one line and a traceback that can be sent."""
+"""Format an exception of a trial's code as one line, and as a traceback of bounded size."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _LONGEST_TRACEBACK: Final = 64 * 1024
 
 
 def one_line(error: BaseException) -> str:
-    """The error as ``ValueError: what was wrong``, without line breaks and of bounded length."""
+    """Format the error as ``ValueError: message``, on one line and of bounded length."""
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001  a user's __str__ may raise anything; the type is still told
+    except Exception:  # noqa: BLE001  a user's __str__ may raise anything; the type still helps
         said = "(its message cannot be read)"
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return _encodable(shortened(" ".join(text.split()), _LONGEST_LINE))
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the first frame of user code on, of bounded length.
+    """Format the traceback from the first frame of user code, with bounded length.
 
-    An error of ours that no user code raised needs none: its message says all.
+    A TuneMQ error without a frame of user code has no traceback: its message suffices.
     """
     trace = _from_user_code(error.__traceback__)
     if trace is None and not isinstance(error, TuneError):
@@ -37,7 +37,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """``trace`` without our own frames at its start; None if there is no other."""
+    """Drop our own leading frames from ``trace``; None if no others remain."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
@@ -45,7 +45,7 @@ def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
 
 
 def shortened(text: str, longest: int = _LONGEST_LINE) -> str:
-    """``text`` without its middle if it is too long: both ends tell most."""
+    """Cut the middle out of a text that is too long: both ends matter most."""
     if len(text) <= longest:
         return text
     half = (longest - 40) // 2

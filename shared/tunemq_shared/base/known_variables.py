@@ -1,4 +1,4 @@
-"""The environment variables of TuneMQ: the one list of their names, and what is told of others."""
+"""The names of TuneMQ's environment variables, and warnings about unknown ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Final
 
 _PREFIX: Final = "TUNEMQ_"
-#: What people set for programs, and what those set for each other and for trials.
+#: Variables that people set for programs, and that programs set for each other and for trials.
 _OF_PROGRAMS: Final = """
     CHECKPOINT CHECKPOINT_DIR CONFIG CPUS FAILPOINTS HEALTH HOST KEYS REDIS REDIS_SERVER REPORT
     RESULTS S3_ENDPOINT S3_REACHED_AT TRIAL_DIR TRIAL_ENV TRIAL_ID
     TRIAL_NAME
 """
-#: What deploy/ reads: Compose's .env, systemd's units, images, SLURM's scripts; and `make test`.
+#: Variables that deploy/ reads (Compose's .env, systemd units, images, SLURM), and `make test`.
 _OF_DEPLOYMENTS: Final = """
     CACHE ENVIRONMENT EXPERIMENT GO_IMAGE GPU_SHM GRACE GRAFANA_IMAGE GRAFANA_OWNER GRAFANA_PORT
     MINIO MINIO_IMAGE MINIO_MEMORY OWNER PACKAGES PROGRAM PROMETHEUS_IMAGE PROMETHEUS_PORT
@@ -25,15 +25,18 @@ _OF_DEPLOYMENTS: Final = """
 KNOWN_VARIABLES: Final = frozenset(
     f"{_PREFIX}{name}" for name in (_OF_PROGRAMS + _OF_DEPLOYMENTS).split()
 )
-#: A trial's parameters; and what Kubernetes adds for services whose names begin with "tunemq".
+#: A trial's parameters; and what Kubernetes adds for services named "tunemq...".
 _OTHERS: Final = re.compile(r"TUNEMQ_PARAM_.*|.*_SERVICE_(HOST|PORT(_.*)?)|.*_PORT(_\d+_.*)?")
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """A sentence for each variable that begins like TuneMQ's and that nothing reads.
+    """Describe each variable that has TuneMQ's prefix but that TuneMQ does not read.
 
     Args:
-        names: of the variables of an environment.
+        names: The names of the variables in an environment.
+
+    Returns:
+        One clause per unknown variable.
     """
     unknown = (
         name

@@ -1,4 +1,4 @@
-"""Encode messages as msgpack, whatever text is in them."""
+"""Encode messages as msgpack, even if their text is not valid Unicode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _AS_THEY_ARE: Final = (bytes, bytearray, memoryview)
 def encode(message: Any) -> bytes:
     r"""Encode a message as msgpack.
 
-    File names and error messages may hold bytes that are not UTF-8, and users choose them: such a
-    character is sent as an escape, so that no name ends the process that mentions it.
+    File names and error messages may hold bytes that are not UTF-8, and users choose them. Such a
+    byte is sent as an escape, so that no file name can crash the process that mentions it.
 
     >>> msgspec.msgpack.decode(encode(["no room in \udcff"]))
     ['no room in \\udcff']

@@ -1,6 +1,6 @@
-"""Pickles for another process, and says in its author's words which part of an object cannot be.
+"""Pickle objects for another process, and name the part of an object that cannot be pickled.
 
-Cloudpickle is imported on first use: a script whose configurations are plain never needs it.
+Cloudpickle is imported on first use: a script with plain configurations never needs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_PARTS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations
 
 
 class Unpicklable(TuneError):
-    """An object cannot be pickled; callers make an error of theirs of it, which names it."""
+    """An object cannot be pickled; callers wrap this in an error that names the object."""
 
     def __init__(self, value: Any, cause: BaseException) -> None:
         why = f"{type(cause).__name__}: {text_of(cause)}"
@@ -31,11 +31,11 @@ class Unpicklable(TuneError):
         self.cause = cause
 
     def explain(self, subject: str, path: str) -> str:
-        """A clause: what in the object, known to its author as ``subject``, cannot be pickled.
+        """Format a clause that says which part of the object cannot be pickled.
 
         Args:
-            subject: How a clause about the object begins: ``the variable 'data' it uses``.
-            path: How to write the object itself in an expression: ``data``.
+            subject: How the clause names the object: ``the variable 'data' it uses``.
+            path: The expression for the object itself: ``data``.
         """
         if RecursionError in {type(self.cause), type(self.cause.__cause__)}:
             limit = f"more than Python's recursion limit of {sys.getrecursionlimit()} allows"
@@ -48,43 +48,47 @@ class Unpicklable(TuneError):
 
 
 class PickledPart(NamedTuple):
-    """Something that is pickled along with an object."""
+    """A part that is pickled along with an object."""
 
-    #: How a clause about it begins: ``the variable 'data' it uses``.
+    #: How a clause names the part: ``the variable 'data' it uses``.
     subject: str
     name: str
     value: Any
-    #: What leads to it in an expression: ``.model``, ``['model']``.
+    #: The suffix that leads to the part in an expression: ``.model``, ``['model']``.
     step: str = ""
 
 
 def dump(value: Any) -> bytes:
-    """The pickle of any object that another process of ours can load, or Unpicklable.
+    """Pickle an object so that another process of this experiment can load it.
 
-    Classes and functions of ``__main__`` go by value: the other process has another ``__main__``.
+    Classes and functions of ``__main__`` are pickled by value: the other process has another
+    ``__main__``.
+
+    Raises:
+        Unpicklable: The object cannot be pickled.
     """
     import cloudpickle
 
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception as error:  # objects raise what they like; every caller reports it by name
+    except Exception as error:  # objects raise anything; every caller names the object
         raise Unpicklable(value, error) from error
 
 
 def dump_out_of_band(value: Any) -> tuple[list[bytes], list[memoryview]]:
-    """The pickle in pieces, and the large buffers of ``value`` where they lie in memory.
+    """Pickle an object in pieces, with its large buffers where they lie in memory.
 
-    Only arrays with gaps between their elements are copied, into a buffer without.
+    Only arrays with gaps between their elements are copied, into a contiguous buffer.
 
     Raises:
-        Unpicklable: as `dump`.
+        Unpicklable: The object cannot be pickled.
     """
     pieces = _Pieces()
     buffers: list[pickle.PickleBuffer] = []
     try:
         _sharing_pickler()(pieces, protocol=5, buffer_callback=buffers.append).dump(value)
         return pieces.pieces, [buffer.raw() for buffer in buffers]
-    except Exception as error:  # objects raise what they like; every caller reports it by name
+    except Exception as error:  # objects raise anything; every caller names the object
         raise Unpicklable(value, error) from error
 
 
@@ -93,7 +97,7 @@ def _sharing_pickler() -> Any:
 
     class SharingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            # Numpy writes an array with gaps into the pickle: each host would hold one of its own.
+            # Numpy writes an array with gaps into the pickle: each process would hold a copy.
             numpy = sys.modules.get("numpy")
             if numpy is not None and type(obj) is numpy.ndarray and not obj.dtype.hasobject:
                 flags = obj.flags
@@ -105,13 +109,13 @@ def _sharing_pickler() -> Any:
 
 
 def pickled_size(value: Any) -> int:
-    """How many bytes the object's pickle has, without holding them; 0 if it cannot be pickled."""
+    """Size of the object's pickle in bytes, without holding the pickle; 0 if pickling fails."""
     counter = _Counter()
     return counter.size if _failure(value, counter) is None else 0
 
 
 def blame(parts: Iterable[PickledPart]) -> str | None:
-    """A clause about the first of the parts that cannot be pickled, or None."""
+    """Format a clause about the first part that cannot be pickled; None if all can."""
     for part in parts:
         failure = _failure(part.value, _Counter())
         if failure is not None:
@@ -120,7 +124,7 @@ def blame(parts: Iterable[PickledPart]) -> str | None:
 
 
 def parts_of(value: Any) -> Iterator[PickledPart]:
-    """What is pickled along with an object, each with its name."""
+    """Iterate over the parts that are pickled along with an object."""
     if isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     elif isinstance(value, types.MethodType):
@@ -199,7 +203,7 @@ def _parts_of_object(value: Any) -> Iterator[PickledPart]:
 
 
 def _innermost(value: Any, path: str) -> tuple[Any, str]:
-    """The deepest part that cannot be pickled, though everything in it can, and where it is."""
+    """Find the deepest part that cannot be pickled although all its parts can, and its path."""
     seen = {id(value)}
     while True:
         for part in parts_of(value):
@@ -212,7 +216,7 @@ def _innermost(value: Any, path: str) -> tuple[Any, str]:
 
 
 def _failure(value: Any, counter: _Counter) -> Exception | None:
-    """What pickling the value raises, if anything; its bytes are only counted."""
+    """The exception that pickling the value raises, or None; bytes are counted, not kept."""
     import cloudpickle
 
     try:
@@ -231,7 +235,7 @@ def _kind(value: Any) -> str:
 
 
 class _Counter:
-    """A file that only counts what is written to it."""
+    """A file that only counts the bytes written to it."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -243,7 +247,7 @@ class _Counter:
 
 
 class _Pieces:
-    """A file that keeps what is written to it as it is: large bytes come without a copy."""
+    """A file that keeps the pieces written to it as they are: large ones are not copied."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Trying again what a store may do later: growing, jittered pauses, a deadline, calling it off."""
+"""Retry store operations: growing, jittered pauses, a deadline, and cancellation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import StoreError
 
-#: Seconds before the second try, and the most before any; chance shortens each by up to half.
+#: Seconds before the second try, and the longest pause; jitter shortens each by up to half.
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 
@@ -36,13 +36,13 @@ class TransferTimedOut(StoreError, TimeoutError):
 
 
 class CancelToken:
-    """Ends what it was handed to: when its time is over, or when somebody calls `cancel`.
+    """Cancels an operation at its deadline, or when a thread calls `cancel`.
 
-    **Threads.** Any may call anything.
+    **Threads.** Any thread may call any method.
 
     Args:
-        timeout_s: Seconds from now until `TransferTimedOut`.
-        deadline: When that is, on the monotonic clock, where it is not from now.
+        timeout_s: Seconds from now until `check` raises `TransferTimedOut`.
+        deadline: That time on the monotonic clock; overrides the start of ``timeout_s``.
     """
 
     def __init__(self, timeout_s: float = math.inf, *, deadline: float | None = None) -> None:
@@ -53,21 +53,21 @@ class CancelToken:
 
     @property
     def left(self) -> float:
-        """Seconds until its time is over, at least 0."""
+        """Seconds until the deadline, at least 0."""
         return max(0.0, self._deadline - time.monotonic())
 
     def cancel(self) -> None:
-        """Call it off; `check` raises from now on."""
+        """Cancel this token and its children; `check` raises from now on."""
         self._called_off.set()
         for child in tuple(self._children):
             child.cancel()
 
     def check(self) -> None:
-        """Return while it is to go on.
+        """Return if the operation may continue.
 
         Raises:
-            Cancelled: it was called off.
-            TimedOut: its time is over.
+            TransferCancelled: A thread called `cancel`.
+            TransferTimedOut: The deadline has passed.
         """
         if self._called_off.is_set():
             raise TransferCancelled
@@ -75,15 +75,15 @@ class CancelToken:
             raise TransferTimedOut(f"it was not done within {self.timeout_s:g} s.")
 
     def pause(self, seconds: float) -> None:
-        """Sleep so long, or until its time is over, or until it is called off."""
+        """Sleep for ``seconds``, or until the deadline or cancellation if that is sooner."""
         self._called_off.wait(min(seconds, self.left, threading.TIMEOUT_MAX))
 
     @contextlib.contextmanager
     def child(self, timeout_s: float = math.inf) -> Iterator[Self]:
-        """One that ends no later than this one and may be called off on its own.
+        """Make a token that ends no later than this one and can be cancelled separately.
 
         Args:
-            timeout_s: Seconds from now until its own time is over, too.
+            timeout_s: Seconds from now until the child's own deadline.
         """
         if timeout_s < self.left:
             child = type(self)(timeout_s)
@@ -99,20 +99,22 @@ class CancelToken:
 
 
 def ignore(_trouble: str) -> None:
-    """The ``on_trouble`` of those who need not know."""
+    """No-op ``on_trouble`` callback."""
 
 
 def retried(
     call: Callable[[], _T], cancel: CancelToken, on_trouble: Callable[[str], None] = ignore
 ) -> _T:
-    """What ``call`` returns, tried again as often as it raises `StoreUnavailable`.
+    """Call ``call`` until it does not raise `StoreUnavailable`, and return its result.
 
     Args:
-        on_trouble: Told what was wrong, before each pause; an empty text when it goes on.
+        call: The operation; safe to repeat.
+        cancel: Bounds all tries and pauses together.
+        on_trouble: Called with the problem before each pause, and with an empty text on recovery.
 
     Raises:
-        Cancelled: ``cancel`` was called off.
-        TimedOut: its time is over; the message says what the last trouble was.
+        TransferCancelled: A thread cancelled ``cancel``.
+        TransferTimedOut: Its deadline passed; the message names the last problem.
     """
     trouble: StoreUnavailable | None = None
     for tries in itertools.count():
@@ -121,8 +123,8 @@ def retried(
             result = call()
         except StoreUnavailable as error:
             trouble = error
-        except TransferTimedOut as error:  # in the middle of a try, perhaps
-            if trouble is None or error.__cause__ is not None:  # nothing was wrong, or it says what
+        except TransferTimedOut as error:  # perhaps in the middle of a try
+            if trouble is None or error.__cause__ is not None:  # no problem, or named already
                 raise
             raise _gave_up(trouble, cancel) from trouble
         else:
@@ -145,9 +147,15 @@ def _gave_up(trouble: StoreUnavailable, cancel: CancelToken) -> TransferTimedOut
 def in_parallel(
     work: Callable[[_T, CancelToken], _R], items: Iterable[_T], cancel: CancelToken, *, at_once: int
 ) -> list[_R]:
-    """What ``work`` makes of each item, in their order; the first failure stops the others.
+    """Apply ``work`` to each item in threads and return the results in the items' order.
 
-    ``items`` is gone through in the calling thread. ``work`` is also given what ends it early.
+    The first failure cancels the others. The calling thread iterates ``items``.
+
+    Args:
+        work: Called with an item and a token that ends it early.
+        items: The inputs.
+        cancel: Cancels all work.
+        at_once: The number of threads.
     """
     failures: list[BaseException] = []
 
@@ -170,6 +178,6 @@ def in_parallel(
         except BaseException as error:
             child.cancel()
             if failures and failures[0] is not error:
-                # What the others raise because they were stopped explains nothing.
+                # The errors of cancelled items explain nothing.
                 raise failures[0] from None
             raise

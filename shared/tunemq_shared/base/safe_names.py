@@ -1,4 +1,4 @@
-"""Which names of files and objects stay below the folder that they are joined to."""
+"""Check that a relative name stays below the folder that it is joined to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether the relative path, joined to a folder, stays below it: no ``..``, root, or NUL."""
+    """Whether ``name``, joined to a folder, stays below it: no ``..``, no root, no NUL."""
     return (
         bool(name)
         and "\0" not in name

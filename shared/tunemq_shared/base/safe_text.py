@@ -1,4 +1,4 @@
-"""Text of values that users made: whatever their methods raise or return, there is a text."""
+"""Text of users' values: their methods may raise or return anything, and a text results."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-#: Control characters, and what turns the direction of text round.
+#: Control characters, and characters that change the direction of text.
 STEERING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def text_of(value: object) -> str:
-    """``str(value)``; of a value that has none, its type in angle brackets."""
+    """``str(value)``; if that fails, the type in angle brackets."""
     if issubclass(type(value), str):
         return str.__str__(value)
     return _guarded(str, value)
 
 
 def repr_of(value: object) -> str:
-    """``repr(value)``; of a value that has none, its type in angle brackets."""
+    """``repr(value)``; if that fails, the type in angle brackets."""
     if issubclass(type(value), str):
         return str.__repr__(value)
     return _guarded(repr, value)
 
 
 def plain_number(value: Any) -> Any:
-    """A number of a subclass of int or float as one of these; any other value as it is."""
+    """Convert a number of a subclass of int or float to int or float; keep any other value."""
     kind = type(value)
     if issubclass(kind, float):
         return float.__float__(value)
@@ -37,12 +37,12 @@ def plain_number(value: Any) -> Any:
 
 
 def encodable(text: str) -> str:
-    """The text, with escapes for what no UTF-8 can say: names of files may have such parts."""
+    """Escape what UTF-8 cannot encode: file names may hold such characters."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def harmless(text: str) -> str:
-    """The text, in however many lines, with escapes in the place of control characters."""
+    """Replace control characters by escapes; line breaks stay."""
     return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

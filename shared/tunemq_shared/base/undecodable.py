@@ -1,4 +1,4 @@
-"""What is raised for bytes and text that are not what they should be."""
+"""The exceptions that decoding invalid bytes or text raises."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-#: By msgspec. Not it, but Python tells of text that is no UTF-8, and of what is nested too deeply.
+#: By msgspec. Python itself raises for text that is not UTF-8 and for deep nesting.
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-#: By the standard library's JSON.
+#: By the standard library's JSON decoder.
 NO_JSON: Final = (ValueError, RecursionError)

@@ -1,7 +1,7 @@
-"""The one place where something is unpickled, which runs code of whoever pickled it.
+"""The one place that unpickles, which runs code of the experiment.
 
-An experiment's own processes do so: its script, its process on a farm, its trials. Processes that
-hold a farm's keys have nothing to unpickle, and rule it out by `never_unpickle` at their start.
+Only an experiment's own processes unpickle: its script, its process on a farm, its trials.
+Processes that hold a farm's keys unpickle nothing, and call `never_unpickle` when they start.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _is_ruled_out = False
 
 
 def never_unpickle() -> None:
-    """From now on nothing is unpickled in this process, nor in those that it forks."""
+    """Forbid unpickling in this process and in those that it forks."""
     global _is_ruled_out
     _is_ruled_out = True
 
 
 def unpickle(pickled: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
-    """What was pickled by `tunemq_shared.base.pickling`; runs code of the experiment.
+    """Load what `tunemq_shared.base.pickling` pickled; this runs code of the experiment.
 
-    Where the bytes come from must have been checked before. Damaged ones may raise anything.
+    The caller must have checked where the bytes come from. Damaged bytes may raise anything.
 
     Raises:
-        BugError: this process is one that is never to do so.
+        BugError: This process called `never_unpickle`.
     """
     if _is_ruled_out:
         raise BugError("something was to be unpickled in a process that runs nobody's code.")
-    import pickle  # which those others need not have
+    import pickle  # not needed in processes that never unpickle
 
     return pickle.loads(pickled, buffers=buffers)
 
@@ -38,11 +38,11 @@ def unpickle(pickled: bytes | memoryview, buffers: Iterable[memoryview] = ()) ->
 def load_pickled(
     pickled: bytes | memoryview, subject: str, buffers: Iterable[memoryview] = ()
 ) -> Any:
-    """The same; ``subject`` begins the sentence of an error.
+    """Unpickle like `unpickle`; ``subject`` begins the sentence of an error.
 
     Raises:
-        TrainableError: something that it refers to cannot be imported here.
-        BugError: this process is one that is never to do so.
+        TrainableError: The pickle refers to something that cannot be imported here.
+        BugError: This process called `never_unpickle`.
     """
     try:
         return unpickle(pickled, buffers)

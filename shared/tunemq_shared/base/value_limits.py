@@ -1,4 +1,4 @@
-"""Limits of configurations, so that nothing that reads them fails: depth and size of integers."""
+"""Limits on the depth of configurations and the size of integers, so that every reader copes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tunemq_shared.base.safe_text import repr_of
 MOST_LEVELS: Final = 64
 #: Integers with more bits cannot become a float, and Python refuses to print very large ones.
 MOST_BITS: Final = 1023
-#: Of a path that is shown, so many steps.
+#: How many steps of a path a message shows.
 _SHOWN: Final = 3
 
 
 def parts_of(value: Any) -> Iterable[tuple[str, Any]]:
-    """What is directly in a dict, list or tuple, each with the step that leads to it."""
+    """The direct items of a dict, list or tuple, each with the step that leads to it."""
     if isinstance(value, dict):
         return [(f"[{repr_of(key)}]", part) for key, part in value.items()]
     if isinstance(value, list | tuple):
@@ -30,16 +30,16 @@ def beyond_limits(
 ) -> str | None:
     """Describe what makes a value unusable: its depth, or an integer of more than `MOST_BITS`.
 
-    A value may be nested `MOST_LEVELS` deep, and may not hold itself.
+    A value may be nested `MOST_LEVELS` deep and may not contain itself.
 
     Args:
-        value: any; it is looked at depth first, so one that holds itself is found at once.
-        name: how to call it.
-        parts: what is directly in a value.
+        value: Any value; searched depth first, so that one that contains itself is found soon.
+        name: How the message calls it.
+        parts: Lists the direct items of a value.
 
     Returns:
         A clause that names the place and the fix, also for a container of a user's class that
-        cannot be read; None if all is well.
+        cannot be read; None if the value is usable.
     """
     steps: list[str] = []
     levels = [iter([("", value)])]
@@ -53,7 +53,7 @@ def beyond_limits(
         where = "".join([*steps[: _SHOWN + 1], step][: _SHOWN + 1])
         try:
             inner = list(parts(part))
-        except Exception as error:  # noqa: BLE001  a user's class may raise anything; told here
+        except Exception as error:  # noqa: BLE001  a user's class may raise anything
             return f"{name} cannot be read at {name}{where}: {one_line(error)}; use a plain one"
         if isinstance(part, int) and (bits := int.bit_length(part)) > MOST_BITS:
             return (

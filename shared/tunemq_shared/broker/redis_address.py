@@ -1,12 +1,12 @@
-"""Where Redis is: one URL, understood alike by all clients, of both sides.
+"""`RedisAddress`: one Redis URL that all clients of scheduler and nodes understand alike.
 
     redis://USER:PASSWORD@HOST:6379/0
     rediss://USER:PASSWORD@HOST:6379/0?ssl_ca_certs=/etc/tunemq/ca.pem
     unix://USER:PASSWORD@/run/redis.sock?db=0
 
-With ``rediss`` all is encrypted, and the server has to show a certificate for HOST that one of
-``ssl_ca_certs`` has signed, by default one that this machine trusts; ``ssl_certfile`` and
-``ssl_keyfile`` are shown to a server that asks for ours.
+``rediss`` encrypts the connection. The server must then present a certificate for HOST that one of
+``ssl_ca_certs`` has signed, by default one that this machine trusts. ``ssl_certfile`` and
+``ssl_keyfile`` identify this client to a server that asks for a certificate.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from tunemq_shared.base.errors import ConfigError
 
-#: Where Redis is, if the command line does not say: a password in it is then in no list of
-#: processes that others see.
+#: The address of Redis if the command line has none. Unlike an argument, a password in it does not
+#: show in the process list.
 REDIS_VARIABLE: Final = "TUNEMQ_REDIS"
 
-#: Whoever names no user is this one.
+#: The user of a URL that names none.
 DEFAULT_USER: Final = "default"
 
 _DEFAULT_PORT: Final = 6379
@@ -40,7 +40,7 @@ _FORMS: Final = (
 class RedisAddress(NamedTuple):
     """A parsed ``unix://``, ``redis://`` or ``rediss://`` URL.
 
-    ``path`` is that of a unix socket, else empty. What follows ``tls`` matters only with it.
+    ``path`` is that of a unix socket, else empty. The fields after ``tls`` matter only with it.
     """
 
     path: str
@@ -56,35 +56,35 @@ class RedisAddress(NamedTuple):
     key_file: str = ""
 
     def __str__(self) -> str:
-        """The place without the credentials, for logs and errors."""
+        """The address without credentials, for logs and errors."""
         place = self.path or f"{_bracketed(self.host)}:{self.port}"
         return f"{place}/{self.database}" if self.database else place
 
     def __repr__(self) -> str:
-        """Likewise."""
+        """The URL without credentials."""
         return f"RedisAddress({self.without_credentials()!r})"
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent there stays on this machine: a unix socket, or its loopback."""
+        """Whether the connection stays on this machine: a unix socket, or the loopback."""
         if self.path:
             return True
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError:  # it cannot be reached either
+        except OSError:  # the name does not resolve: Redis cannot be reached either
             return False
         return all(_is_loopback(str(place[0])) for *_, place in found)
 
     @property
     def is_default_user(self) -> bool:
-        """Whether we are the user that everybody is who names none."""
+        """Whether this is Redis's default user, which clients without a user name become."""
         return self.user in {"", DEFAULT_USER}
 
     def connect(self, timeout_s: float) -> socket.socket:
         """Open a socket; ``timeout_s`` bounds connecting and, later, every send and receive.
 
         Raises:
-            OSError: nobody listens there, or not in time, or it is not who it should be.
+            OSError: No server accepts the connection in time, or its certificate is wrong.
         """
         if self.path:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -101,18 +101,18 @@ class RedisAddress(NamedTuple):
         return self._secured(sock) if self.tls else sock
 
     def without_credentials(self) -> str:
-        """The URL of the place alone: to be shown, and to be used with somebody's own user."""
+        """The URL without credentials: for display, and for clients that add their own user."""
         return self._url({"db": str(self.database)} if self.path else {})
 
     def url(self) -> str:
-        """The URL as redis-py spells it."""
+        """The URL in redis-py's syntax."""
         if self.path:
             return self._url({"db": str(self.database)}, self._credentials())
         checked = {"ssl_check_hostname": str(self.verify).lower()} if self.tls else {}
         return self._url({**self._tls_options(), **checked}, self._credentials())
 
     def celery_url(self) -> str:
-        """The same place as Celery spells it."""
+        """The URL in Celery's syntax."""
         if self.path:
             where = quote(self.path)
             query = urlencode({"virtual_host": self.database})
@@ -140,7 +140,7 @@ class RedisAddress(NamedTuple):
         return {_VERIFY: "required" if self.verify else "none", **given}
 
     def _secured(self, sock: socket.socket) -> socket.socket:
-        import ssl  # half a megabyte that a node beside its Redis does not need
+        import ssl  # half a megabyte, which a node on the same machine as Redis does not need
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -156,10 +156,10 @@ class RedisAddress(NamedTuple):
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Read a Redis URL.
+    """Parse a Redis URL.
 
     Raises:
-        ConfigError: it is not one; says what one looks like, and nothing of what stands in it.
+        ConfigError: The URL is invalid; shows the valid forms and repeats nothing of the URL.
     """
     try:
         return _parsed(url)
@@ -171,7 +171,7 @@ def parse_address(url: str) -> RedisAddress:
 
 def _parsed(url: str) -> RedisAddress:
     parts = urlsplit(url)
-    if "@" in parts.query or "@" in parts.fragment:  # a password, cut by what ends the host
+    if "@" in parts.query or "@" in parts.fragment:  # an unescaped ? or # in the password
         raise ConfigError(
             "The address of Redis has an @ behind a ? or #: write ? / # in a password as"
             " %3F %2F %23."
@@ -208,10 +208,10 @@ def _parsed(url: str) -> RedisAddress:
 
 
 def _check_options(options: Mapping[str, str], known: frozenset[str]) -> None:
-    """Refuse what one client would take and another pass over.
+    """Reject options that one client would use and another ignore.
 
     Raises:
-        ConfigError: there is such an option; says which.
+        ConfigError: Names the unknown or invalid option.
     """
     for name in sorted(options.keys() - known):
         raise ConfigError(

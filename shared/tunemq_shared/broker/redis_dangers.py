@@ -1,8 +1,8 @@
-"""What is dangerous about a Redis, as far as any of its users can see: for both sides' start-up.
+"""Find security risks of a Redis, as far as any of its clients can see them.
 
-Off the loopback others can reach it, too. Then it has to ask everybody for a password, each role
-has to have a user of its own, what travels has to be encrypted, and what runs there has to be free
-of a weakness by which one who has a password gets all the rest.
+Scheduler and nodes check at start. A Redis that is not on the loopback must ask for a password,
+must have one user per role, must encrypt connections, and must not have a known weakness by which a
+user gains all rights.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from tunemq_shared.broker.redis_release import VALKEY, RedisRelease
 
 _TIMEOUT_S: Final = 2.0
 
-#: The first with ``XADD NOMKSTREAM`` and ``XTRIM MINID``; also the oldest that Celery 5.7 speaks
-#: to.
+#: The first with ``XADD NOMKSTREAM`` and ``XTRIM MINID``, and the oldest that Celery 5.7 supports.
 OLDEST: Final = (6, 2, 0)
 
 PASSWORD, DEFAULT_USER, TLS = "redis-password", "redis-default-user", "redis-tls"
@@ -27,7 +26,7 @@ _USERS: Final = (
     " give each role its own: redis://scheduler:PASSWORD@host:6379/0."
 )
 
-#: What to do about a command that Redis forbids to the user of a role.
+#: What to do if Redis forbids a command to the user of a role.
 LACKS_RIGHTS: Final = "give its user the rights of its role in deploy/redis/users.acl"
 
 _PATCHED: Final = (
@@ -37,7 +36,7 @@ _PATCHED: Final = (
 
 
 class RedisRisk(NamedTuple):
-    """What is wrong, and how it is mended; ``check`` is its name in `tunemq doctor`."""
+    """A problem and its fix; ``check`` is its name in `tunemq doctor`."""
 
     check: str
     what: str
@@ -45,11 +44,11 @@ class RedisRisk(NamedTuple):
 
 
 def dangers(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]:
-    """All that should keep one from using a Redis that can be reached; nothing where all is well.
+    """Iterate over the reasons not to use a reachable Redis; none if it is safe.
 
     Args:
-        address: where it is, and as whom we use it.
-        release: what it says of itself.
+        address: Its address, with the user that we log in as.
+        release: Its product and version, as the server reports them.
     """
     if release.number and release.number < OLDEST:
         yield RedisRisk(
@@ -69,13 +68,13 @@ def dangers(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]
 
 
 def lets_everybody_in(address: RedisAddress) -> bool:
-    """Whether it does what somebody asks who has neither password nor certificate."""
+    """Whether Redis serves a client that has neither password nor certificate."""
     stranger = address._replace(user="", password="", cert_file="", key_file="")
     try:
         with stranger.connect(_TIMEOUT_S) as sock:
             sock.sendall(b"PING\r\n")
             return sock.recv(64).startswith(b"+PONG")
-    except OSError:  # it does not even talk to one
+    except OSError:  # Redis does not even accept the connection
         return False
 
 

@@ -1,40 +1,39 @@
-"""Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
+"""Names of all keys that TuneMQ uses in Redis, in one place.
 
-What scheduler and nodes say to each other is sealed (`tunemq_shared.signing.message_signing`):
-mail, each field of a reply, the challenge, leases, vitals, hellos and deregistrations, the headers
-of batches (with their events) and pieces of output. All else is of no use to who may forge it, but
-to hold the farm up.
+Scheduler and nodes sign what they write (`tunemq_shared.signing.message_signing`): assignments,
+each field of a reply, the challenge, leases, node metrics, registrations and deregistrations, the
+headers of batches (with their events) and output chunks. The other keys are not signed: a forger
+could only delay the farm with them.
 
-tunemq:generation     random, with the run of Redis that it was made in; gone or changed: the wire
-                      was reset (scheduler sets it)
-tunemq:nodes          stream: NodeHello of every instance, and its deregistration when it ends in
-peace
-                      (nodes append, scheduler reads)
-tunemq:challenge      a random number that the scheduler replaces every few seconds, where it has
-                      keys; a lease that does not repeat it is an old one (scheduler sets it)
-tunemq:lease:<inc>    counter that a node raises every second, the assignment that it has taken, and
+tunemq:generation     random, with the run of Redis in which it was made; if it is missing or
+                      changed, Redis lost its data (scheduler sets it)
+tunemq:nodes          stream: the NodeRegistration of every instance, and its deregistration when it
+                      ends normally (nodes append, scheduler reads)
+tunemq:challenge      a random number that the scheduler replaces every few seconds, if it has keys;
+                      a lease that does not repeat it is an old one (scheduler sets it)
+tunemq:lease:<inc>    counter that a node raises every second, the assignment that it accepted, and
                       the challenge; expires after LEASE_TTL_S
-tunemq:vitals:<inc>   NodeVitals: how its machine is; set beside the lease, expires with it
-tunemq:reply:<inc>    hash for that node: v newest assignment's term and version; f fenced; r why
-                      it is to end in peace;
+tunemq:vitals:<inc>   the node's metrics; set with the lease, expires with it
+tunemq:reply:<inc>    hash for that node instance: v term and version of the newest assignment; f
+                      fenced; r why it is to end normally;
                       for each experiment j:<key of its events stream>, up to which number its
                       events are journalled (scheduler sets them; node removes the last kind
                       when it forgets the experiment); expires REPLY_TTL_S after the node's death
 tunemq:events:<exp>   stream of event batches (scheduler creates, nodes append with NOMKSTREAM);
-                      each attempt numbers its events in each stream from 1
+                      each instance numbers its events in each stream from 1
 tunemq.node.<inc>     Celery queue of that instance
-tunemq:farm           that a scheduler takes requests, and of which version, as JSON (it sets it)
-tunemq:requests       stream of what users ask of the farm (they append, the scheduler removes what
-                      it begins to do)
-tunemq:answer:<id>    the answer to a request; expires ANSWER_TTL_S after it was given
-tunemq:scheduler      lease of a farm's scheduler: its term and who it is
-tunemq:term           the highest term that a scheduler of this farm has had; kept for ever
+tunemq:farm           JSON: a scheduler accepts requests, and its version (scheduler sets it)
+tunemq:requests       stream of users' requests to the farm (users append, the scheduler removes
+                      those that it begins to serve)
+tunemq:answer:<id>    the answer to a request; expires ANSWER_TTL_S after the scheduler wrote it
+tunemq:scheduler      lease of a farm's scheduler: its term and identity
+tunemq:term           the highest term that a scheduler of this farm has had; never expires
 tunemq:signs          the id of the key that the scheduler signs with, in hex, so that a worker
-                      that does not know it can say so; nothing depends on it (scheduler sets it,
-                      where it has keys)
-tunemq:streams        the keys of the events streams of the scheduler that has that term, or of one
-                      before it that came as far as to use the farm, one a line; kept for ever. Who
-                      comes next deletes those that are not its own: nobody is left to read them
+                      without that key can report it; only informative (scheduler sets it, if it
+                      has keys)
+tunemq:streams        the keys of the events streams of the scheduler of that term, or of an earlier
+                      one that got as far as using the farm, one a line; never expires. The next
+                      scheduler deletes the streams that it does not own: they have no reader left
 """
 
 from __future__ import annotations
@@ -56,29 +55,29 @@ REQUESTS: Final = "tunemq:requests"
 
 #: A node renews its lease this often.
 LEASE_PERIOD_S: Final = 1.0
-#: A lease that was not renewed for so long is void.
+#: A lease expires this long after its last renewal.
 LEASE_TTL_S: Final = 6.0
-#: What the scheduler has told a node is kept so long after the node was seen last.
+#: A node's reply expires this long after the node's last lease.
 REPLY_TTL_S: Final = 86_400
-#: An answer that nobody has fetched for so long is of no use any more, nor is such a request.
+#: An answer that its client has not fetched, or an unserved request, expires after this time.
 ANSWER_TTL_S: Final = 60
-#: How many bytes of events a node keeps that are not journalled. At this limit it reads nothing
-#: from the trials of the experiments that have more than a fair share of them.
+#: How many bytes of unjournalled events a node keeps. At this limit it stops reading from the
+#: trials of experiments that exceed a fair share of them.
 OUTBOX_BYTES: Final = 64 * 2**20
-#: A node sends no more of an experiment's events while Redis has so many bytes of them from it that
-#: are not journalled: a search that hangs must not fill Redis, however many nodes it has.
+#: A node stops sending an experiment's events while Redis holds this many unjournalled bytes of
+#: them from it: a hanging search must not fill Redis, however many nodes it has.
 SENT_BYTES: Final = 2 * 2**20
-#: Of which so much in memory, the rest on disk.
+#: Of OUTBOX_BYTES, how much is in memory; the rest is on disk.
 OUTBOX_MEMORY_BYTES: Final = 2**20
-#: So many pieces of output, of at most 16 KiB, are about in an experiment's stream, and so long.
+#: How many output chunks, of at most 16 KiB, an experiment's stream holds, and for how long.
 OUTPUT_PIECES: Final = 1000
 OUTPUT_TTL_S: Final = 86_400
-#: A signed request is void so long after it was sent; by the scheduler's clock.
+#: A signed request expires this long after it was sent, by the scheduler's clock.
 REQUEST_TTL_S: Final = 120
-#: A request that was sent so much later than now, by the scheduler's clock, is not taken.
+#: The scheduler rejects a request that is dated further ahead of its clock than this.
 CLOCK_TOLERANCE_S: Final = 60
 
-#: "Journalled up to here" of an experiment that is over: nobody wants what is left of it.
+#: "Journalled up to here" of an ended experiment: its remaining events have no reader.
 EVERYTHING: Final = 2**63 - 1
 
 #: Fields of a batch in an events stream, and of an entry of the nodes' stream.
@@ -87,22 +86,22 @@ HEADER, EVENTS, REGISTRATION, BYE = b"h", b"e", b"hello", b"bye"
 #: The field of an entry of a stream of output.
 PIECE: Final = b"o"
 
-#: Why an instance is fenced whose node introduced itself with another one.
+#: Why an instance is fenced after a newer instance of its node registers.
 STARTED_AGAIN: Final = "its node was started again"
 
 
 def lease(instance_id: str) -> str:
-    """The key of an attempt's lease."""
+    """The key of a node instance's lease."""
     return f"tunemq:lease:{instance_id}"
 
 
 def node_metrics(instance_id: str) -> str:
-    """The key of what an attempt says of its machine."""
+    """The key of a node instance's metrics."""
     return f"tunemq:vitals:{instance_id}"
 
 
 def reply(instance_id: str) -> str:
-    """The key of the scheduler's reply to an attempt."""
+    """The key of the scheduler's reply to a node instance."""
     return f"tunemq:reply:{instance_id}"
 
 
@@ -112,17 +111,17 @@ def events(experiment: str) -> str:
 
 
 def listed(events_keys: Iterable[str]) -> str:
-    """Streams as the list of the farm's says them."""
+    """Encode the keys of streams for the farm's list of them."""
     return "\n".join(events_keys)
 
 
 def unlisted(streams: str) -> list[str]:
-    """The keys in the list of the farm's streams."""
+    """Decode the farm's list of streams into their keys."""
     return streams.split("\n")
 
 
 def output(events_key: str) -> str:
-    """The key of a short stream with what an experiment's trials print."""
+    """The key of a short stream with the output of an experiment's trials."""
     return f"{events_key}:output"
 
 
@@ -137,5 +136,5 @@ def answer(request: str) -> str:
 
 
 def queue(instance_id: str) -> str:
-    """The name of an attempt's Celery queue."""
+    """The name of a node instance's Celery queue."""
     return f"tunemq.node.{instance_id}"

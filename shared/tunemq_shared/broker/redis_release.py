@@ -1,6 +1,6 @@
-"""Which server a Redis is: Redis itself or Valkey, of which version, and whether that is weak.
+"""Which product and version a Redis server is, and whether that version has known CVEs.
 
-Valkey says two versions, its own and that of the Redis that it stands in for, which stays the same.
+Valkey reports two versions: its own, and the fixed one of the Redis that it is compatible with.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 REDIS, VALKEY = "Redis", "Valkey"
 
-#: CVE-2026-23479: who may use blocking commands may have the server run code. In Redis:
+#: CVE-2026-23479: a user of blocking commands can make the server run code. In Redis:
 _WEAK_FROM, _WEAK_UP_TO = (7, 2, 0), (8, 6, 2)
-#: The first version of each line of Valkey without it.
+#: The first fixed version of each line of Valkey.
 _MENDED: Final[dict[tuple[int, ...], tuple[int, ...]]] = {
     (7, 2): (7, 2, 13),
     (8, 0): (8, 0, 8),
@@ -21,8 +21,8 @@ _MENDED: Final[dict[tuple[int, ...], tuple[int, ...]]] = {
     (9, 0): (9, 0, 4),
 }
 #: CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819, and before them CVE-2024-46981
-#: and CVE-2024-31449: who may run Lua scripts can have the server run code. The first version of
-#: each line without them; in lines before the last one here that are not listed, all have them.
+#: and CVE-2024-31449: a user of Lua scripts can make the server run code. The first fixed version
+#: of each line; older lines that are not listed have no fixed version.
 _LUA_MENDED: Final[dict[str, dict[tuple[int, ...], tuple[int, ...]]]] = {
     REDIS: {
         (6, 2): (6, 2, 20),
@@ -36,7 +36,7 @@ _LUA_MENDED: Final[dict[str, dict[tuple[int, ...], tuple[int, ...]]]] = {
 
 
 class RedisRelease(NamedTuple):
-    """What a server says that it is; ``version`` is such as ``7.0.15``, empty if not said."""
+    """The product and version that a server reports: such as ``7.0.15``, empty if unknown."""
 
     product: str
     version: str
@@ -46,33 +46,33 @@ class RedisRelease(NamedTuple):
 
     @property
     def number(self) -> tuple[int, ...]:
-        """The version, to be compared; empty where it is none."""
+        """The version as a tuple for comparison; empty if unknown."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
 
     @property
     def has_cve(self) -> bool:
-        """Whether it may have CVE-2026-23479: what somebody mended himself looks the same."""
+        """Whether the version has CVE-2026-23479; a backported fix is not visible."""
         if self.product == VALKEY:
             return self.number < _MENDED.get(self.number[:2], ())
         return _WEAK_FROM <= self.number <= _WEAK_UP_TO
 
     @property
     def has_lua_cves(self) -> bool:
-        """Whether users who may run scripts may have it run code; what a vendor mended looks so."""
+        """Whether the version has the CVEs of Lua scripts; a backported fix is not visible."""
         mended = _LUA_MENDED[self.product]
         line = self.number[:2]
         return bool(line) and self.number < mended.get(line, max(mended))
 
 
 def release_in_info(told: Mapping[str, str]) -> RedisRelease:
-    """Of the lines of ``INFO``."""
+    """Read the release from the lines of ``INFO``."""
     if "valkey_version" in told:
         return RedisRelease(VALKEY, told["valkey_version"])
     return RedisRelease(REDIS, told.get("redis_version", ""))
 
 
 def release_in_hello(hello: Any) -> RedisRelease:
-    """Of the answer to ``HELLO 2`` after login; else of no version."""
+    """Read the release from the answer to ``HELLO 2`` after login; without one, no version."""
     if not isinstance(hello, list):
         return RedisRelease(REDIS, "")
     facts = dict(zip(hello[::2], hello[1::2], strict=False))

@@ -2,8 +2,8 @@
 
 A *condition* is ``(key, bound)``: true of a result whose value at ``key`` is at least ``bound``. A
 *horizon* is a tuple of conditions of which any one suffices; the empty tuple is the end of the
-trial (only its stop criteria end it). The host and the scheduler evaluate the same code on the same
-numbers, so they agree on the exact step (DESIGN: steps, and running ahead).
+trial (only its stop criteria end it). The trial process and the scheduler evaluate the same code on
+the same numbers, so they agree on the exact step (DESIGN: steps, and running ahead).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
     """True of a result with ``result[key] >= bound``; nested keys are written ``outer/inner``."""
 
     key: str
-    #: A whole number stays one on the way through the journal, so that a replay gives equal bytes.
+    #: The journal keeps an int an int, so that a replay gives equal bytes.
     bound: int | float
 
     def holds(self, result: Mapping[str, Any]) -> bool:
@@ -31,12 +31,12 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
 
 Horizon = tuple[Condition, ...]
 
-#: Run to the end of the trial: nobody needs to be asked on the way.
+#: Run to the end of the trial without a further decision.
 TO_THE_END: Horizon = ()
 
 
 def next_result(step: int) -> Horizon:
-    """The horizon of somebody who must be asked about every result: the one after ``step``."""
+    """The horizon of a trial that needs a decision about every result: the one after ``step``."""
     return (Condition(TRAINING_ITERATION, step + 1),)
 
 

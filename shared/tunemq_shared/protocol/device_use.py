@@ -1,4 +1,4 @@
-"""What trials use of the GPUs that they have."""
+"""`DeviceUse`: how much a trial used its GPUs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import msgspec
 
 
 class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a trial used of one GPU, or of one part of a GPU (MIG); looked at every few seconds.
+    """What a trial used of one GPU, or of one part of a GPU (MIG); sampled every few seconds.
 
     Attributes:
-        uuid: which one.
-        model: its name, as its driver says.
-        seconds: how long the trial had it, all its attempts together.
-        share: of it that the trial had, such as 0.5; where that changed, the mean over the time.
-        utilisation: the part of the time, from 0 to 1, in which the device did something, for
-            whichever trial; None where nobody knows.
-        memory_peak: the most of the device's memory that was seen in the trial's hands, in bytes;
-            None where nobody knows.
-        energy_j: what the device took meanwhile, times ``share``, in joules; None where nobody
-            knows.
+        uuid: The device.
+        model: Its name, as its driver reports it.
+        seconds: How long the trial had it, all attempts together.
+        share: The trial's share of it, such as 0.5; if that changed, the mean over time.
+        utilisation: The fraction of the time, 0 to 1, in which the device was busy, for any trial;
+            None if unknown.
+        memory_peak: The largest sampled device memory of the trial, in bytes; None if unknown.
+        energy_j: The device's energy in that time, times ``share``, in joules; None if unknown.
     """
 
     uuid: str
@@ -33,7 +31,7 @@ class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 def add_up(known: Iterable[DeviceUse], more: Iterable[DeviceUse]) -> tuple[DeviceUse, ...]:
-    """What was used in all, a device each, in the order in which they were first used."""
+    """Sum the use per device, in the order in which devices first appear."""
     total: dict[str, DeviceUse] = {}
     for use in (*known, *more):
         total[use.uuid] = _sum(total[use.uuid], use) if use.uuid in total else use
@@ -57,7 +55,7 @@ def _sum(one: DeviceUse, other: DeviceUse) -> DeviceUse:
 
 
 def _mean(weighted: list[tuple[float, float]]) -> float:
-    """Of values with their weights; without weights, of the values."""
+    """The weighted mean of (value, weight) pairs; unweighted if all weights are 0."""
     weight = sum(seconds for _, seconds in weighted)
     if not weight:
         return sum(value for value, _ in weighted) / len(weighted)

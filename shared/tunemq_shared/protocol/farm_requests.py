@@ -1,9 +1,9 @@
-"""What a farm's users ask of its scheduler: one struct for each kind of request.
+"""Requests of a farm's users to its scheduler: one struct per kind of request.
 
-A request travels as an entry of the stream `wire.REQUESTS`: the version, an id that the client
-made, who asks, the kind (the struct's tag), when it was sent, and the struct as msgpack, sealed
-with all of these as its context (`tunemq_scheduler.api.request_signing`). Fields of a later version
-are ignored, so that a small addition needs no new version.
+A request is an entry of the stream `redis_keys.REQUESTS`: the version, an id that the client made,
+the submitter, the kind (the struct's tag), the time of sending, and the struct as msgpack, signed
+with all of these as context (`tunemq_scheduler.api.request_signing`). Decoders ignore unknown
+fields, so that a small addition needs no new version.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 
 from tunemq_shared.protocol.node_orders import BlobRef
 
-#: Of requests and of their answers; a difference is refused, both versions named.
+#: Version of requests and answers; a mismatch is rejected with both versions named.
 REQUESTS_VERSION: Final = 2
-#: So many bytes has a request at most; what is larger is a blob.
+#: The most bytes of a request; larger data goes into a blob.
 MAX_REQUEST_BYTES: Final = 2**18
-#: So many bytes of a log are in one answer at most.
+#: The most bytes of a log in one answer.
 MAX_PAGE_BYTES: Final = 2**18
 
 
@@ -30,9 +30,9 @@ class ScriptCode(msgspec.Struct, frozen=True, kw_only=True, tag="script", tag_fi
     """A script that defines a Tuner.
 
     Attributes:
-        bundle: the folder in which it lies.
-        script: its path in there, with ``/``.
-        tuner: the name of its Tuner.
+        bundle: The folder that holds the script.
+        script: Its path in that folder, with ``/``.
+        tuner: The name of its Tuner.
     """
 
     bundle: BlobRef
@@ -41,11 +41,11 @@ class ScriptCode(msgspec.Struct, frozen=True, kw_only=True, tag="script", tag_fi
 
 
 class PickledCode(msgspec.Struct, frozen=True, kw_only=True, tag="tuner", tag_field="kind"):
-    """A Tuner that was pickled by `Tuner.fit(address=...)`.
+    """A Tuner that `Tuner.fit(address=...)` pickled.
 
     Attributes:
-        tuner: the pickle.
-        bundle: the modules that it imports; None where there are none of the user's own.
+        tuner: The pickle.
+        bundle: The user's modules that it imports; None if there are none.
     """
 
     tuner: BlobRef
@@ -56,12 +56,12 @@ SubmittedCode = ScriptCode | PickledCode
 
 
 class ExperimentEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """In what surroundings an experiment and its trials run.
+    """The environment in which an experiment and its trials run.
 
     Attributes:
-        python: the interpreter, as nodes find it; empty for that of the farm.
-        variables: of the environment, beside what each node has.
-        preload: modules that trial hosts are forked with; None for those that its code imports.
+        python: The interpreter, as nodes find it; empty for the farm's.
+        variables: Environment variables, added to those of each node.
+        preload: Modules that the forkserver imports; None for those that the code imports.
     """
 
     python: str = ""
@@ -73,8 +73,10 @@ class SubmitExperiment(FarmRequest, frozen=True, kw_only=True, tag="submit"):
     """Queue an experiment.
 
     Attributes:
-        name: safe; where ``is_made_up``, a number is put behind it if it is taken.
-        priority: higher ones first.
+        name: A safe name; with ``is_made_up`` the scheduler appends a number if it is taken.
+        code: The script or the pickled Tuner.
+        priority: Higher ones run first.
+        settings: The environment of its processes.
     """
 
     name: str
@@ -85,11 +87,11 @@ class SubmitExperiment(FarmRequest, frozen=True, kw_only=True, tag="submit"):
 
 
 class ListExperiments(FarmRequest, frozen=True, kw_only=True, tag="ls"):
-    """Which experiments are there?
+    """List experiments.
 
     Attributes:
-        owner: only this one's; empty for everybody's.
-        is_all: those that are over, too.
+        owner: List only this owner's; empty for everyone's.
+        is_all: Include ended experiments.
     """
 
     owner: str = ""
@@ -97,10 +99,10 @@ class ListExperiments(FarmRequest, frozen=True, kw_only=True, tag="ls"):
 
 
 class ShowExperiment(FarmRequest, frozen=True, kw_only=True, tag="show"):
-    """How is this experiment, and how are its trials?
+    """Show the state of an experiment and of its trials.
 
     Attributes:
-        trials: how many rows of trials at most; those that run first, then the newest.
+        trials: The most rows of trials; running ones first, then the newest.
     """
 
     name: str
@@ -108,12 +110,12 @@ class ShowExperiment(FarmRequest, frozen=True, kw_only=True, tag="show"):
 
 
 class ReadLog(FarmRequest, frozen=True, kw_only=True, tag="logs"):
-    """A page of what an experiment, or one of its trials, has printed.
+    """Read a page of what an experiment, or one of its trials, printed.
 
     Attributes:
-        trial: its id or name; empty for the experiment's own progress lines.
-        offset: in bytes; negative ones count from the end.
-        limit: bytes at most; never more than `MAX_PAGE_BYTES`.
+        trial: Its id or name; empty for the experiment's own progress lines.
+        offset: In bytes; negative ones count from the end.
+        limit: The most bytes; at most `MAX_PAGE_BYTES`.
     """
 
     name: str
@@ -123,20 +125,20 @@ class ReadLog(FarmRequest, frozen=True, kw_only=True, tag="logs"):
 
 
 class StopExperiment(FarmRequest, frozen=True, kw_only=True, tag="stop"):
-    """Stop an experiment, or one trial of it; what it has is saved."""
+    """Stop an experiment, or one trial of it; its state is saved."""
 
     name: str
     trial: str = ""
 
 
 class PauseExperiment(FarmRequest, frozen=True, kw_only=True, tag="pause"):
-    """Have an experiment give its slots back until it is resumed."""
+    """Pause an experiment and free its slots."""
 
     name: str
 
 
 class ResumeExperiment(FarmRequest, frozen=True, kw_only=True, tag="resume"):
-    """Go on with an experiment that was paused, stopped, or failed."""
+    """Continue an experiment that was paused, was stopped, or failed."""
 
     name: str
 
@@ -149,10 +151,10 @@ class RetryTrials(FarmRequest, frozen=True, kw_only=True, tag="retry"):
 
 
 class RemoveExperiment(FarmRequest, frozen=True, kw_only=True, tag="rm"):
-    """Forget an experiment that is over.
+    """Forget an ended experiment.
 
     Attributes:
-        with_files: remove its results and checkpoints, too.
+        with_files: Also remove its results and checkpoints.
     """
 
     name: str
@@ -160,34 +162,34 @@ class RemoveExperiment(FarmRequest, frozen=True, kw_only=True, tag="rm"):
 
 
 class ExplainState(FarmRequest, frozen=True, kw_only=True, tag="why"):
-    """Why does this wait, or why did it end? Without a trial: the experiment."""
+    """Explain why a trial (or, without one, the experiment) waits or ended."""
 
     name: str
     trial: str = ""
 
 
 class DescribeFarm(FarmRequest, frozen=True, kw_only=True, tag="farm"):
-    """What does one have to know who submits to this farm?"""
+    """Describe the farm to a submitter: what one needs to submit to it."""
 
 
 class ListNodes(FarmRequest, frozen=True, kw_only=True, tag="nodes"):
-    """Which nodes are there?"""
+    """List the farm's nodes."""
 
 
 class DrainNode(FarmRequest, frozen=True, kw_only=True, tag="drain"):
-    """Place nothing new on a node; what runs there is saved and goes on elsewhere."""
+    """Place nothing new on a node; its trials save and continue on other nodes."""
 
     node: str
 
 
 class ResumeNode(FarmRequest, frozen=True, kw_only=True, tag="resume-node"):
-    """Place trials on a node again that was drained or set aside."""
+    """Place trials again on a node that was drained or set aside."""
 
     node: str
 
 
 class RetireNode(FarmRequest, frozen=True, kw_only=True, tag="retire"):
-    """Drain a node, and have it end."""
+    """Drain a node and end it."""
 
     node: str
 

@@ -1,13 +1,13 @@
-"""What scheduler and node tell each other: facts in the past tense, and orders.
+"""Messages between scheduler and nodes: events in the past tense, and orders.
 
-Everything is a small frozen struct, written as a msgpack array (tag first), because JSON would turn
-NaN into null. Facts from nodes and facts made by the scheduler itself share one union, `Event`: the
-journal holds both, in the order in which they were handled. What an algorithm answered about an
-event is a fact too, an `AlgorithmAnswer`, journalled beside the event (DESIGN: the core).
+Every message is a small frozen struct, encoded as a msgpack array (tag first), because JSON would
+turn NaN into null. Events of nodes and events that the scheduler makes share one union, `Event`:
+the journal holds both, in the order in which the scheduler handled them. An algorithm's answer to
+an event is an `AlgorithmAnswer`, journalled beside the event (DESIGN: the core).
 
-Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and
-are shown, never compared. Names: ``trial`` is a trial's id, ``attempt`` one attempt of it on
-one host.
+Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the sender's machine and are
+shown, never compared. Names: ``trial`` is a trial's id, ``attempt`` the number of one run of it in
+one trial process.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tunemq_shared.protocol import node_orders
 from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
 
-#: Stands in every batch, assignment and journal; a difference is refused, both versions named.
+#: Part of every batch, assignment and journal; a mismatch is rejected with both versions named.
 PROTOCOL_VERSION = 1
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """The base of all that travels."""
+    """The base of all messages."""
 
 
-# --- facts that nodes report ----------------------------------------------------------------------
+# --- events that nodes report ---------------------------------------------------------------------
 
 
 class TrialStarted(Message, frozen=True, tag="started"):
-    """A host exists and begins to run the trial's code.
+    """A trial process exists and begins to run the trial's code.
 
-    ``printed``: how long stdout and stderr in the trial's folder are, before it prints anything.
+    ``printed``: sizes in bytes of stdout and stderr in the trial's folder, before it prints.
     """
 
     trial: str
@@ -51,9 +51,9 @@ class TrialStarted(Message, frozen=True, tag="started"):
 class ResultReported(Message, frozen=True, tag="result"):
     """The trainable reported; ``step`` is its training_iteration, from 1.
 
-    ``metrics`` holds what the user reported, already checked and plain (nested dicts of numbers,
-    strings, booleans, None, lists). The automatic keys are made from the other fields by
-    `tunemq_shared.trial.results.full_result`, so that they do not travel with every result.
+    ``metrics`` holds what the user reported, checked and plain (nested dicts of numbers, strings,
+    booleans, None, lists). `tunemq_shared.trial.results.full_result` computes the automatic keys
+    from the other fields, so that messages need not carry them.
     """
 
     trial: str
@@ -74,8 +74,8 @@ class ResultReported(Message, frozen=True, tag="result"):
 class CheckpointWritten(Message, frozen=True, tag="written"):
     """A checkpoint is complete and hashed on its node's disk; its upload begins.
 
-    It contains the result of ``step``. ``key`` is ``<trial's folder>/checkpoint_<attempt>-<n>``,
-    there and in the store; ``sha256`` is that of the manifest on the disk; ``size`` the bytes of
+    It contains the result of ``step``. ``key`` is ``<trial's folder>/checkpoint_<attempt>-<n>``, on
+    the disk and in the store; ``sha256`` is that of the manifest on the disk; ``size`` the bytes of
     all its files.
     """
 
@@ -91,7 +91,7 @@ class CheckpointWritten(Message, frozen=True, tag="written"):
 class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
     """A checkpoint's files and then its manifest are in the store; it contains ``step``'s result.
 
-    Of one that its host wrote into the store itself (a local folder) there is no CheckpointWritten
+    If the trial process wrote into the store itself (a local folder), no CheckpointWritten comes
     before. ``sha256`` is that of the manifest in the store. ``shared`` are the objects of *other*
     checkpoints that the manifest refers to, as ``<that checkpoint's key>/<name>``.
     """
@@ -107,7 +107,7 @@ class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
 
 
 class CheckpointLost(Message, frozen=True, tag="unkept"):
-    """A written checkpoint will never be committed: its upload was given up."""
+    """A written checkpoint will never be committed: the node gave up its upload."""
 
     trial: str
     attempt: int
@@ -117,7 +117,7 @@ class CheckpointLost(Message, frozen=True, tag="unkept"):
 
 
 class CheckpointDamaged(Message, frozen=True, tag="damaged"):
-    """A trial could not be restored from ``key``; ``instead`` is taken, nothing where it is empty.
+    """The node could not restore a trial from ``key`` and takes ``instead``; empty for none.
 
     ``attempt`` is the attempt that tried.
     """
@@ -132,8 +132,8 @@ class CheckpointDamaged(Message, frozen=True, tag="damaged"):
 class TrialWaits(Message, frozen=True, tag="waits"):
     """A trial waits for the store, or for a GPU.
 
-    ``what`` is ``save``, ``restore``, before its host starts ``code`` or ``device``, or empty when
-    it goes on.
+    ``what`` is ``save`` or ``restore``; ``code`` or ``device`` before its process starts; empty
+    when the wait ends.
     """
 
     trial: str
@@ -143,7 +143,7 @@ class TrialWaits(Message, frozen=True, tag="waits"):
 
 
 class TrialPaused(Message, frozen=True, tag="paused"):
-    """The trainable ended because its trial is to pause; what was due is saved."""
+    """The trainable ended because its trial is to pause; due checkpoints are saved."""
 
     trial: str
     attempt: int
@@ -156,7 +156,7 @@ class TrialFinished(Message, frozen=True, tag="finished"):
     attempt: int
 
 
-#: `TrialFailed.kind` where a node's forkserver is dead: no fault of the trial's.
+#: `TrialFailed.kind` if a node's forkserver is dead: not the trial's fault.
 FORKSERVER_LOST: Final = "forkserver"
 
 
@@ -165,14 +165,14 @@ class TrialFailed(Message, frozen=True, tag="failed"):
 
     ``kind`` is one of ``user`` (its code), ``metric`` (what it reported, or what else its process
     sent), ``load`` (its code or parameters could not be loaded), ``fetch`` (its node could not read
-    them in the store), ``disk`` (its node's own disk did not take them), ``start`` (its node could
-    not start a process for it), ``restore`` (its checkpoints are damaged), ``storage`` (a
-    checkpoint could not be kept, or the store that has it is away), ``memory`` (more than its
-    limit, or the machine's), ``cuda_memory`` (a GPU's), ``processes`` (more than it may have),
-    ``time_limit`` (a step took longer than it may), ``trial_limit`` (the trial's own time is used
-    up), ``stalled`` (no report for longer than it may), ``forkserver`` (its node lost the process
-    that it forks trials from). ``output`` is the end of what it printed, for people. ``is_shared``,
-    of a ``forkserver``: other trials, of whatever experiment, were on that node.
+    them from the store), ``disk`` (its node could not write them to its disk), ``start`` (its node
+    could not start a process for it), ``restore`` (its checkpoints are damaged), ``storage`` (a
+    checkpoint could not be saved, or its store is unavailable), ``memory`` (more than its limit, or
+    the machine's), ``cuda_memory`` (a GPU's), ``processes`` (more than its limit), ``time_limit``
+    (a step took too long), ``trial_limit`` (the trial's total time is used up), ``stalled`` (too
+    long without a report), ``forkserver`` (its node lost the process that forks trial processes).
+    ``output`` is the end of what it printed, for people. ``is_shared``, of a ``forkserver``: other
+    trials, of any experiment, were on that node.
     """
 
     trial: str
@@ -186,10 +186,10 @@ class TrialFailed(Message, frozen=True, tag="failed"):
 
 
 class TrialProcessDied(Message, frozen=True, tag="died"):
-    """The host ended without saying that the trial had: by a signal, or by an exit of its own.
+    """The trial process ended without reporting the trial's end: by a signal or an exit code.
 
-    ``cause`` is ``memory`` where the machine had none left for it, ``cuda_memory`` where a GPU had
-    none, by what was printed last, else empty. ``output`` is the end of that, for people.
+    ``cause`` comes from the last output: ``memory`` if the machine had none left, ``cuda_memory``
+    if a GPU had none left, else empty. ``output`` is the end of the output, for people.
     """
 
     trial: str
@@ -203,14 +203,14 @@ class TrialProcessDied(Message, frozen=True, tag="died"):
 
 
 class SlotFreed(Message, frozen=True, tag="freed"):
-    """The host's whole family is gone, or the host waits to be reused: the slot is free."""
+    """The slot is free: the whole process tree is gone, or the process waits to be reused."""
 
     trial: str
     attempt: int
 
 
 class DevicesUsed(Message, frozen=True, tag="used"):
-    """What an attempt used of each GPU that it had; told before its HostFreed."""
+    """What an attempt used of each of its GPUs; sent before its SlotFreed."""
 
     trial: str
     attempt: int
@@ -218,10 +218,10 @@ class DevicesUsed(Message, frozen=True, tag="used"):
 
 
 class LogMatched(Message, frozen=True, tag="logged"):
-    """A line that the trial, or what it started, printed matches a log policy's ``pattern``.
+    """A line that the trial, or a child of it, printed matches a log policy's ``pattern``.
 
-    Told once of each pattern and attempt, and before the TrialFailed or HostDied of that: what
-    follows from it follows from the failure. ``line`` is its beginning, without control characters.
+    Sent once per pattern and attempt, before the TrialFailed or TrialProcessDied of the attempt.
+    ``line`` is the beginning of the line, without control characters.
     """
 
     trial: str
@@ -232,9 +232,9 @@ class LogMatched(Message, frozen=True, tag="logged"):
 
 
 class NodeWarned(Message, frozen=True, tag="warned"):
-    """Something about the node that the person at the terminal should read; of no trial.
+    """A warning of the node, of no particular trial, for the person at the terminal.
 
-    ``has_leftovers``: there may now be something in the store that nobody refers to.
+    ``has_leftovers``: the store may now hold objects that nothing refers to.
     """
 
     text: str
@@ -259,17 +259,17 @@ NodeEvent = (
     | NodeWarned
 )
 
-# --- facts that the scheduler makes ---------------------------------------------------------------
+# --- events that the scheduler makes --------------------------------------------------------------
 
 
 class Tick(Message, frozen=True, tag="tick"):
-    """Time went on: a scheduler ran this experiment for ``elapsed`` seconds, all runs together."""
+    """Time passed: schedulers have run this experiment for ``elapsed`` seconds, over all runs."""
 
     elapsed: float
 
 
 class Gpu(Message, frozen=True):
-    """A device of a node; ``memory`` in bytes, 0 where nobody knows."""
+    """A GPU of a node; ``memory`` in bytes, 0 if unknown."""
 
     uuid: str
     model: str = ""
@@ -279,9 +279,9 @@ class Gpu(Message, frozen=True):
 class NodeJoined(Message, frozen=True, tag="joined"):
     """A node instance offers its resources (name to amount).
 
-    ``gpus``: its devices, where they are known one by one. ``is_shared``: other experiments use the
-    node, too; of it this one has nothing until it is offered something (`NodeOffered`).
-    ``withheld``: of the devices those that nobody is to use now, see `DevicesWithheld`.
+    ``gpus``: its devices, if they are known individually. ``is_shared``: other experiments use the
+    node too, and this one may use nothing of it before an offer (`NodeOffered`). ``withheld``: the
+    devices on which no trial may begin now, see `DevicesWithheld`.
     """
 
     instance_id: str
@@ -295,11 +295,11 @@ class NodeJoined(Message, frozen=True, tag="joined"):
 
 
 class NodeOffered(Message, frozen=True, tag="offered"):
-    """Of a shared node this experiment may hold so much from now on, all in all; the ``n``-th time.
+    """The ``n``-th offer of a shared node: the total that this experiment may hold from now on.
 
-    ``devices`` are the GPUs among it by UUID, and how much of each. Where more than that is held
-    nothing is placed there until it is not; with ``preempt_grace_s`` trials give way: they have so
-    many seconds to save what they did.
+    ``devices`` are the GPUs in it by UUID, and the share of each. While the experiment holds more
+    than that, nothing is placed there; with ``preempt_grace_s`` its trials are preempted and have
+    that many seconds to save.
     """
 
     instance_id: str
@@ -310,11 +310,11 @@ class NodeOffered(Message, frozen=True, tag="offered"):
 
 
 class NodeLost(Message, frozen=True, tag="lost"):
-    """A node attempt is silent for too long: its trials may be started elsewhere.
+    """A node instance is silent for too long: its trials may start on other nodes.
 
-    ``is_dead``: it will not come back (its node was started again, or its machine is ours and it
-    ended), so that nothing of it has to be kept in mind. ``is_shared``: trials of other experiments
-    were on it, or may have been.
+    ``is_dead``: it will not come back (its node restarted, or it ended on a machine that we watch),
+    so that the scheduler can forget it. ``is_shared``: trials of other experiments were on it, or
+    may have been.
     """
 
     instance_id: str
@@ -324,15 +324,15 @@ class NodeLost(Message, frozen=True, tag="lost"):
 
 
 class NodeReturned(Message, frozen=True, tag="returned"):
-    """A lost attempt is heard again: what nobody took over from it is its own as before."""
+    """A lost node instance sends again: it keeps the trials that no other node took over."""
 
     instance_id: str
 
 
 class DevicesWithheld(Message, frozen=True, tag="withheld"):
-    """On these devices of a node nothing begins from now on, on all others it may (again).
+    """On these devices of a node no trial begins from now on; on all others it may (again).
 
-    ``devices``: their UUIDs, and why, for people. What has one goes on with it.
+    ``devices``: their UUIDs, and the reasons, for people. Trials that have one continue on it.
     """
 
     instance_id: str
@@ -340,16 +340,16 @@ class DevicesWithheld(Message, frozen=True, tag="withheld"):
 
 
 class ExperimentResumed(Message, frozen=True, tag="resumed"):
-    """A scheduler took up this journal again; ``run`` counts its schedulers, the first is 1.
+    """A scheduler continues this journal; ``run`` counts its schedulers, the first is 1.
 
-    What was interrupted or exhausted goes on; what was stopped, too, if it is cold. ``unfinished``:
-    trials that are not over go on; else they end where they are. ``errored``: what becomes of
+    Interrupted and exhausted trials continue; stopped ones too, if it is cold. ``unfinished``:
+    trials that have not ended continue; else they end where they are. ``errored``: what happens to
     trials in ERROR: empty (they stay so), ``resume`` (from their last checkpoint) or ``restart``
-    (from their beginning, a new lineage). ``is_cold``: no node of the run before is left, with all
-    that it hosted. ``settings`` are the rules that hold from now on, packed; empty where they stay
-    as they are. ``also`` are further trials that were over and go on from their last checkpoint.
-    ``attempts_from``: trials start with higher epochs than this, because the run before may have
-    started some of which the journal does not know (it is a copy).
+    (from their beginning, a new lineage). ``is_cold``: no node of the run before is left, nor any
+    of its trial processes. ``settings`` are the rules from now on, packed; empty if they are
+    unchanged. ``also`` are further ended trials that continue from their last checkpoint.
+    ``attempts_from``: trials start with higher attempts than this, because the run before may have
+    started attempts that the journal does not contain (it is a copy).
     """
 
     run: int
@@ -363,7 +363,7 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
-    """Events ``first`` to ``last`` of an attempt follow; ``cursor`` is their stream entry."""
+    """Events ``first`` to ``last`` of a node instance follow; ``cursor`` is their stream entry."""
 
     instance_id: str
     first: int
@@ -372,10 +372,10 @@ class BatchRead(Message, frozen=True, tag="batch"):
 
 
 class ConfigSuggested(Message, frozen=True, tag="suggested"):
-    """The search algorithm gave the ``n``-th configuration (from 0), for a new trial.
+    """The search algorithm suggested the ``n``-th configuration (from 0), for a new trial.
 
-    ``config`` is packed by `tunemq_shared.code.config_packing`; ``resources`` is what one trial of
-    it needs.
+    ``tunemq_shared.code.config_packing`` packs ``config``; ``resources`` is what a trial of it
+    needs.
     """
 
     n: int
@@ -386,7 +386,7 @@ class ConfigSuggested(Message, frozen=True, tag="suggested"):
 
 
 class SearchExhausted(Message, frozen=True, tag="exhausted"):
-    """The search algorithm has no more configurations; after it no ConfigSuggested comes."""
+    """The search algorithm has no more configurations; no ConfigSuggested follows."""
 
 
 class TrialChosen(Message, frozen=True, tag="chosen"):
@@ -396,20 +396,20 @@ class TrialChosen(Message, frozen=True, tag="chosen"):
 
 
 class StopRequested(Message, frozen=True, tag="stop"):
-    """Somebody asked to stop a trial, or the whole experiment (``trial`` is None)."""
+    """A user asked to stop a trial, or the whole experiment (``trial`` is None)."""
 
     trial: str | None
     reason: str
 
 
 class CheckpointsForgotten(Message, frozen=True, tag="forgotten"):
-    """Somebody asked that a trial goes on from where it began, when it next starts."""
+    """A user asked that a trial start from its beginning the next time it starts."""
 
     trial: str
 
 
 class RunInterrupted(Message, frozen=True, tag="interrupted"):
-    """The scheduler was told to end: hosts stop, trials stay where they are, to be resumed."""
+    """The scheduler was asked to end: trial processes stop, trials stay to be resumed."""
 
     reason: str
 
@@ -432,9 +432,9 @@ Event = (
     | RunInterrupted
 )
 
-# --- what algorithms answered about an event ------------------------------------------------------
+# --- answers of algorithms to an event ------------------------------------------------------------
 
-#: No Decided record means CONTINUE.
+#: No DecisionMade means CONTINUE.
 CONTINUE, PAUSE, STOP = "CONTINUE", "PAUSE", "STOP"
 
 
@@ -448,7 +448,7 @@ class DecisionMade(Message, frozen=True, tag="decided"):
 
 
 class HorizonSet(Message, frozen=True, tag="horizon"):
-    """Up to where the trial may run before anybody has to decide again."""
+    """How far the trial may run before its next decision."""
 
     trial: str
     horizon: Horizon
@@ -458,14 +458,13 @@ AlgorithmAnswer = DecisionMade | HorizonSet
 
 
 class JournalRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One line of the journal: an event and what was answered about it."""
+    """One record of the journal: an event and the algorithms' answers."""
 
     event: Event
     answers: tuple[AlgorithmAnswer, ...] = ()
 
 
-# --- orders to a node (`tunemq_shared.protocol.node_orders`)
-# -----------------------------------------------
+# --- orders to a node (`tunemq_shared.protocol.node_orders`) --------------------------------------
 
 BlobRef = node_orders.BlobRef
 CheckpointRef = node_orders.CheckpointRef

@@ -1,6 +1,6 @@
-"""Orders to a node: what it is to host, and all that it needs for that.
+"""Orders to a node: which trials it runs, and all that it needs for them.
 
-The words are those of `tunemq_shared.protocol.messages`, which has these names, too.
+`tunemq_shared.protocol.messages` defines the terms, and re-exports these names.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """The base of all that is ordered."""
+    """The base of all orders."""
 
 
 class BlobRef(Order, frozen=True):
     """A content-addressed blob: pickled code, shared parameters, or a folder of code.
 
-    ``path`` is its file. With a ``store`` it is to be fetched first: it is ``blobs/<sha256>`` in
-    the store at that address, and has no path until then.
+    ``path`` is its file. A blob with a ``store`` is fetched first: it is ``blobs/<sha256>`` in the
+    store at that address, and has no path until then.
     """
 
     sha256: str
@@ -32,7 +32,7 @@ class CheckpointRef(Order, frozen=True):
     """A checkpoint to restore from.
 
     ``sha256`` is that of its manifest in the store, empty while it is not committed; ``written``
-    that of its manifest on the disk of the node that wrote it, empty where there is none.
+    that of its manifest on the disk of the node that wrote it, empty if there is none.
     """
 
     key: str
@@ -42,11 +42,10 @@ class CheckpointRef(Order, frozen=True):
 
 
 class Environment(Order, frozen=True):
-    """What hosts of an experiment are forked from: one forkserver for each distinct value.
+    """The environment of an experiment's trial processes: one forkserver per distinct value.
 
     Without a ``python`` it is the node's own interpreter. ``inherits``: the variables are added to
-    those of the node. Relative entries of ``sys_path`` are below the folder of the experiment's
-    bundle.
+    the node's. Relative entries of ``sys_path`` are below the folder of the experiment's bundle.
     """
 
     python: str
@@ -57,19 +56,19 @@ class Environment(Order, frozen=True):
 
 
 class TrialSpec(Order, frozen=True):
-    """All that a node needs to start a host.
+    """All that a node needs to start a trial process.
 
-    ``store`` is the address of the experiment's store. ``restore`` are the checkpoints to go on
-    from, the first usable one counts. ``cache`` is the folder in which the node keeps copies of
-    checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
-    each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
-    that is being uploaded. ``limits`` are what the host is killed for; ``time_spent_s`` is the
-    ``time_total_s`` of the trial's last recorded result, in attempts before this one.
-    ``devices`` are the GPUs that it may see, by UUID, and its share of each; empty where it has
-    none, or where its node's GPUs are known by their number only. ``bundle`` is the folder of code
-    that comes first where it imports from, ``blobs`` is what ``code`` needs beside itself. A
-    ``folder`` that is relative is one below the node's own. ``log_patterns`` are regular
-    expressions that the lines of its output are compared with (`LogMatched`).
+    ``store`` is the address of the experiment's store. ``restore`` are the checkpoints to continue
+    from; the first usable one counts. ``cache`` is the folder in which the node keeps copies of
+    checkpoints; if it is empty, the node chooses. ``sync_timeout_s`` bounds each transfer, and each
+    wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one that
+    is being uploaded. ``limits`` are those at which the node kills the process; ``time_spent_s`` is
+    the ``time_total_s`` of the trial's last recorded result, in earlier attempts. ``devices`` are
+    the GPUs that it may see, by UUID, and its share of each; empty if it has none, or if the node
+    knows its GPUs by number only. ``bundle`` is the folder of code that comes first on its import
+    path; ``blobs`` is what ``code`` needs in addition. A relative ``folder`` is below the node's
+    own. ``log_patterns`` are regular expressions that the node matches with the lines of its output
+    (`LogMatched`).
     """
 
     experiment: str
@@ -104,13 +103,13 @@ class TrialSpec(Order, frozen=True):
 
 
 class TrialOrder(Order, frozen=True):
-    """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
+    """What a node is to do about one trial; the node kills a running trial that is not listed.
 
-    ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
-    saving if that is due. ``pause``: save and end, to go on later. ``start`` is left out once the
-    node has confirmed a version that held it. ``kill``: end at once; unlike for what is not listed
-    `SlotFreed` follows even where there was no host. ``at_checkpoint``: who cannot save when asked
-    to ``pause`` goes on until it has saved; it has so much time as nobody kills it.
+    ``run_until``: how far the trial may go before the scheduler decides again. ``stop``: end now,
+    saving if a checkpoint is due. ``pause``: save and end, to continue later. The scheduler omits
+    ``start`` once the node has confirmed a version that held it. ``kill``: end at once; unlike for
+    an unlisted trial, `SlotFreed` follows even if there was no process. ``at_checkpoint``: a trial
+    that cannot save when asked to ``pause`` runs on until its next save, unless it is killed first.
     """
 
     trial: str
@@ -123,18 +122,18 @@ class TrialOrder(Order, frozen=True):
     at_checkpoint: bool = False
 
     def paused(self, *, at_checkpoint: bool = False) -> TrialOrder:
-        """The order, and to pause; ``at_checkpoint``: if need be, not before it has saved."""
+        """The order with ``pause`` set; ``at_checkpoint``: the trial may first run to its save."""
         may_run_on = at_checkpoint and (self.at_checkpoint or not self.pause)
         return msgspec.structs.replace(self, pause=True, at_checkpoint=may_run_on)
 
 
 class Assignment(Order, frozen=True):
-    """A node's mail: all that it is to host; the newest (term, version) counts.
+    """All that a node is to run; the newest (term, version) counts.
 
-    ``untouched`` are experiments, by the keys of their events, of which it says nothing: their
-    hosts stay as they are, because whoever decides about them has not said yet what they are to do.
-    ``store`` is the address of the farm's store, which the node tries once; empty where there is
-    none on a server.
+    ``untouched`` are experiments, by the keys of their events, that the assignment does not cover:
+    their trial processes stay as they are, because their experiment process has not decided yet.
+    ``store`` is the address of the farm's store, which the node tests once; empty if the store is
+    not on a server.
     """
 
     protocol: int

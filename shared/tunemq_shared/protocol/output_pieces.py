@@ -1,8 +1,8 @@
-"""What trials print, piece by piece, from their nodes to the scheduler while they run.
+"""`OutputChunk`: output of running trials, on the way from their nodes to the scheduler.
 
-Pieces are of low priority: they travel in a stream of their own, which is short, and where they
-would hold up anything they are left out. The whole is in the trial's files, which come to the store
-when its host has ended.
+Chunks have low priority: they use a short stream of their own, and a node drops them rather than
+delay anything else. The trial's files hold the whole output, and reach the store after its process
+ends.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tunemq_shared.base import message_encoding
 class OutputChunk(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
 
-    They stand at ``offset`` in the file of this ``attempt`` on its node; what is missing before
-    that was left out. ``round`` grows each time that the file was shortened there, and begins anew.
+    They start at byte ``offset`` in the file of this ``attempt`` on its node; a gap before that was
+    dropped. ``round`` increases each time the file is truncated and starts again.
     """
 
     trial: str

@@ -1,4 +1,4 @@
-"""How a node says who it is: when it begins, and at the head of everything that it sends."""
+"""A node's registration, and the header of everything else that it sends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tunemq_shared.protocol.messages import Gpu, Message
 
 
 class NodeRegistration(Message, frozen=True):
-    """A node instance introduces itself on the nodes' stream.
+    """Registers a node instance on the nodes' stream.
 
-    ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
-    UUIDs of all on which nothing may begin now, and why, for people. A node says hello again
-    whenever that changes; ``number`` grows with each change. ``began`` is the Unix time of its
-    start there: an instance takes the place of none of its node that began later. So nobody can
-    use a hello of yesterday.
+    ``gpus``: those that it offers, if it knows them individually. ``withheld``: the UUIDs of those
+    on which no trial may begin now, and why, for people. A node registers again whenever that
+    changes; ``number`` increases with each change. ``began`` is the Unix time of its start: an
+    instance never replaces one of its node that began later, so that an old registration cannot be
+    replayed.
     """
 
     protocol: int
@@ -46,9 +46,9 @@ class NodeRegistration(Message, frozen=True):
 
 
 class BatchHeader(Message, frozen=True):
-    """Stands before a batch: from whom, the number of its first event, the assignment taken.
+    """Precedes a batch: its sender, the number of its first event, the confirmed assignment.
 
-    An attempt numbers its events in each stream from 1.
+    A node instance numbers its events in each stream from 1.
     """
 
     protocol: int
@@ -58,14 +58,14 @@ class BatchHeader(Message, frozen=True):
 
 
 def decode_registration(data: bytes) -> NodeRegistration:
-    """Decode a node's introduction.
+    """Decode a node's registration.
 
     Raises:
-        UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large, or a
-            name too long.
+        UNDECODABLE: It is malformed, an amount in it is negative, infinite, NaN or too large, or a
+            name is too long.
     """
     registration = msgspec.msgpack.decode(data, type=NodeRegistration)
-    for gpu in registration.gpus:  # journals have GPUs, too
+    for gpu in registration.gpus:  # `Gpu` has no limits of its own: old journals hold it too
         if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
             raise msgspec.ValidationError("a name of a GPU in it is too long")
     amounts = *registration.resources.values(), *(gpu.memory for gpu in registration.gpus)
@@ -74,10 +74,10 @@ def decode_registration(data: bytes) -> NodeRegistration:
 
 
 def decode_header(data: bytes) -> BatchHeader:
-    """Decode the head of a batch.
+    """Decode the header of a batch.
 
     Raises:
-        UNDECODABLE: it is not one, or a number in it is negative or too large.
+        UNDECODABLE: It is malformed, or a number in it is negative or too large.
     """
     header = msgspec.msgpack.decode(data, type=BatchHeader)
     _check((header.first, *header.confirmed))

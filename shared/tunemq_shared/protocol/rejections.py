@@ -1,4 +1,4 @@
-"""`RejectionCounter`: how many messages were refused, why, and which of it people should read."""
+"""`RejectionCounter`: counts rejected messages by reason, and reports some of them to people."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-#: The same thing is told once in so many seconds, and of one kind and reason so many things:
-#: whoever sends such messages may send thousands.
+#: The same text is reported once in this many seconds, and at most _LINES texts per kind and
+#: reason: an attacker may send thousands of messages.
 TOLD_EVERY_S: Final = 60.0
 _LINES: Final = 5
 
-#: Reasons that are found on a farm of honest machines, too: these send again what may be lost.
+#: Reasons that also occur on a farm of honest machines, which resend what may be lost.
 OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repeated"})
 
 
 class RejectionCount(NamedTuple):
-    """How many messages of a kind were refused for one reason.
+    """How many messages of a kind were rejected for one reason.
 
     ``kind``: request, hello, deregistration, events, lease, vitals, output, mail, reply or
-    challenge; or key, with the reason ``wrong_type``: a key in Redis that had another type than the
-    farm's has. ``reason``: as `tunemq_shared.signing.message_signing.InvalidSignature` has it, else
+    challenge; or key, with the reason ``wrong_type``: a key in Redis has another type than the
+    farm's. ``reason``: as in `tunemq_shared.signing.message_signing.InvalidSignature`, else
     ``oversized``, ``unreadable``, ``version`` (of another version of TuneMQ), ``instance`` (for
-    another node), ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated``; of these four see
-    `OFTEN_HONEST`. Or ``early``: of a time that has not come yet. Or ``unanswered``: a lease that
-    does not repeat the scheduler's challenge.
+    another node), ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated`` (`OFTEN_HONEST` has
+    these four), ``early`` (dated in the future), or ``unanswered`` (a lease that does not repeat
+    the scheduler's challenge).
     """
 
     kind: str
@@ -36,9 +36,9 @@ class RejectionCount(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """Those of one kind and reason.
+    """The rejected messages of one kind and reason.
 
-    ``untold``: by what there is to tell, how often that was so; ``told``: when what was told.
+    ``untold``: unreported texts with their counts; ``told``: reported texts with their times.
     """
 
     count: int = 0
@@ -46,15 +46,15 @@ class _Tally:
     told: dict[str, float] = field(default_factory=dict)
 
     def is_due(self, text: str) -> bool:
-        """Whether people should read this now."""
+        """Whether to report this text now."""
         return text not in self.told and len(self.told) < _LINES
 
 
 class RejectionCounter:
-    """Counts refused messages; for all threads.
+    """Counts rejected messages; thread-safe.
 
     Args:
-        now: a monotonic clock.
+        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -63,11 +63,12 @@ class RejectionCounter:
         self._tallies: dict[tuple[str, str], _Tally] = {}
 
     def add(self, kind: str, reason: str, text: str = "") -> None:
-        """One more was refused.
+        """Count one rejected message.
 
         Args:
-            kind, reason: see `RejectionCount`; of each there are a few, none is made from the
-            message. text: a sentence for people; nothing where it is to be counted only.
+            kind: See `RejectionCount`; one of a fixed set, never taken from the message.
+            reason: Likewise.
+            text: A sentence for people; empty to only count the message.
         """
         with self._lock:
             tally = self._tallies.setdefault((kind, reason), _Tally())
@@ -76,7 +77,7 @@ class RejectionCounter:
                 tally.untold[text] = tally.untold.get(text, 0) + 1
 
     def counts(self) -> tuple[RejectionCount, ...]:
-        """All that were refused since the process began, by kind and reason."""
+        """All counts since the process began, by kind and reason."""
         with self._lock:
             return tuple(
                 RejectionCount(kind, reason, tally.count)
@@ -84,7 +85,7 @@ class RejectionCounter:
             )
 
     def notices(self) -> list[str]:
-        """What people should be told now."""
+        """Take the lines that people should read now."""
         with self._lock:
             now = self._now()
             return [line for tally in self._tallies.values() for line in _notices(tally, now)]

@@ -1,4 +1,4 @@
-"""What a trial may take at most before its host is killed."""
+"""The limits at which a node kills a trial process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import msgspec
 
 
 class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The limits of each trial of an experiment; 0 is no limit, except where it says otherwise.
+    """The limits of each trial of an experiment; 0 means no limit, except where noted.
 
-    Time in which the trial waits for its node (for a decision, for room for a checkpoint, for one
-    to be restored) counts for none of them.
+    Time in which the trial waits for its node (for a decision, for space for a checkpoint, for a
+    restore) does not count.
 
     Attributes:
-        step_s: seconds from one report to the next, or from the start to the first.
-        trial_s: seconds in all, those of earlier attempts included.
-        stall_s: seconds without a report, after which the trial's Python stack is written to its
-            log before it is killed.
-        memory: bytes that the host's whole family holds in memory.
-        processes: how many the host and its family are.
-        open_files: descriptors that each of its processes may have; 0: as many as its node's.
-        core_bytes: how much of each of its processes is written to a file when that crashes.
+        step_s: Seconds from one report to the next, or from the start to the first.
+        trial_s: Seconds in total, including earlier attempts.
+        stall_s: Seconds without a report, after which the node writes the trial's Python stack to
+            its log and kills it.
+        memory: Bytes of memory of the whole process tree.
+        processes: Number of processes in the process tree.
+        open_files: Descriptors per process; 0: as many as its node may open.
+        core_bytes: Most bytes of a core file; 0 writes none.
     """
 
     step_s: float = 0.0
@@ -32,5 +32,5 @@ class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def has_times(self) -> bool:
-        """Whether any of them is a time."""
+        """Whether any limit on time is set."""
         return bool(self.step_s or self.trial_s or self.stall_s)

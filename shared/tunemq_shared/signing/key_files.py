@@ -1,22 +1,22 @@
-"""Key files: who has which keys of a farm. See `docs/security.md`.
+"""Key files: which role holds which keys of a farm. See `docs/security.md`.
 
 A key file is TOML that only its owner may read::
 
-    [orders]                      # the scheduler says them to nodes
+    [orders]                      # the scheduler signs orders to nodes
     5f0c2a9be1d34c77 = "<base64 of 32 bytes>"
 
-    [events]                      # nodes say them to the scheduler
+    [events]                      # nodes sign events to the scheduler
     91d0b66a0f2e4b10 = "..."
 
     [journals]                    # the scheduler signs the copies of journals in the store
     0b7d3a51c2e84f96 = "..."
 
-    [submitters.ada]              # what ada asks, and what she is answered
+    [submitters.ada]              # ada's requests, and the answers to her
     c4f1d2e3a5b69788 = "..."
 
-In each table the first key signs and every one is believed, so keys can be changed while all runs.
-The scheduler has all tables, and alone has journals; a worker has orders and events, a submitter
-has one of her own.
+In each table the first key signs and all keys verify, so that keys can be rotated while the farm
+runs. The scheduler holds all tables, and it alone holds journals; a worker holds orders and events;
+a submitter holds only her own table.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from tunemq_shared.signing.message_signing import (
 #: The path of the process's key file, if the command line does not say.
 KEYS_VARIABLE: Final = "TUNEMQ_KEYS"
 
-#: Purposes of seals; a submitter's is this and a name.
+#: Purposes of signatures; a submitter's is this prefix and a name.
 ORDERS, EVENTS, JOURNALS, SUBMITTER = "orders", "events", "journals", "submitter:"
-#: The tables that are nobody's of the submitters.
+#: The tables that belong to no submitter.
 _FARM_TABLES: Final = frozenset({ORDERS, EVENTS, JOURNALS})
 #: The table of all submitters.
 SUBMITTERS: Final = "submitters"
 
-#: The submitter in whose name commands with the scheduler's key file are, where there is one.
+#: The submitter of commands that use the scheduler's key file, if it has keys.
 OPERATOR: Final = "operator"
 
-#: How a submitter may be called; also who an experiment's owner is.
+#: Valid names of submitters, and so of owners of experiments.
 SUBMITTER_NAME: Final = re.compile(r"[\w.@+=-][\w .@+=-]{0,63}")
 
 _KEY_ID: Final = re.compile(rf"[0-9a-f]{{{2 * KEY_ID_BYTES}}}")
-#: Some ten thousand keys.
+#: Room for some ten thousand keys.
 _MOST_BYTES: Final = 2**20
 _BY_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys in a file; all empty where a farm signs nothing.
+    """The keys in a file; all empty on a farm that signs nothing.
 
     Attributes:
-        orders: of what the scheduler says to nodes.
-        events: of what nodes say to the scheduler.
-        journals: of the copies of journals, which the scheduler writes and reads.
-        submitters: by name, of what each asks and is answered.
+        orders: For messages from the scheduler to nodes.
+        events: For messages from nodes to the scheduler.
+        journals: For the copies of journals, which the scheduler writes and reads.
+        submitters: By name, for each submitter's requests and their answers.
     """
 
     orders: tuple[SigningKey, ...] = ()
@@ -82,29 +82,30 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key in it."""
+        """Whether the file has no key."""
         return not (self.orders or self.events or self.journals or self.submitters)
 
     def orders_signer(self) -> MessageSigner:
-        """Signs or verifies what the scheduler says to nodes."""
+        """Make the signer of messages from the scheduler to nodes."""
         return MessageSigner(ORDERS, self.orders)
 
     def events_signer(self) -> MessageSigner:
-        """Likewise what nodes say to the scheduler."""
+        """Make the signer of messages from nodes to the scheduler."""
         return MessageSigner(EVENTS, self.events)
 
     def journal_keys(self, search: str) -> tuple[SigningKey, ...]:
-        """The keys for the journals of searches of this name, and of no others."""
+        """Derive the keys for journals of searches of this name only."""
         context = b"journals of the search " + search.encode()
         return tuple(
             SigningKey(key.id, hmac.digest(key.secret, context, "sha256")) for key in self.journals
         )
 
     def submitter_signer(self, name: str) -> MessageSigner:
-        """Likewise what a submitter asks and is answered.
+        """Make the signer of a submitter's requests and their answers.
 
         Raises:
-            SealBroken: there are keys, and none of hers: then nothing is hers that is not signed.
+            InvalidSignature: The farm has keys, but none of this submitter's, so that no unsigned
+                message can count as hers.
         """
         keys = self.submitters.get(name, ())
         if not keys and not self.is_empty:
@@ -115,15 +116,15 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def journal_signer(keys: Iterable[SigningKey] = ()) -> MessageSigner:
-    """Signs or verifies the copy of a journal, with what `KeyFile.journal_keys` gives."""
+    """Make the signer of a journal's copy, with the keys of `KeyFile.journal_keys`."""
     return MessageSigner(JOURNALS, tuple(keys))
 
 
 def read_key_file(path: Path | str) -> KeyFile:
-    """Read one.
+    """Read a key file.
 
     Raises:
-        ConfigError: it cannot be read, is not one, or others may read it; says how to mend it.
+        ConfigError: It is unreadable or invalid, or other users may read it; says how to fix it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -143,10 +144,10 @@ def read_key_file(path: Path | str) -> KeyFile:
 
 
 def check_private(path: Path | str) -> None:
-    """Refuse a key file that others than its owner may read or write, or that somebody else owns.
+    """Check that only its owner, who is this user or root, can read or write a key file.
 
     Raises:
-        ConfigError: they may, or there is no such file; says how to mend it.
+        ConfigError: Others can, or there is no such file; says how to fix it.
     """
     try:
         found = os.stat(path)
@@ -181,7 +182,7 @@ def _unreadable(path: Path | str, error: OSError) -> ConfigError:
     return ConfigError(f"the key file {path} cannot be read: {error.strerror}.{fix}")
 
 
-# --- what stands in it ----------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
 def _parsed(path: Path | str, data: bytes) -> KeyFile:
@@ -190,7 +191,7 @@ def _parsed(path: Path | str, data: bytes) -> KeyFile:
     except UnicodeDecodeError as error:
         raise ConfigError(f"the key file {path} is no text.{_COPY}") from error
     except tomllib.TOMLDecodeError as error:
-        # Its message names a place, and no more than a character of what stands there.
+        # The parser's message quotes at most one character of the file.
         raise ConfigError(f"the key file {path} is not usable: {error}.{_COPY}") from error
     if unknown := sorted(set(found) - {*_FARM_TABLES, SUBMITTERS}):
         raise ConfigError(
@@ -229,7 +230,7 @@ def _keys(path: Path | str, table: str, found: Any) -> tuple[SigningKey, ...]:
     keys = []
     for key, text in found.items():
         secret = _secret(text)
-        # What stands there is not repeated: half of a secret that was cut is still one.
+        # The message must not repeat the text: half of a truncated secret is still secret.
         if not _KEY_ID.fullmatch(key):
             raise ConfigError(
                 f"the key file {path}: [{table}] has an entry whose name is no id of a key, which"
@@ -257,7 +258,7 @@ def _secret(text: Any) -> bytes | None:
 
 
 def _check_distinct(path: Path | str, keys: KeyFile) -> None:
-    """Refuse a key of two tables: whoever has it for one purpose could speak for the other."""
+    """Reject a key in two tables: its holder for one purpose could forge messages of the other."""
     tables = {ORDERS: keys.orders, EVENTS: keys.events, JOURNALS: keys.journals}
     tables |= {f"{SUBMITTERS}.{name}": its for name, its in keys.submitters.items()}
     places: dict[bytes, str] = {}

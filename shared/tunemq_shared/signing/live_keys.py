@@ -1,4 +1,4 @@
-"""`LiveKeys`: the keys of a process, which follow its key file while the process runs."""
+"""`LiveKeys`: the keys of a process, reloaded when its key file changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tunemq_shared.signing.key_files import (
 )
 from tunemq_shared.signing.message_signing import MessageSigner, SigningKey
 
-#: The file is looked at so often at most.
+#: Seconds between two looks at the file, at least.
 _POLL_INTERVAL_S: Final = 1.0
 
 
 class KeyRole(Enum):
-    """Who uses a key file; the value is the file that `tunemq keys new` makes for it."""
+    """The role of a key file; the value is the file that `tunemq keys new` makes for it."""
 
     SCHEDULER = "scheduler.toml"
     WORKER = "worker.toml"
@@ -32,7 +32,7 @@ class KeyRole(Enum):
 
 
 class _FileVersion(NamedTuple):
-    """How a file was when it was looked at; another one where it was written or replaced."""
+    """A file's identity and times; they differ after the file is written or replaced."""
 
     device: int
     inode: int
@@ -44,20 +44,20 @@ class _FileVersion(NamedTuple):
 class LiveKeys:
     """The keys of a process; see `find_keys`.
 
-    Its seals stay the same objects: what is used of them follows the file. They may be used in any
-    thread, `look` is for one.
+    Its signers stay the same objects and use the reloaded keys. Any thread may use them; only one
+    thread may call `look`.
 
     Args:
-        path: of the key file; empty for no keys, so that nothing is signed.
-        role: what they are for.
+        path: Of the key file; empty for no keys, so that nothing is signed.
+        role: Who uses the keys.
 
     Raises:
-        ConfigError: the file cannot be used for that; says how to mend it.
+        ConfigError: The file is not usable for that role; says how to fix it.
     """
 
     def __init__(self, path: str, role: KeyRole) -> None:
         self.path, self._role = path, role
-        #: Grows when other keys are used than before.
+        #: Increases when the keys in use change.
         self.version = 0
         self._seen = _seen(path)
         self._changing: _FileVersion | None = None
@@ -70,17 +70,17 @@ class LiveKeys:
 
     @classmethod
     def none(cls) -> Self:
-        """None, for what has no need of any: nothing is signed."""
+        """Make an empty set of keys: nothing is signed."""
         return cls("", KeyRole.SCHEDULER)
 
     @property
     def is_signed(self) -> bool:
-        """Whether there are keys, so that nothing is taken that is not signed."""
+        """Whether there are keys, so that unsigned messages are rejected."""
         return bool(self.path)
 
     @property
     def submitters(self) -> tuple[str, ...]:
-        """Whose keys there are."""
+        """The names of the submitters in the file."""
         return tuple(self._file.submitters)
 
     def journal_keys(self, search: str) -> tuple[SigningKey, ...]:
@@ -88,17 +88,17 @@ class LiveKeys:
         return self._file.journal_keys(search)
 
     def submitter(self, name: str) -> MessageSigner:
-        """The seal of what this submitter asks, and is answered; it does not follow the file.
+        """Make the signer for a submitter's messages; it does not follow the file.
 
         Raises:
-            SealBroken: there are keys, and none of hers.
+            InvalidSignature: The farm has keys, but none of this submitter's.
         """
         return self._file.submitter_signer(name)
 
     def look(self) -> str:
-        """Read the file again if it changed; a line for people about that, else nothing.
+        """Reload the file if it changed, and return a line for people about that, else "".
 
-        What cannot be used is not: then the keys stay as they are, which is said once.
+        If the new file is not usable, the old keys stay in use, and the line says so once.
         """
         now = time.monotonic()
         if not self.path or now < self._looked_at + _POLL_INTERVAL_S:
@@ -109,7 +109,7 @@ class LiveKeys:
             self._changing = None
             return ""
         if seen != self._changing:
-            self._changing = seen  # it may be being written just now
+            self._changing = seen  # its writer may not have finished
             return ""
         self._seen, self._changing = seen, None
         try:
@@ -128,14 +128,15 @@ class LiveKeys:
 
 
 def find_keys(given: str | None, role: KeyRole) -> LiveKeys:
-    """The keys of this process.
+    """Load the keys of this process.
 
     Args:
-        given: the path on the command line; else `KEYS_VARIABLE` says it, else there are none.
-        role: what they are for.
+        given: The path on the command line; if None, that in `KEYS_VARIABLE`; without either
+            there are no keys.
+        role: Who uses the keys.
 
     Raises:
-        ConfigError: the file cannot be used for that; says how to mend it.
+        ConfigError: The file is not usable for that role; says how to fix it.
     """
     path, name = given, "--keys"
     if path is None:
@@ -185,7 +186,7 @@ def _wrong_file(path: str, role: KeyRole, table: str) -> ConfigError:
 
 
 def _described(keys: KeyFile) -> str:
-    """Which keys sign, for people: ids are no secret."""
+    """Say which keys sign, for people: ids are not secret."""
     if not keys.orders:
         ((name, hers), *_) = keys.submitters.items()
         return f"{hers[0].id.hex()} signs for {name}"
@@ -196,7 +197,7 @@ def _described(keys: KeyFile) -> str:
 
 
 def _seen(path: str) -> _FileVersion | None:
-    """None where there is no such file."""
+    """The version of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,14 +1,14 @@
-"""Seals: how whoever reads a message knows that one who may say so said it, and said exactly this.
+"""Message signing: prove that a holder of a key sent exactly this message.
 
-A sealed message is its body behind a head: one byte, 0 where nothing is signed, else 1 and the id
+A signed message is its body after a header: one byte, 0 for an unsigned message, else 1 and the id
 of a key (`KEY_ID_BYTES`) and an HMAC-SHA-256 (RFC 2104, FIPS 180-4) of the purpose, the context and
-the body, each with its length before it. The context is what the message is about and the reader
-knows anyway, such as the key in Redis under which it stood: what is sealed for one place is of no
-use in another. That a message is not an older one of the same place is its numbers' business: each
-kind has a term and a version, a number in a row, or an id and a time.
+the body, each preceded by its length. The context is what the message is about and the reader knows
+anyway, such as its key in Redis: a message signed for one place is invalid in another. Signatures
+do not detect replays within one place; each kind of message does so with a term and a version, a
+sequence number, or an id and a time.
 
-A `MessageSigner` without keys writes and takes only what is not signed. So both sides have keys of
-one purpose, or neither has: there is no way between, which somebody could be talked into.
+A `MessageSigner` without keys writes and accepts only unsigned messages. So both sides have keys of
+a purpose, or neither has: there is no mode in between to which an attacker could downgrade a side.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SECRET_BYTES: Final = 32
 
 _OPEN, _SIGNED = b"\0", b"\1"
 _MAC_BYTES: Final = 32
-#: A seal adds so many bytes at most.
+#: The most bytes that a signature adds.
 HEAD_BYTES: Final = 1 + KEY_ID_BYTES + _MAC_BYTES
 _LENGTH_BYTES: Final = 8
 
 
 class SigningKey(NamedTuple):
-    """A secret that those share who may say something, and those who are to believe it.
+    """A secret that the senders and the readers of one purpose share.
 
     Attributes:
-        id: `KEY_ID_BYTES` bytes that name it in messages; no secret.
+        id: `KEY_ID_BYTES` bytes that name it in messages; not secret.
         secret: `SECRET_BYTES` random bytes.
     """
 
@@ -42,7 +42,7 @@ class SigningKey(NamedTuple):
     secret: bytes
 
     def __repr__(self) -> str:
-        """Without the secret, for logs."""
+        """The id without the secret, for logs."""
         return f"Key({self.id.hex()})"
 
 
@@ -65,13 +65,13 @@ class InvalidSignature(TransportError):
 
 
 class _KeyRing(NamedTuple):
-    """The keys of a seal; replaced as a whole, since threads use them meanwhile."""
+    """The keys of a signer; replaced as a whole, since other threads use them meanwhile."""
 
     signer: SigningKey | None
     secrets: dict[bytes, bytes]
 
     def __repr__(self) -> str:
-        """Without the secrets."""
+        """The ids without the secrets."""
         return f"_Ring({[key.hex() for key in self.secrets]})"
 
 
@@ -79,8 +79,8 @@ class MessageSigner:
     """Signs and verifies the messages of one purpose.
 
     Args:
-        purpose: what the keys are for, such as "orders".
-        keys: the first signs, each is believed; none where nothing is signed.
+        purpose: What the keys are for, such as "orders".
+        keys: The first one signs, all verify; empty if nothing is signed.
     """
 
     def __init__(self, purpose: str, keys: Sequence[SigningKey] = ()) -> None:
@@ -94,35 +94,35 @@ class MessageSigner:
 
     @property
     def is_signed(self) -> bool:
-        """Whether there are keys."""
+        """Whether there are keys, so that messages are signed."""
         return self._ring.signer is not None
 
     @property
     def signer(self) -> bytes:
-        """The id of the key that signs; empty without keys."""
+        """The id of the signing key; empty without keys."""
         signer = self._ring.signer
         return b"" if signer is None else signer.id
 
     def believes(self, key: bytes) -> bool:
-        """Whether what is signed with the key of this id is believed."""
+        """Whether the key with this id verifies messages."""
         return key in self._ring.secrets
 
     def use(self, keys: Sequence[SigningKey]) -> None:
-        """Use these keys from now on, and no others; in any thread.
+        """Replace all keys; callable in any thread.
 
         Raises:
-            ValueError: there are none, where there were some: what was signed stays signed.
+            ValueError: ``keys`` is empty and there were some: signing cannot be turned off.
         """
         if self.is_signed and not keys:
             raise ValueError(f"a seal of {self.purpose} cannot lose its last key")
         self._ring = _ring(keys)
 
     def close(self, body: bytes, *context: bytes) -> bytes:
-        """The sealed message.
+        """Sign a message.
 
         Args:
-            body: what is said.
-            context: what it is about, which the reader knows; in the same order.
+            body: The content.
+            context: What it is about, which the reader knows; both sides use the same order.
         """
         signer = self._ring.signer
         if signer is None:
@@ -131,10 +131,10 @@ class MessageSigner:
         return b"".join((_SIGNED, signer.id, mac, body))
 
     def open(self, signed_message: bytes, *context: bytes) -> bytes:
-        """The body of a sealed message.
+        """Verify a signed message and return its body.
 
         Raises:
-            SealBroken: nobody who has one of the keys said this about that; says why not.
+            InvalidSignature: No holder of a key sent this body in this context; says why.
         """
         ring, kind = self._ring, signed_message[:1]
         if ring.signer is None:
@@ -164,8 +164,8 @@ class MessageSigner:
         return body
 
     def _mac(self, secret: bytes, body: bytes, context: Sequence[bytes]) -> bytes:
-        # Each part behind its length, and how many there are first: no two messages are framed to
-        # the same bytes.
+        # The number of parts comes first, and each part's length before it: no two different
+        # messages are framed to the same bytes.
         parts = [(len(context) + 2).to_bytes(_LENGTH_BYTES, "big"), self._purpose]
         for part in (*context, body):
             parts += (_length(part), part)
@@ -173,10 +173,10 @@ class MessageSigner:
 
 
 def unchecked_body(signed_message: bytes) -> bytes:
-    """The body of a sealed message that has no key here to be checked with: anybody's, perhaps.
+    """The body of a signed message, unverified: for a reader without the key.
 
     Raises:
-        SealBroken: it is no sealed message.
+        InvalidSignature: It is not a signed message.
     """
     head = {_OPEN: 1, _SIGNED: HEAD_BYTES}.get(signed_message[:1])
     if head is None or len(signed_message) < head:
