@@ -1,1 +1,1 @@
-"""Checkpoints: folders, manifests, and the stores that keep them."""
+"""Checkpoints: folders, manifests, and the stores that hold them."""

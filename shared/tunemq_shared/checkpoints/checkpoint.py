@@ -1,7 +1,7 @@
-"""`Checkpoint`: a folder of files, or a dict, from which a trial can go on.
+"""`Checkpoint`: a folder of files, or a dict, from which a trial can continue.
 
-A checkpoint made from a dict holds it as pickled bytes until somebody asks for a folder; in a
-folder it is one file, by whose name the folder is known to hold a dict. Nothing is unpickled before
+A checkpoint made from a dict holds the pickled bytes until a caller asks for a folder. In a folder
+the dict is one file, whose name marks the folder as a dict's. Nothing is unpickled before
 `to_dict`.
 """
 
@@ -25,7 +25,7 @@ from tunemq_shared.base.unpickling import load_pickled
 
 #: The one file of a checkpoint made from a dict.
 DICT_FILE: Final = "checkpoint_dict.pkl"
-#: What `Checkpoint.set_metadata` keeps beside the files; people may change it later.
+#: Where `Checkpoint.set_metadata` stores the metadata; people may change it later.
 METADATA_FILE: Final = ".metadata.json"
 
 
@@ -33,7 +33,7 @@ class Checkpoint:
     """The state of a trial at one moment; make one with `from_directory` or `from_dict`.
 
     Raises:
-        CheckpointError: the path is not a folder.
+        CheckpointError: The path is not a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -46,15 +46,15 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
-        """A checkpoint of the files below ``path``, which stay where they are."""
+        """Make a checkpoint of the files below ``path``, which stay where they are."""
         return cls(path)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """A checkpoint of a dict, as it is now.
+        """Make a checkpoint of a dict, as it is now.
 
         Raises:
-            CheckpointError: it is no dict, or holds something that cannot be pickled.
+            CheckpointError: It is not a dict, or holds an object that cannot be pickled.
         """
         if not isinstance(data, dict):
             raise CheckpointError(
@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def path(self) -> str:
-        """The folder with the files; a dict's is temporary and ends with this object."""
+        """The folder with the files; a dict's folder is temporary and ends with this object."""
         if self._path is None:
             folder = tempfile.mkdtemp(prefix="checkpoint_")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -89,10 +89,10 @@ class Checkpoint:
         return self._pickled is not None or os.path.isfile(os.path.join(self.path, DICT_FILE))
 
     def to_dict(self) -> dict[str, Any]:
-        """The dict that the checkpoint was made from; unpickles it, so trust where it comes from.
+        """Unpickle and return the dict; this runs code, so the checkpoint's source must be trusted.
 
         Raises:
-            CheckpointError: it was made from a directory.
+            CheckpointError: The checkpoint was made from a directory.
         """
         pickled = self._pickled
         if pickled is None:
@@ -107,7 +107,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The folder with the checkpoint's files, for a ``with`` block; a dict's ends with it."""
+        """Yield the folder with the files; a dict's folder is removed at the end of the block."""
         if self._path is not None:
             yield self._path
             return
@@ -116,7 +116,7 @@ class Checkpoint:
             yield folder
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the checkpoint's files into ``path``, else into a new folder; returns the folder."""
+        """Copy the files into ``path``, by default a new temporary folder; returns the folder."""
         folder = tempfile.mkdtemp(prefix="checkpoint_") if path is None else os.fspath(path)
         folder = os.path.abspath(folder)
         if self._path is None:
@@ -127,7 +127,7 @@ class Checkpoint:
         return folder
 
     def get_metadata(self) -> dict[str, Any]:
-        """What `set_metadata` kept; an empty dict if nothing was."""
+        """Return what `set_metadata` stored; an empty dict if there is nothing."""
         if self._path is None:
             return dict(self._metadata)
         file = Path(self._path, METADATA_FILE)
@@ -142,10 +142,10 @@ class Checkpoint:
         return found
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Keep this (what JSON can hold) with the checkpoint, in place of what was kept before.
+        """Store metadata with the checkpoint, replacing the earlier metadata.
 
         Raises:
-            CheckpointError: JSON cannot hold it.
+            CheckpointError: JSON cannot represent it.
         """
         try:
             text = json.dumps(dict(metadata))
@@ -159,7 +159,7 @@ class Checkpoint:
             _replace(Path(self._path, METADATA_FILE), text)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add this to the metadata, replacing what has the same key."""
+        """Merge this into the metadata, replacing values of equal keys."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def __eq__(self, other: object) -> bool:
@@ -176,7 +176,7 @@ class Checkpoint:
         return f"{type(self).__name__}(path={self._path!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The temporary folder of a dict ends with this object: another process makes its own.
+        # The temporary folder of a dict is removed with this object: other processes make theirs.
         if self._pickled is None:
             return vars(self)
         return {"_path": None, "_pickled": self._pickled, "_metadata": self.get_metadata()}
@@ -194,9 +194,10 @@ class Checkpoint:
 
 
 class RecordedCheckpoint(Checkpoint):
-    """A checkpoint that a journal names. Its folder may have been removed since.
+    """A checkpoint that a journal names, whose folder may have been removed since.
 
-    Only what reads its files raises `CheckpointError` then: the trial's results stay readable.
+    Then only methods that read its files raise `CheckpointError`; the trial's results stay
+    readable.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -209,27 +210,27 @@ class RecordedCheckpoint(Checkpoint):
         """The folder with the files.
 
         Raises:
-            CheckpointError: the folder is gone.
+            CheckpointError: The folder no longer exists.
         """
         return self._present()
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The folder with the checkpoint's files, for a ``with`` block."""
+        """Yield the folder with the files."""
         yield self._present()
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the checkpoint's files into ``path``, else into a new folder; returns the folder."""
+        """Copy the files into ``path``, by default a new temporary folder; returns the folder."""
         self._present()
         return super().to_directory(path)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What `set_metadata` kept; an empty dict if nothing was."""
+        """Return what `set_metadata` stored; an empty dict if there is nothing."""
         self._present()
         return super().get_metadata()
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Keep this (what JSON can hold) with the checkpoint, in place of what was kept before."""
+        """Store metadata with the checkpoint, replacing the earlier metadata."""
         self._present()
         super().set_metadata(metadata)
 
@@ -249,7 +250,7 @@ class RecordedCheckpoint(Checkpoint):
 
 
 def _copy_writable(source: str, target: str) -> None:
-    """Copy a file, which may be read-only because checkpoints share it; the copy is its owner's."""
+    """Copy a file and make the copy writable; a shared original may be read-only."""
     shutil.copy2(source, target)
     os.chmod(target, os.stat(target).st_mode | stat.S_IWUSR)
 

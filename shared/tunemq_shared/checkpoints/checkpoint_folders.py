@@ -1,7 +1,7 @@
-"""Marks and notes inside checkpoint folders: what is one, made from what, how far its trial was.
+"""Mark files and notes inside checkpoint folders: their form, and the trial's progress.
 
-A *null* checkpoint stands for "saved before there was anything to save": who restores it starts
-afresh.
+A *null* checkpoint means "saved before there was state to save": a trial restored from it starts
+from the beginning.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tunemq_shared.system.folder_trees import remove_tree
 _MARK: Final = ".is_checkpoint"
 _NULL_MARK: Final = ".null_marker"
 _NOTES: Final = ".tune_metadata.json"
-#: The name of a null checkpoint, and what the names of folders begin with that only pass through.
+#: The name of a null checkpoint, and the prefix of temporary checkpoint folders.
 NULL_NAME: Final = "checkpoint_-00001"
 TEMPORARY_PREFIX: Final = "checkpoint_tmp"
-#: Patterns for the folders in a trial's that are never copied: a committed checkpoint has another
-#: name, so these hold a save that has not ended, or that a kill has cut short.
+#: Patterns for folders below a trial's folder that are never copied: committed checkpoints have
+#: other names, so these hold an unfinished save, or one that a kill interrupted.
 NEVER_COPIED_CHECKPOINTS: Final = (
     f"{TEMPORARY_PREFIX}*",
     NULL_NAME,
@@ -37,7 +37,7 @@ _AS_DICT, _RELATIVE = "as_dict", "relative"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointForm:
-    """What the trainable handed over as its checkpoint, and so expects back.
+    """The form in which the trainable returned its checkpoint, and in which it gets it back.
 
     Args:
         as_dict: It was a dict.
@@ -49,17 +49,17 @@ class CheckpointForm:
 
     @classmethod
     def noted(cls, notes: Mapping[str, Any], folder: str | Path) -> CheckpointForm:
-        """The form that `state` noted; what fits ``folder`` where somebody else filled that."""
+        """The form in the notes of `state`; without notes, the form that fits the folder."""
         if _AS_DICT not in notes:
             return cls(as_dict=Checkpoint.from_directory(folder).is_dict)
         return cls(as_dict=notes[_AS_DICT], relative=notes[_RELATIVE])
 
     def state(self) -> dict[str, Any]:
-        """What has to be kept with the checkpoint, in plain values."""
+        """The form as plain values, to be stored with the checkpoint."""
         return {_AS_DICT: self.as_dict, _RELATIVE: self.relative}
 
     def given_back(self, folder: str | Path) -> str | dict[str, Any]:
-        """What the trainable gets to restore from, of the files below ``folder``."""
+        """Make the trainable's restore argument from the files below ``folder``."""
         if self.as_dict:
             return Checkpoint.from_directory(str(folder)).to_dict()
         return os.path.join(folder, self.relative) if self.relative else str(folder)
@@ -69,7 +69,7 @@ AS_FOLDER: Final = CheckpointForm()
 
 
 def make_checkpoint_folder(parent: str, step: int) -> str:
-    """Make the checkpoint folder of ``step`` below ``parent``, or find it there."""
+    """Make the checkpoint folder of ``step`` below ``parent``, unless it exists."""
     return _marked(os.path.join(parent, f"checkpoint_{step:06d}"))
 
 
@@ -86,10 +86,10 @@ def is_null(folder: str | Path) -> bool:
 
 
 def find_checkpoint_folder(path: str) -> str:
-    """The marked folder that is ``path`` or holds it.
+    """Find the marked folder that is ``path`` or contains it.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     absolute = os.path.abspath(path)
     folder = absolute
@@ -105,10 +105,10 @@ def find_checkpoint_folder(path: str) -> str:
 
 
 def form_within(folder: str, path: str) -> CheckpointForm:
-    """The form of a checkpoint in ``folder`` of which ``path`` was handed over.
+    """The form of a checkpoint in ``folder`` for which the trainable returned ``path``.
 
     Raises:
-        CheckpointError: ``path`` does not exist, or is somewhere else.
+        CheckpointError: ``path`` does not exist, or is outside ``folder``.
     """
     relative = os.path.relpath(path, folder)
     if relative.split(os.sep, 1)[0] == os.pardir or not os.path.exists(path):
@@ -126,10 +126,10 @@ def write_notes(folder: str, notes: Mapping[str, Any]) -> None:
 
 
 def read_notes(folder: str) -> dict[str, Any]:
-    """The notes of a checkpoint; none for a folder that was filled by somebody else.
+    """Read a checkpoint's notes; empty for a folder that TuneMQ did not write.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: The notes are damaged.
     """
     try:
         with open(os.path.join(folder, _NOTES), encoding="utf-8") as file:
@@ -144,12 +144,12 @@ def read_notes(folder: str) -> dict[str, Any]:
 
 
 def remove(folder: str | Path) -> None:
-    """Remove a folder that only passed through; what cannot be removed stays."""
+    """Remove a temporary folder; files that cannot be removed stay."""
     remove_tree(folder)
 
 
 def remove_leftovers(parent: str | Path) -> None:
-    """Remove what passed through ``parent`` when the processes at work there were killed."""
+    """Remove the temporary folders below ``parent`` that killed processes left."""
     for name in os.listdir(parent):
         if name.startswith(TEMPORARY_PREFIX):
             remove(os.path.join(parent, name))

@@ -1,4 +1,4 @@
-"""Where a running trial puts its checkpoints and gets them back from."""
+"""`CheckpointSink`: how a running trial saves and restores its checkpoints."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef, 
 
 
 class CheckpointSink(Protocol):
-    """Keeps checkpoints; the session calls it between two steps and waits for it."""
+    """Saves checkpoints; the session calls it between two steps and waits for it."""
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten | CheckpointCommitted:
-        """Keep the files below ``source`` as the checkpoint that ``info`` describes.
+        """Save the files below ``source`` as the checkpoint that ``info`` describes.
 
-        When it returns, ``source`` may be changed or removed; the session sends what it returns.
-        `open` gives back the ``state`` of ``info``.
+        Afterwards the caller may change or remove ``source``. The session sends the returned event.
+        `open` returns the ``state`` of ``info``.
 
         Raises:
-            StoreError: they could not be kept.
+            StoreError: The files could not be saved.
         """
         ...
 
     def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """A folder with the verified files of ``ref``, to be read only, and its ``state``.
+        """Return a read-only folder with the verified files of ``ref``, and its ``state``.
 
         Raises:
-            CheckpointCorrupt: it is damaged or lacks a file, wherever there is a copy of it.
-            StoreError: it cannot be read now.
+            CheckpointCorrupt: Every copy is damaged or lacks a file.
+            StoreError: The checkpoint cannot be read now.
         """
         ...
 
 
 def checkpoint_key(folder_name: str, attempt: int, n: int) -> str:
-    """The key of the ``n``-th checkpoint of an epoch of the trial with that folder's name."""
+    """The key of the ``n``-th checkpoint of an attempt of the trial with that folder's name."""
     return f"{folder_name}/checkpoint_{attempt}-{n:06d}"

@@ -1,4 +1,4 @@
-"""Lists what is to be saved of a folder; what a checkpoint cannot hold is refused by its name."""
+"""List the files of a folder for a checkpoint, rejecting those that it cannot hold by name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tunemq_shared.checkpoints.manifest import MAX_FILES
 
 
 class FolderListing(NamedTuple):
-    """Files and empty folders below a folder, by their relative names with ``/``."""
+    """Files and empty folders below a folder, by relative names with ``/``."""
 
     files: dict[str, Path]
     folders: list[str]
 
 
 def list_folder(source: Path) -> FolderListing:
-    """What is to be copied: links to what is below ``source`` are followed, nothing else is.
+    """List what to copy, following links that stay below ``source``.
 
     Raises:
-        CheckpointError: it is no folder, holds a link that leaves it, a loop, a device or the
-            like, or more files than `MAX_FILES`.
+        CheckpointError: ``source`` is not a folder, or holds a link that leaves it, a loop, a
+            device or the like, or more files than `MAX_FILES`.
     """
     if not source.is_dir():
         raise CheckpointError(f"a checkpoint must be a folder, and {str(source)!r} is none.")

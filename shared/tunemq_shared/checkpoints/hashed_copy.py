@@ -1,9 +1,8 @@
-"""Copies a folder of files and hashes what it copies, at the speed of the slower of the two.
+"""Copy a folder and hash the copied bytes, at the speed of the slower of the two.
 
-The bytes that are hashed are the bytes that are written, read once: whoever writes into a file
-meanwhile cannot make its copy and its hash differ. A file that equals the one in an older copy
-becomes a link to that. The two are compared first, which ends at their first difference: files that
-change each time cost nothing more.
+Each byte is read once, then hashed and written: a concurrent writer cannot make a copy and its hash
+differ. A file that equals the one in an older copy becomes a hard link to it. The comparison ends
+at the first difference, so that files that change each time cost almost nothing more.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from tunemq_shared.checkpoints.folder_listing import FolderListing
 from tunemq_shared.checkpoints.manifest import FileEntry
 from tunemq_shared.system.plain_files import LEASE_S, open_regular
 
-#: Read, compared, hashed and written in pieces of this size: they stay in the processor's cache.
+#: Unit of reading, comparing, hashing and writing: it fits the processor's cache.
 _CHUNK: Final = 2**20
-#: So many pieces may wait for the hashing thread.
+#: How many chunks may wait for the hashing thread.
 _AHEAD: Final = 8
-#: Smaller files are hashed where they are copied: handing them over would cost more.
+#: Smaller files are hashed in the copying thread: a hand-over would cost more.
 _SMALL: Final = 2**20
-#: A large file's bytes go to the disk while what was read is still being hashed.
+#: Sync a large file after so many bytes, while the hashing thread is still busy.
 _SYNC_EVERY: Final = 16 * 2**20
-#: The permissions that a file with several names may have.
+#: The permissions allowed on a file with several names.
 _READ_ONLY: Final = 0o555
-#: So many large files are copied at once, where there are as many processors.
+#: The most large files that are copied at once, given as many processors.
 _AT_ONCE: Final = 4
 
 
@@ -47,14 +46,14 @@ class _Digest(Protocol):
 
 
 class BaseCopy(NamedTuple):
-    """An older copy, into which nobody writes: its folder, and its manifest's entries by name."""
+    """An older, immutable copy: its folder, and its manifest's entries by name."""
 
     folder: Path
     entries: Mapping[str, FileEntry]
 
 
 class _Copy(NamedTuple):
-    """A file that was copied; its hash can be asked for once the hasher is closed."""
+    """A copied file; ``sha256`` may be called once the hasher is closed."""
 
     name: str
     size: int
@@ -72,17 +71,20 @@ def copy_folder(
     mode: int = 0o644,
     base: BaseCopy | None = None,
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
-    """Copy to the new folder ``target``; the entry of each file, with the hash of what was written.
+    """Copy the listed files to the new folder ``target`` and hash what was written.
 
     Args:
-        listing: What is copied.
-        target: Where to.
-        durable: Whether the files' contents are on the disk when it returns.
+        listing: The files and empty folders.
+        target: The new folder.
+        durable: Sync the files' contents to the disk before returning.
         mode: The permissions of each copy.
         base: A file that equals the one of the same name and size there becomes a link to it.
 
+    Returns:
+        The entry of each file, and the names of the empty folders.
+
     Raises:
-        CheckpointError: a file cannot be read, or changed while it was copied.
+        CheckpointError: A file cannot be read, or changed during the copy.
     """
     target.mkdir()
     for folder in {name.rpartition("/")[0] for name in listing.files}.union(listing.folders):
@@ -108,11 +110,11 @@ class _Copier:
         self._durable = durable
         self._mode = mode
         self._base = base
-        #: The large files that nobody has begun.
+        #: The large files that no thread has begun.
         self._large = deque[str]()
 
     def run(self) -> dict[str, FileEntry]:
-        """Copy everything; the entries by name."""
+        """Copy everything; returns the entries by name."""
         small: list[str] = []
         for name, path in self._files.items():
             (self._large if path.lstat().st_size > _SMALL else small).append(name)
@@ -122,12 +124,12 @@ class _Copier:
         with ThreadPoolExecutor(at_once, "tunemq-copier") as pool:
             try:
                 running = [pool.submit(self._copy_large_ones) for _ in range(at_once)]
-                # Smaller files gain nothing from threads: the interpreter's lock is their limit.
+                # Threads do not speed up small files: the interpreter's lock is their limit.
                 entries = self._copy_small_ones(small)
                 for copied in running:
                     entries |= copied.result()
             except BaseException:
-                self._large.clear()  # what is being copied ends; nothing more is begun
+                self._large.clear()  # copies in progress end; no further one begins
                 raise
         return entries
 
@@ -169,7 +171,7 @@ class _Copier:
         return copy
 
     def _linked(self, name: str, fd: int, size: int) -> _Copy | None:
-        """Link to the base's file if that is equal to ``fd``."""
+        """Link to the base's file if it equals ``fd``; else return None."""
         entry = self._base and self._base.entries.get(name)
         # People may change a checkpoint's metadata after it was saved and hashed.
         if not self._base or not entry or entry.size != size or name == METADATA_FILE:
@@ -182,12 +184,12 @@ class _Copier:
                     return None
                 old_mode = stat.S_IMODE(os.fstat(old_fd).st_mode)
                 if old_mode & ~_READ_ONLY:
-                    os.fchmod(old_fd, old_mode & _READ_ONLY)  # from now on two share it
+                    os.fchmod(old_fd, old_mode & _READ_ONLY)  # two checkpoints share it now
             finally:
                 os.close(old_fd)
             os.link(old, self._target / name, follow_symlinks=False)
         except OSError:
-            return None  # the base was evicted, or has as many links as a file may have: copy it
+            return None  # the base was evicted, or has the maximum number of links: copy it
         return _Copy(name, size, lambda: entry.sha256)
 
     def _written(self, name: str, fd: int, expected: int, hasher: _Hasher | None) -> _Copy:
@@ -217,7 +219,7 @@ def _is_equal(fd: int, other: int, size: int) -> bool:
 
 def _copy_small(fd: int, out: int) -> tuple[int, _Digest]:
     with open(fd, "rb", closefd=False) as file:
-        content = file.read(_SMALL + 1)  # more: somebody is writing it
+        content = file.read(_SMALL + 1)  # more than expected: another process writes it
     write_all(out, memoryview(content))
     return len(content), hashlib.sha256(content)
 
@@ -225,7 +227,7 @@ def _copy_small(fd: int, out: int) -> tuple[int, _Digest]:
 def _copy_large(
     fd: int, out: int, expected: int, hasher: _Hasher, *, durable: bool
 ) -> tuple[int, _Digest]:
-    """Copy until the end, or until there is more than expected: somebody is writing the file."""
+    """Copy to the end, or until there is more than expected: another process writes the file."""
     digest = hashlib.sha256()
     size = synced = 0
     while size <= expected:
@@ -243,7 +245,7 @@ def _copy_large(
 
 
 class _Hasher:
-    """Hashes in a thread beside the one who copies; hashing releases the interpreter's lock."""
+    """Hashes in its own thread; hashing releases the interpreter's lock."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
@@ -251,7 +253,7 @@ class _Hasher:
         self._thread: threading.Thread | None = None
 
     def buffer(self) -> bytearray:
-        """A piece of memory to read into; waits until one is hashed."""
+        """Return a buffer to read into; waits until one is hashed."""
         if self._thread is None:
             for _ in range(_AHEAD):
                 self._free.put(bytearray(_CHUNK))
@@ -260,11 +262,11 @@ class _Hasher:
         return self._free.get()
 
     def update(self, digest: _Digest, buffer: bytearray, length: int) -> None:
-        """Add so much of the buffer to the digest some time before `close` returns."""
+        """Add the first ``length`` bytes to the digest, at the latest when `close` returns."""
         self._full.put((digest, buffer, length))
 
     def close(self) -> None:
-        """Return when everything is hashed."""
+        """Wait until everything is hashed."""
         if self._thread is not None:
             self._full.put(None)
             self._thread.join()
@@ -277,6 +279,6 @@ class _Hasher:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write every byte: a nearly full disk takes a part without an error, and refuses the next."""
+    """Write every byte: a nearly full disk accepts a part without an error, then fails."""
     while data:
         data = data[os.write(fd, data) :]

@@ -1,11 +1,11 @@
-"""Checkpoints as folders of the local file system, below the experiment's folder.
+"""Checkpoints as folders of a local file system, below the experiment's folder.
 
-    <root>/<trial>/<checkpoint>/files/...        what the trial saved
+    <root>/<trial>/<checkpoint>/files/...        the files that the trial saved
     <root>/<trial>/<checkpoint>/manifest.json    names, sizes, hashes, state
-    <root>/.staging/                             being written, or being removed; see `staging`
+    <root>/.staging/                             being written or removed; see `staging`
 
-A node's cache of what is in an object store has the same layout; there ``committed.json``, the
-manifest in the object store, may stand beside ``manifest.json`` or in its place.
+A node's cache of an object store has the same layout; there ``committed.json``, the manifest in the
+object store, may stand beside ``manifest.json`` or replace it.
 
 A checkpoint appears by one rename, so its key never shows a part of it. The folder may be on NFS.
 """
@@ -56,11 +56,11 @@ class LocalCheckpointStore(CheckpointStore):
     """Checkpoints below one local folder.
 
     Args:
-        root: The folder; made when it is needed.
-        durable: Whether the contents of a checkpoint are on the disk before its key shows it, so
-            that even a power failure leaves whole checkpoints only.
-        linking: Whether checkpoints may share the files that are equal. Nobody may write to those,
-            so they are read-only.
+        root: The folder; made on first use.
+        durable: Sync a checkpoint to the disk before its key appears, so that even a power failure
+            leaves only whole checkpoints.
+        linking: Let checkpoints share equal files by hard links. Those files are read-only, because
+            a write would change several checkpoints.
     """
 
     def __init__(self, root: Path | str, *, durable: bool = True, linking: bool = False) -> None:
@@ -75,11 +75,11 @@ class LocalCheckpointStore(CheckpointStore):
         """See `CheckpointStore.put_checkpoint`.
 
         Args:
-            key: The checkpoint's.
+            key: The checkpoint's key.
             source: The folder with its files.
-            info: What it is of.
-            base: The key of an older checkpoint: a file that it has too, byte for byte, is linked
-                instead of copied. Only where the store is ``linking``.
+            info: Its trial, step, metrics and state.
+            base: The key of an older checkpoint: a file that is equal there is linked instead of
+                copied. Used only if the store is ``linking``.
         """
         final = self._path(key)
         if os.path.lexists(final):
@@ -110,7 +110,7 @@ class LocalCheckpointStore(CheckpointStore):
         return CommittedCheckpoint(key, hashlib.sha256(manifest).hexdigest(), size)
 
     def open_checkpoint(self, key: str, sha256: str | tuple[str, ...]) -> OpenedCheckpoint:
-        """See `CheckpointStore.open_checkpoint`; either manifest may have any of the hashes."""
+        """See `CheckpointStore.open_checkpoint`; accepts several hashes, for either manifest."""
         with self._failures(f"checkpoint {key} cannot be read"):
             manifest = self._manifest(key, sha256)
             files = self._path(key) / FILES
@@ -155,23 +155,23 @@ class LocalCheckpointStore(CheckpointStore):
             return self._manifest(key, sha256)
 
     def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:  # noqa: ARG002
-        """See `CheckpointStore.delete_checkpoint`; no other checkpoint shares its files here."""
+        """See `CheckpointStore.delete_checkpoint`; no other checkpoint depends on its files."""
         folder = self._path(key)
         if not os.path.lexists(folder):
             return
         with self._failures(f"checkpoint {key} cannot be removed"):
-            # The key is gone at once; what takes its time happens where nobody looks.
+            # The key disappears at once; the slow removal happens under a hidden name.
             trash = self._staging.name()
             try:
                 folder.rename(trash)
             except FileNotFoundError:
-                return  # somebody else was faster
+                return  # another process removed it first
             remove_tree(trash)
             if trash.exists():
                 raise StoreError(f"checkpoint {key} was removed, but {trash} could not be.")
 
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """See `CheckpointStore.delete_objects`; here each file goes with its checkpoint."""
+        """See `CheckpointStore.delete_objects`; here each file is removed with its checkpoint."""
 
     def list_checkpoints(self) -> list[str]:
         """See `CheckpointStore.list_checkpoints`."""
@@ -199,7 +199,7 @@ class LocalCheckpointStore(CheckpointStore):
         for key in self.list_checkpoints():
             if cancel is not None:
                 cancel.check()
-            # What is no checkpoint of ours only looks like one: people put things here, too.
+            # People put folders here too: only those with our manifest are checkpoints.
             if key not in live and not is_busy(key) and self._unverified(key) is not None:
                 found = measure(self._path(key))
                 self.delete_checkpoint(key)
@@ -209,14 +209,14 @@ class LocalCheckpointStore(CheckpointStore):
         return CollectedGarbage(objects + left.files, size + left.size)
 
     def close(self) -> None:
-        """See `CheckpointStore.close`; nothing is held open."""
+        """See `CheckpointStore.close`; there is nothing to close."""
 
     def _path(self, key: str) -> Path:
         check_key(key)
         return self.root / key
 
     def _manifest(self, key: str, sha256: str | tuple[str, ...]) -> Manifest:
-        """The manifest with that hash, or with one of those."""
+        """Read the manifest with that hash, or with any of several."""
         accepted = (sha256,) if isinstance(sha256, str) else sha256
         folder = self._path(key)
         wrong = []
@@ -238,7 +238,7 @@ class LocalCheckpointStore(CheckpointStore):
         )
 
     def _unverified(self, key: str) -> Manifest | None:
-        """The manifest as it is, None where there is none."""
+        """Read the manifest without checking its hash; None if there is none."""
         for name in (MANIFEST, COMMITTED):
             with contextlib.suppress(OSError):  # StoreError is one
                 return parse_manifest(key, read_plain(self._path(key) / name))
@@ -259,7 +259,7 @@ class LocalCheckpointStore(CheckpointStore):
 
     @contextlib.contextmanager
     def _failures(self, what: str, place: Path | None = None) -> Iterator[None]:
-        """Failures of the file system become a StoreError that says where, and how full it is."""
+        """Convert errors of the file system to a StoreError with the path and the free space."""
         try:
             yield
         except StoreError:
@@ -272,7 +272,7 @@ class LocalCheckpointStore(CheckpointStore):
 
 
 def _may_change(name: str) -> bool:
-    """Whether people may change or remove the file after a checkpoint was saved."""
+    """Whether people may change or remove this file of a saved checkpoint."""
     return name == METADATA_FILE
 
 
@@ -303,7 +303,7 @@ def _check_hash(key: str, found: str, entry: FileEntry) -> None:
 
 
 def _check_kinds(key: str, files: Path) -> None:
-    """Refuse everything that no writer makes: links, devices and the like."""
+    """Reject everything that no writer makes: links, devices and the like."""
     try:
         mode = files.lstat().st_mode
     except FileNotFoundError as error:

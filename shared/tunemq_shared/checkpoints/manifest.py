@@ -1,7 +1,7 @@
-"""What a checkpoint consists of, as JSON beside its files: names, sizes, hashes, a trial's state.
+"""Manifests: a checkpoint's names, sizes, hashes and trial state, as JSON beside its files.
 
-A manifest's own hash is in the journal; with it every byte of a checkpoint is accounted for. Names
-in a manifest are untrusted all the same: a store joins them to a path of its own.
+The journal holds a manifest's own hash, which thus covers every byte of a checkpoint. Names in a
+manifest are untrusted all the same: a store joins them to its own paths.
 
 A checkpoint on a disk is a folder ``files`` with a manifest beside it: ``manifest.json``, as its
 writer made it, or ``committed.json``, as it is in an object store, with the key of the object that
@@ -24,13 +24,13 @@ from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
 from tunemq_shared.base.safe_names import is_safe_name
 
 MANIFEST_VERSION: Final = 1
-#: The names in a checkpoint's folder.
+#: Names in a checkpoint's folder.
 FILES: Final = "files"
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "committed.json"
-#: More files (and empty folders) than this in one checkpoint are refused, on writing and reading.
+#: The most files and empty folders in one checkpoint, on writing and reading.
 MAX_FILES: Final = 100_000
-#: So is a longer manifest, in bytes.
+#: The longest manifest, in bytes.
 MAX_MANIFEST: Final = 64 * 2**20
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -46,9 +46,9 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint is of: ``n`` counts a trial's checkpoints in one epoch, from 1.
+    """A checkpoint's trial and step; ``n`` counts a trial's checkpoints in one attempt, from 1.
 
-    ``metrics`` is the result that it contains, ``state`` what a trial needs to go on counting.
+    ``metrics`` is the result that it contains, ``state`` the counters that a restored trial needs.
     """
 
     trial: str
@@ -62,8 +62,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(CheckpointInfo, frozen=True, kw_only=True):
     """The complete contents of a checkpoint; ``folders`` are the empty ones.
 
-    ``objects`` is empty outside of object stores. There it has, for the hash of each file, the key
-    of the object with its bytes, ``<key of the checkpoint that first had it>/<hash>``.
+    ``objects`` is empty outside of object stores. There it maps the hash of each file to the key of
+    the object with its bytes, ``<key of the checkpoint that first had it>/<hash>``.
     """
 
     version: int
@@ -83,17 +83,17 @@ def make_manifest(
     folders: tuple[str, ...],
     objects: Mapping[str, str] = _NO_OBJECTS,
 ) -> bytes:
-    """The manifest of these files as bytes; its SHA-256 is what the journal records.
+    """Encode the manifest of these files; the journal records the SHA-256 of the bytes.
 
     Args:
-        info: What the checkpoint is of; may be the manifest that this one is made from.
+        info: The checkpoint's trial, step, metrics and state; may be an existing manifest.
         files: The files.
         folders: The names of empty folders.
         objects: Where an object store has the files' contents: hash to key.
 
     Raises:
-        CheckpointError: metrics or state hold what JSON cannot, or it would be refused on reading
-            because it is too long.
+        CheckpointError: Metrics or state hold values that JSON cannot represent, or the manifest
+            exceeds a limit that readers enforce.
     """
     content = {
         "version": MANIFEST_VERSION,
@@ -105,7 +105,7 @@ def make_manifest(
     if objects:
         content["objects"] = dict(objects)
     try:
-        # The standard library's JSON keeps NaN and infinities, which metrics have.
+        # The standard library's JSON keeps NaN and infinities, which metrics may be.
         data = json.dumps(content, indent=1).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
@@ -125,10 +125,10 @@ def make_manifest(
 
 
 def read_manifest(key: str, data: bytes, sha256: str) -> Manifest:
-    """The manifest of checkpoint ``key``, once its hash and everything in it are checked.
+    """Verify the hash of checkpoint ``key``'s manifest, parse it and check its content.
 
     Raises:
-        CheckpointCorrupt: it has another hash, or is none; see `parse_manifest`.
+        CheckpointCorrupt: The hash differs, or the manifest is invalid; see `parse_manifest`.
     """
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
@@ -139,11 +139,11 @@ def read_manifest(key: str, data: bytes, sha256: str) -> Manifest:
 
 
 def parse_manifest(key: str, data: bytes) -> Manifest:
-    """The manifest of checkpoint ``key``; nothing says yet that it is the one that was written.
+    """Parse and check the manifest of checkpoint ``key``, without verifying its hash.
 
     Raises:
-        CheckpointCorrupt: it is no manifest, is too long, is of another version, or has a name that
-            would leave the checkpoint's folder, or anything else that no writer writes.
+        CheckpointCorrupt: It is malformed, too long, of another version, has a name that would
+            leave the checkpoint's folder, or has other content that no writer produces.
     """
     if len(data) > MAX_MANIFEST:
         raise CheckpointCorrupt(
@@ -164,7 +164,7 @@ def parse_manifest(key: str, data: bytes) -> Manifest:
 
 
 def is_object_key(key: str, sha256: str) -> bool:
-    """Whether ``key`` may be that of an object with this hash: ``<trial>/<checkpoint>/<hash>``."""
+    """Whether ``key`` can belong to an object with this hash: ``<trial>/<checkpoint>/<hash>``."""
     parts = key.split("/")
     return (
         is_safe_name(key)
@@ -175,7 +175,7 @@ def is_object_key(key: str, sha256: str) -> bool:
 
 
 def _defects(manifest: Manifest) -> Iterator[str]:
-    """What makes a manifest unusable, the cheapest to find out first."""
+    """Iterate over what makes a manifest unusable, cheapest checks first."""
     count = len(manifest.files) + len(manifest.folders)
     if max(count, len(manifest.objects)) > MAX_FILES:
         yield f"it lists {max(count, len(manifest.objects))} files; {MAX_FILES} is the most"
@@ -198,7 +198,7 @@ def _defects(manifest: Manifest) -> Iterator[str]:
 def _clashes(manifest: Manifest) -> Iterator[str]:
     files = {file.name for file in manifest.files}
     names = [*(file.name for file in manifest.files), *manifest.folders]
-    # In this order whatever is below a name follows it at once.
+    # In this order, the names below a folder follow it directly.
     for name, following in pairwise(sorted(names, key=lambda name: name.replace("/", "\0"))):
         if name == following:
             yield f"the file {name!r} is listed twice"

@@ -1,11 +1,11 @@
-"""Checkpoints in an object store: files first, the manifest last, nothing sent twice.
+"""Checkpoints in an object store: files first, the manifest last, no content sent twice.
 
     <checkpoint>/<SHA-256>        the content of files; equal files are one object
-    <checkpoint>/manifest.json    names, sizes, hashes, state, and for each hash the object's key
+    <checkpoint>/manifest.json    names, sizes, hashes, state, and the object's key for each hash
 
-A manifest may refer to objects of an older checkpoint: of the one whose manifest its writer was
-given as ``base``, which the scheduler keeps as long. What is there is never asked for: an object is
-sent, or it stands in the base. So whatever is done here can be done again after a kill.
+A manifest may refer to objects of an older checkpoint, the ``base`` of its upload, which the
+scheduler keeps as long. An upload never asks which objects exist: it sends an object unless the
+base has it. So every operation can be repeated after a kill.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from tunemq_shared.system.plain_files import open_to_read, opened_below, read_be
 
 _T = TypeVar("_T")
 
-#: Seconds that what is small is tried again.
+#: Seconds for the retries of a small request.
 TIMEOUT_S: Final = 30.0
-#: Small files go up and down so many at a time; a large one is alone, and goes in parts.
+#: How many small files are transferred at once; a large one goes alone, in parts.
 _AT_ONCE: Final = 4
 _NAME: Final = re.compile(r"checkpoint_\d+-\d+")
 
 
 class UploadedCheckpoint(NamedTuple):
-    """A committed checkpoint: its manifest and the hash of that, the bytes of all its files.
+    """A committed checkpoint: its manifest with its hash, and the bytes of all its files.
 
     ``shared`` are the objects of other checkpoints that it refers to; ``sent`` is how many bytes of
-    files went over the wire.
+    files this upload sent.
     """
 
     sha256: str
@@ -77,28 +77,29 @@ def upload(
 ) -> UploadedCheckpoint:
     """Commit the checkpoint in ``folder`` (``files``, ``manifest.json``).
 
-    In the end ``folder`` also has ``committed.json``, the manifest as it is in the store. Where it
-    has that before, all was done by somebody who did not live to tell, and nothing is sent.
+    Afterwards ``folder`` also has ``committed.json``, the manifest as it is in the store. If it is
+    there before, an earlier process committed the checkpoint and died before it reported that;
+    nothing is sent.
 
     Args:
         objects: The experiment's store.
-        key: The checkpoint's.
-        folder: Where it is on this machine; nobody changes it meanwhile.
+        key: The checkpoint's key.
+        folder: Its folder on this machine; must not change meanwhile.
         base: The ``committed.json`` of an older checkpoint in the same store, which is kept at
-            least until this one is committed; what is in its objects is not sent.
-        cancel: What ends it early.
-        on_trouble: Told what was wrong, before each try after the first; see `retried`.
+            least until this one is committed; contents in its objects are not sent.
+        cancel: Ends the upload early.
+        on_trouble: Called with the problem before each retry; see `retried`.
 
     Raises:
-        CheckpointCorrupt: a file is not what ``manifest.json`` says.
-        Cancelled, TimedOut, StoreError: see `ObjectStore`.
+        CheckpointCorrupt: A file differs from ``manifest.json``.
+        TransferCancelled, TransferTimedOut, StoreError: See `ObjectStore`.
     """
     check_key(key)
     with _local(f"checkpoint {key} cannot be read from {folder}"):
         manifest = parse_manifest(key, read_below(folder, MANIFEST, MAX_MANIFEST))
         with opened_below(folder, MANIFEST) as file:
             written_at = file.stat().st_mtime_ns
-        disk = shutil.disk_usage(folder).total  # 0 where a file system does not say
+        disk = shutil.disk_usage(folder).total  # 0 if the file system does not report it
         if 0 < disk < manifest.size:
             raise CheckpointCorrupt(f"checkpoint {key}: its files are larger than the disk.")
     done = _committed_before(key, folder, manifest)
@@ -122,7 +123,7 @@ def upload(
                 file,
                 size=entry.size,
                 sha256=entry.sha256,
-                # The hashes were taken before the manifest was written.
+                # Files were hashed before the manifest was written.
                 is_unchanged=file.stat().st_mtime_ns <= written_at,
                 cancel=cancel,
                 on_trouble=on_trouble,
@@ -147,22 +148,23 @@ def download(
     cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
 ) -> Manifest:
-    """Make the new folder (``files``, ``committed.json``) by one rename, every byte verified.
+    """Download a checkpoint to the new ``folder`` (``files``, ``committed.json``), verified.
 
-    It is built in the staging folder of the cache that it is in, ``<cache>/<trial>/<checkpoint>``.
-    One that is there already, from a try that was killed, is good.
+    The folder appears by one rename. It is built in the staging folder of its cache,
+    ``<cache>/<trial>/<checkpoint>``. An existing folder, from an interrupted try, is reused.
 
     Args:
         objects: The experiment's store.
-        key: The checkpoint's.
+        key: The checkpoint's key.
         sha256: The hash of its manifest in the store.
-        folder: What is to be made.
-        cancel: What ends it early.
-        on_trouble: Told what was wrong, before each try after the first; see `retried`.
+        folder: The folder to make.
+        cancel: Ends the download early.
+        on_trouble: Called with the problem before each retry; see `retried`.
 
     Raises:
-        CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
-        Cancelled, TimedOut, StoreError: see `ObjectStore`; or the folder cannot be made.
+        CheckpointCorrupt: A file is damaged or missing; names key, file, expected and found.
+        TransferCancelled, TransferTimedOut, StoreError: See `ObjectStore`; or the folder cannot be
+            made.
     """
     manifest, data = _fetch_manifest(objects, key, sha256, cancel, on_trouble)
     staging = StagingFolder(folder.parent.parent)
@@ -185,11 +187,11 @@ def read_manifest(
     cancel: CancelToken | None = None,
     on_trouble: Callable[[str], None] = ignore,
 ) -> Manifest:
-    """The manifest with this hash; tried for `TIMEOUT_S` where nothing ends it earlier.
+    """Fetch the manifest with this hash; without ``cancel``, retries for `TIMEOUT_S`.
 
     Raises:
-        CheckpointCorrupt: it has another, or is missing.
-        Cancelled, TimedOut, StoreError: see `ObjectStore`.
+        CheckpointCorrupt: The manifest has another hash, or is missing.
+        TransferCancelled, TransferTimedOut, StoreError: See `ObjectStore`.
     """
     return _fetch_manifest(objects, key, sha256, cancel or CancelToken(TIMEOUT_S), on_trouble)[0]
 
@@ -202,10 +204,10 @@ def fetch_files(
     cancel: CancelToken,
     on_trouble: Callable[[str], None] = ignore,
 ) -> None:
-    """Fill the new folder with the files of the manifest, each verified.
+    """Fill the new ``folder`` with the files of the manifest, each verified.
 
     Raises:
-        CheckpointCorrupt, Cancelled, TimedOut, StoreError: see `download`.
+        CheckpointCorrupt, TransferCancelled, TransferTimedOut, StoreError: See `download`.
     """
     folder.mkdir()
     first: dict[str, FileEntry] = {}
@@ -256,7 +258,7 @@ def fetch_files(
 def delete_checkpoint(
     objects: ObjectStore, key: str, keep: Iterable[str] = (), cancel: CancelToken | None = None
 ) -> None:
-    """Remove the manifest, then the checkpoint's own objects but those named in ``keep``."""
+    """Remove the manifest, then the checkpoint's own objects except those named in ``keep``."""
     check_key(key)
     cancel, kept = cancel or CancelToken(TIMEOUT_S), {f"{key}/{name}" for name in keep}
     failpoint("delete.before_manifest")
@@ -271,7 +273,7 @@ def delete_checkpoint(
 def delete_objects(
     objects: ObjectStore, keys: Iterable[str], cancel: CancelToken | None = None
 ) -> None:
-    """Remove objects that no manifest refers to any more."""
+    """Remove objects that no manifest refers to."""
     doomed = tuple(keys)
     for key in doomed:
         if not is_object_key(key, key.rpartition("/")[2]):
@@ -282,7 +284,7 @@ def delete_objects(
 
 
 def list_checkpoints(objects: ObjectStore, cancel: CancelToken | None = None) -> list[str]:
-    """The keys of all checkpoints with a manifest, sorted."""
+    """List the keys of all checkpoints with a manifest, sorted."""
     found = retried(
         lambda: [found.key for found in objects.list()], cancel or CancelToken(TIMEOUT_S)
     )
@@ -299,21 +301,21 @@ def collect(
     is_busy: Callable[[str], bool],
     cancel: CancelToken | None = None,
 ) -> CollectedGarbage:
-    """Remove what nothing refers to: of checkpoints not in ``live``, and of unfinished uploads.
+    """Remove the objects of checkpoints that are not in ``live``, and unfinished uploads.
 
-    What else is below the store's prefix is not touched. Nobody may delete checkpoints meanwhile.
-    Each request is tried for `TIMEOUT_S`: how many there are depends on ``live``, of which each
-    manifest is read.
+    Other objects below the store's prefix are not touched. No one else may delete checkpoints
+    meanwhile. Each request is retried for `TIMEOUT_S`; there is one per entry of ``live``, to read
+    its manifest.
 
     Args:
         objects: The experiment's store.
         live: The committed checkpoints that stay, with the hashes of their manifests.
-        is_busy: Whether the checkpoint with this key, which is not in ``live``, may be being
-            written, or was committed since ``live`` was made; asked after all objects were listed.
-        cancel: What ends it early.
+        is_busy: Whether the checkpoint with this key, which is not in ``live``, may be in an
+            upload, or was committed since ``live`` was made; called after all objects were listed.
+        cancel: Ends the collection early.
 
     Raises:
-        StoreError: the store failed; what was removed is gone.
+        StoreError: The store failed; some objects may be removed already.
     """
     cancel = cancel or CancelToken()
 
@@ -337,11 +339,11 @@ def collect(
         live, in_parallel(objects_of, live.items(), cancel, at_once=_AT_ONCE), strict=True
     ):
         if referred_to is None:
-            staying.add(key)  # whoever wants to mend it may find what it had
+            staying.add(key)  # a person who repairs its manifest needs its objects
         else:
             referred.update(referred_to)
     doomed = [each for key, each in found if key not in staying and each.key not in referred]
-    # Manifests go first: what can be seen is whole.
+    # Manifests go first, so that a checkpoint with a manifest always has its objects.
     keys = [each.key for each in doomed]
     patiently(lambda: objects.delete([key for key in keys if key.endswith(f"/{MANIFEST}")]))
     patiently(lambda: objects.delete([key for key in keys if not key.endswith(f"/{MANIFEST}")]))
@@ -363,7 +365,7 @@ def _uploaded(
 
 
 def _committed_before(key: str, folder: Path, manifest: Manifest) -> UploadedCheckpoint | None:
-    """What `upload` returned, or would have, when it committed this very checkpoint."""
+    """The result of an earlier `upload` that committed this very checkpoint; None if none did."""
     with contextlib.suppress(OSError):  # StoreError is one
         data = read_below(folder, COMMITTED, MAX_MANIFEST)
         committed = parse_manifest(key, data)
@@ -381,7 +383,7 @@ def _each(
     entries: Iterable[FileEntry],
     cancel: CancelToken,
 ) -> None:
-    """Do it for the small files, several at a time, and for each of the large ones."""
+    """Apply ``work`` to small files, several at a time, and to large ones one by one."""
     small: list[FileEntry] = []
     large: list[FileEntry] = []
     for entry in entries:
@@ -394,7 +396,7 @@ def _each(
 
 
 def _objects_of(base: Path | None) -> Mapping[str, str]:
-    """Where the base has its contents; nowhere if it cannot be read: then all is sent."""
+    """Map the base's contents to their objects; empty if it is unreadable, so that all is sent."""
     if base is not None:
         with contextlib.suppress(OSError):  # StoreError is one
             data = read_below(base.parent, base.name, MAX_MANIFEST)
@@ -430,7 +432,7 @@ def _fetch_manifest(
 
 
 def _checkpoint_of(key: str, *, any_name: bool = False) -> str:
-    """The checkpoint that this object is of; empty where it only lies beside checkpoints."""
+    """The checkpoint that this object belongs to; empty for objects that are not ours."""
     folder, _, name = key.rpartition("/")
     is_ours = name == MANIFEST or re.fullmatch(r"[0-9a-f]{64}", name)
     checkpoint = folder.rpartition("/")[2]
@@ -442,8 +444,8 @@ def _checkpoint_of(key: str, *, any_name: bool = False) -> str:
 def _own_objects(objects: ObjectStore, key: str) -> list[str]:
     """The objects in the checkpoint's own folder, besides its manifest.
 
-    The manifest names them; only without one (somebody has begun to remove it) they are listed,
-    which costs a server much more. What a broken upload left beside them is left to `collect`.
+    The manifest names them; only without one (its removal has begun) they are listed, which costs a
+    server much more. `collect` removes what a broken upload left beside them.
     """
     try:
         manifest = parse_manifest(key, objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST))
@@ -462,8 +464,8 @@ def _is_there(folder: Path, manifest: bytes) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write the file so that it is there whole or not at all."""
-    # A trial knows neither name nor moment, and so can put no FIFO or link there.
+    """Write the file so that it exists whole or not at all."""
+    # A trial cannot predict the name, and so cannot put a FIFO or link there.
     partial = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
         with partial.open("xb") as file:
@@ -476,7 +478,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _local(what: str) -> Iterator[None]:
-    """Failures of the local disk become a StoreError that says what could not be done, where."""
+    """Convert errors of the local disk to a StoreError that names the operation and the file."""
     try:
         yield
     except StoreError:

@@ -1,7 +1,7 @@
-"""Finds the store that an address means: a folder, or ``s3://``.
+"""Open the store of an address: a folder, or ``s3://``.
 
-Whoever imports this can reach the client of a service. So a trial's own process, what forks it, and
-the node do not: what they need of an address is in `tunemq_shared.objects.store_address`.
+Importing this module makes the client of a service importable. So trial processes, forkservers and
+nodes do not import it: `tunemq_shared.objects.store_address` has what they need of an address.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ __all__ = [
     "use_only",
 ]
 
-#: Of a process that runs a submitted search; None where a person's own command runs.
+#: The permissions of a process that runs a submitted search; None in a person's own command.
 _rules: StorePermissions | None = None
 
 
 def use_only(rules: StorePermissions) -> None:
-    """From now on this process opens no other stores, and with these credentials alone."""
+    """Restrict this process to these stores and credentials from now on."""
     global _rules
     _rules = rules
 
 
 def check_allowed(address: str, field: str) -> None:
-    """Return if this process may use what is at this address (`use_only`).
+    """Check that this process may use the store at this address (`use_only`).
 
     Args:
-        field: where a person gave it, for the error.
+        address: Of the store.
+        field: Where a person gave it, for the error.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: The process may not use it.
     """
     if _rules is not None and is_remote(address):
         _rules.check(address, field)
 
 
 def open_store(address: str) -> CheckpointStore:
-    """The store of checkpoints at a local path, ``file://`` or ``s3://`` address.
+    """Open the checkpoint store at a local path, ``file://`` or ``s3://`` address.
 
     Raises:
-        ConfigError: the address has another scheme, or cannot be used.
-        StoreError: there are no keys for it. Whether it answers is not tried.
+        ConfigError: The address has another scheme, or is invalid.
+        StoreError: There are no credentials for it. Nothing is sent to the store yet.
     """
     if not is_remote(address):
         return LocalCheckpointStore(canonical_address(address))
@@ -70,14 +71,15 @@ def open_store(address: str) -> CheckpointStore:
 def open_objects(
     address: str, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> ObjectStore:
-    """The objects below an ``s3://`` address.
+    """Open the objects below an ``s3://`` address.
 
     Args:
-        reading: files with keys are read within it, now and after each refusal, in any thread.
+        address: Of the store.
+        reading: A context in which key files are read, now and after each rejection, in any thread.
 
     Raises:
-        ConfigError: it is no such address, cannot be used, or may not be (`use_only`).
-        StoreError: there are no keys for it. Whether it answers is not tried.
+        ConfigError: The address is invalid, or `use_only` forbids it.
+        StoreError: There are no credentials for it. Nothing is sent to the store yet.
     """
     environ = os.environ if _rules is None else _rules.environ
     check_allowed(address, "this search")
@@ -90,6 +92,6 @@ def open_objects(
 
 
 def import_client(address: str) -> None:
-    """Import what `open_objects` needs for an address: processes that are forked then have it."""
+    """Import what `open_objects` needs for an address, so that forked processes share it."""
     if is_remote(address):
         importlib.import_module("tunemq_shared.objects.s3_objects")

@@ -32,10 +32,10 @@ from tunemq_shared.system.folder_trees import remove_tree
 class RemoteCheckpointStore(CheckpointStore):
     """The checkpoints of one experiment in an object store.
 
-    What is opened is downloaded into a temporary folder, which ends with `close`.
+    `open_checkpoint` downloads into a temporary folder, which `close` removes.
 
     Args:
-        objects: Where they are; closed with this store.
+        objects: The object store; closed with this store.
         timeout_s: Seconds that one transfer may take.
     """
 

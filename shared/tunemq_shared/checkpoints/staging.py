@@ -1,12 +1,11 @@
-"""Folders in which a store builds what is to appear by one rename, and what crashes leave of them.
+"""Staging folders, in which a store builds what then appears by one rename, and their leftovers.
 
-    <root>/.staging/<machine>-<random>.lock     held by who fills or empties the folder
-    <root>/.staging/<machine>-<random>/         made after the lock, gone before it
+    <root>/.staging/<machine>-<random>.lock     held by the process that fills or empties the folder
+    <root>/.staging/<machine>-<random>/         made after the lock, removed before it
 
-The kernel lets a lock go when its holder dies. That is relied upon on one machine only: whether a
-lock on a network folder is seen by other machines depends on how each of them mounted it. A name
-says which machine's it is; of other machines', and where nothing can be locked, only what has not
-changed for a day is a leftover.
+The kernel releases a lock when its holder dies. Only locks of this machine are relied upon: whether
+other machines see a lock on a network folder depends on their mounts. A name contains its machine;
+for other machines', and where locks do not work, only folders unchanged for a day are leftovers.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ _ABANDONED_S: Final = 24 * 3600.0
 
 
 class RemovedFiles(NamedTuple):
-    """How many files were removed, and how many bytes they had."""
+    """The number of removed files, and their size in bytes."""
 
     files: int
     size: int
 
 
 class StagingFolder:
-    """The staging folder below ``root``; made when it is first needed."""
+    """The staging folder below ``root``; made on first use."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / STAGING
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """A new folder to fill and to rename; what is left of it is removed in the end."""
+        """Make a new folder to fill and rename; if it is still there at the end, it is removed."""
         folder = self.name()
         with _held(folder.with_name(folder.name + _LOCK)):
             folder.mkdir()
@@ -55,19 +54,19 @@ class StagingFolder:
                 remove_tree(folder)
 
     def name(self) -> Path:
-        """Where a folder can be moved to that is to be removed; needs no space on the disk.
+        """A free path to which a doomed folder can be renamed; needs no disk space.
 
-        Nobody holds its lock: it may be removed by whoever finds it.
+        It has no lock: any process that finds it may remove it.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{_machine()}-{os.urandom(8).hex()}"
 
     def remove_leftovers(self) -> RemovedFiles:
-        """Remove what crashed writers left, while others write; what cannot be removed stays."""
+        """Remove the folders of crashed writers while others write; unremovable files stay."""
         files = size = 0
         try:
             found = {name.removesuffix(_LOCK) for name in os.listdir(self._folder)}
-        except OSError:  # there is none, or a trial put something else there
+        except OSError:  # there is no folder, or a trial put another file in its place
             return RemovedFiles(0, 0)
         for folder in (self._folder / name for name in found):
             lock = folder.with_name(folder.name + _LOCK)
@@ -76,14 +75,14 @@ class StagingFolder:
                     removed = measure(folder)
                     files, size = files + removed.files, size + removed.size
                     remove_tree(folder)
-                    remove_tree(lock)  # where a trial made it a folder
+                    remove_tree(lock)  # a trial may have made it a folder
                     with contextlib.suppress(OSError):
                         lock.unlink()
         return RemovedFiles(files, size)
 
 
 def measure(folder: Path) -> RemovedFiles:
-    """What is below a folder that others may be emptying."""
+    """Count the files and bytes below a folder that other processes may be emptying."""
     files = size = 0
     for path, _, names in walk(folder):
         for name in names:
@@ -95,12 +94,12 @@ def measure(folder: Path) -> RemovedFiles:
 
 @contextlib.contextmanager
 def _held(lock: Path) -> Iterator[None]:
-    """Hold a new lock; it is removed in the end."""
+    """Make and hold a new lock file; remove it at the end."""
     while True:
         fd = open_regular(lock, os.O_RDWR | os.O_CREAT)
         try:
             if _try_lock(fd) is False or not _is_at(fd, lock):
-                continue  # somebody took it for a leftover before we held it
+                continue  # another process removed it as a leftover before we held it
             try:
                 yield
             finally:
@@ -112,13 +111,13 @@ def _held(lock: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _free(lock: Path, folder: Path) -> Iterator[bool]:
-    """Whether nobody uses the folder; its lock is held meanwhile."""
+    """Whether no process uses the folder; holds its lock meanwhile."""
     is_ours = folder.name.startswith(f"{_machine()}-")
     try:
         fd = open_plain(lock, os.O_RDWR)
     except FileNotFoundError:
         fd = None
-    except OSError:  # such as a lease: somebody uses it
+    except OSError:  # such as a lease: a process uses it
         yield False
         return
     if fd is None:
@@ -132,9 +131,9 @@ def _free(lock: Path, folder: Path) -> Iterator[bool]:
 
 
 def _try_lock(fd: int) -> bool | None:
-    """Whether we hold the lock now; None where the file system has no locks."""
+    """Try to take the lock: whether we hold it; None if the file system has no locks."""
     try:
-        # Of a file open for writing, because NFS wants that.
+        # NFS locks need a file that is open for writing.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -164,7 +163,7 @@ def _is_abandoned(*paths: Path) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    """Names this machine until it is started anew: until then a lock's holder lives or is dead."""
+    """Identify this boot of the machine: a lock of an earlier boot has no holder."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

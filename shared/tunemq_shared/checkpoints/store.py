@@ -1,4 +1,4 @@
-"""`CheckpointStore`: where the checkpoints of one experiment are kept, whatever the storage.
+"""`CheckpointStore`: the interface of all stores of one experiment's checkpoints.
 
 Every implementation passes the suite in ``tests/contracts/test_store.py``.
 """
@@ -18,7 +18,7 @@ from tunemq_shared.checkpoints.manifest import CheckpointInfo, Manifest
 
 
 class CommittedCheckpoint(NamedTuple):
-    """A checkpoint that is wholly in the store: its manifest's hash, its files' size in bytes."""
+    """A checkpoint that is complete in the store: its manifest's hash, its files' size in bytes."""
 
     key: str
     sha256: str
@@ -26,95 +26,94 @@ class CommittedCheckpoint(NamedTuple):
 
 
 class OpenedCheckpoint(NamedTuple):
-    """A folder with a checkpoint's verified files, to be read only, and its manifest."""
+    """A read-only folder with a checkpoint's verified files, and its manifest."""
 
     path: Path
     manifest: Manifest
 
 
 class CollectedGarbage(NamedTuple):
-    """How many files or objects were removed because nothing refers to them, and their bytes."""
+    """The number of removed files or objects that nothing referred to, and their bytes."""
 
     objects: int
     bytes: int
 
 
 class CheckpointStore(ABC):
-    """Keeps checkpoints under keys ``<trial's folder>/<checkpoint>``.
+    """Stores checkpoints under keys ``<trial's folder>/<checkpoint>``.
 
     *Atomicity.* A checkpoint is there completely or not at all, at every moment and after any crash
-    of the process that writes it. A key is written once and never over another.
+    of the process that writes it. A key is written once and never overwritten.
 
-    *Trust.* What is read is checked against the hash that the caller knows, before anybody else
-    sees a byte of it; names in manifests never lead out of the checkpoint.
+    *Trust.* A store checks everything it reads against the hash that the caller knows, before it
+    hands out a byte; names in manifests never lead out of the checkpoint.
 
-    *Processes.* Several may use one store at the same time, each writing keys of its own.
+    *Processes.* Several may use one store at the same time, each writing its own keys.
     """
 
     @abstractmethod
     def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> CommittedCheckpoint:
-        """Keep the files below ``source``; when it returns, ``source`` may be changed or removed.
+        """Save the files below ``source``; afterwards the caller may change or remove ``source``.
 
-        Links to what is below ``source`` are replaced by what they point to.
+        Links to files below ``source`` are replaced by those files.
 
         Raises:
-            CheckpointError: ``source`` is no folder, or holds what is no file (the message names
-                it).
-            StoreError: the key is taken or not allowed, or the storage failed: nothing is left
-                behind.
+            CheckpointError: ``source`` is not a folder, or holds something other than files and
+                folders (the message names it).
+            StoreError: The key is taken or invalid, or the storage failed; nothing is left behind.
         """
 
     @abstractmethod
     def open_checkpoint(self, key: str, sha256: str) -> OpenedCheckpoint:
-        """The checkpoint whose manifest has this hash, every file verified.
+        """Open the checkpoint whose manifest has this hash, with every file verified.
 
         Raises:
-            CheckpointCorrupt: something is damaged or missing, be it all of it; names key, file,
+            CheckpointCorrupt: A part, or all of it, is damaged or missing; names key, file,
                 expected and found.
-            StoreError: the storage failed.
+            StoreError: The storage failed.
         """
 
     @abstractmethod
     def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
-        """Put the checkpoint's verified files into the new folder ``target``, which appears whole.
+        """Copy the checkpoint's verified files into the new folder ``target``, which appears whole.
 
         Raises:
-            CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
-            StoreError: the storage failed, or ``target`` is there or cannot be written.
+            CheckpointCorrupt: A part is damaged or missing; names key, file, expected and found.
+            StoreError: The storage failed, or ``target`` exists or cannot be written.
         """
 
     @abstractmethod
     def read_manifest(self, key: str, sha256: str) -> Manifest:
-        """The checkpoint's manifest, which has this hash.
+        """Read the checkpoint's manifest, which must have this hash.
 
         Raises:
-            CheckpointCorrupt: it has another, or is missing.
-            StoreError: the storage failed.
+            CheckpointCorrupt: It has another hash, or is missing.
+            StoreError: The storage failed.
         """
 
     @abstractmethod
     def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:
-        """Remove the checkpoint; to remove one that is not there is no error.
+        """Remove the checkpoint, if it exists.
 
         Args:
-            key: The checkpoint's.
+            key: The checkpoint's key.
             keep: The names of its own objects that other checkpoints refer to.
 
         Raises:
-            StoreError: the key is not allowed, or the storage failed.
+            StoreError: The key is invalid, or the storage failed.
         """
 
     @abstractmethod
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """Remove objects that were kept; to remove one that is not there is no error.
+        """Remove objects that earlier deletions kept, if they exist.
 
         Raises:
-            StoreError: the storage failed.
+            StoreError: The storage failed.
         """
 
     @abstractmethod
     def list_checkpoints(self) -> list[str]:
-        """The keys of all complete checkpoints, sorted."""
+        """List the keys of all complete checkpoints, sorted."""
 
     @abstractmethod
     def collect(
@@ -123,29 +122,29 @@ class CheckpointStore(ABC):
         is_busy: Callable[[str], bool],
         cancel: CancelToken | None = None,
     ) -> CollectedGarbage:
-        """Remove what crashes left, while others may write.
+        """Remove what crashes left, while other processes may write.
 
         Args:
             live: The checkpoints that stay, with the hashes of their manifests.
-            is_busy: Whether somebody may be writing the checkpoint with this key; it stays, too.
-            cancel: What ends it early, with some of it done.
+            is_busy: Whether a process may be writing the checkpoint with this key; it stays, too.
+            cancel: Ends the collection early, partly done.
 
         Raises:
-            Cancelled: it was called off.
-            StoreError: the storage failed.
+            TransferCancelled: A thread cancelled it.
+            StoreError: The storage failed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections; the store is not used any more."""
+        """Close connections; the store must not be used afterwards."""
 
 
-#: Of a key; stores take longer ones, and file systems do not.
+#: The longest key; stores accept longer ones, file systems do not.
 _LONGEST_KEY: Final = 512
 
 
 def check_key(key: str) -> None:
-    """StoreError unless the key is ``<folder>/<name>`` of two visible names, of bounded length."""
+    """Raise StoreError unless the key is ``<folder>/<name>``, both visible, of bounded length."""
     parts = key[: _LONGEST_KEY + 1].split("/")
     if (
         len(key) > _LONGEST_KEY

@@ -1,4 +1,4 @@
-"""Connects a trial's session to a store: names the checkpoints and describes what they contain."""
+"""`StoreSink`: saves a trial's checkpoints directly into a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StoreSink:
         self._folder_name = folder_name
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
-        """Keep the files below ``source``; they are committed at once."""
+        """Save the files below ``source``; they are committed at once."""
         key = checkpoint_key(self._folder_name, info.attempt, info.n)
         committed = self._store.put_checkpoint(key, source, info)
         return CheckpointCommitted(
@@ -33,6 +33,6 @@ class StoreSink:
         )
 
     def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """A folder with the verified files of ``ref``, and its state; see `CheckpointSink.open`."""
+        """Return the verified files of ``ref``, and its state; see `CheckpointSink.open`."""
         opened = self._store.open_checkpoint(ref.key, ref.sha256)
         return opened.path, opened.manifest.state

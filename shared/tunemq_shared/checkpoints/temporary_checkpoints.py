@@ -1,7 +1,7 @@
-"""Checkpoints as bytes, and the temporary folders that they become again.
+"""Checkpoints as bytes, and the temporary folders into which they are unpacked.
 
-A temporary checkpoint stands in its trial's folder until the trial has ended, because nobody knows
-when the trainable reads it; to outlast that, it is copied into a permanent one.
+A temporary checkpoint stays in its trial's folder until the trial ends, because the trainable may
+read it at any time; to outlast the trial, it is copied into a permanent one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX, make_
 logger = logging.getLogger(__name__)
 
 _TEMPORARY_MARK: Final = ".temp_marker"
-#: From this size on, a checkpoint in memory is worth a warning.
+#: A checkpoint in memory of this size or more causes a warning.
 LARGE_BYTES: Final = 10_000_000
 
 
 def folder_to_bytes(folder: str) -> bytes:
-    """All files below ``folder``, with a warning when they are many bytes."""
+    """Pack all files below ``folder`` into bytes; warns if they are large."""
     root = Path(folder)
     files = {
         path.relative_to(root).as_posix(): path.read_bytes()
@@ -44,10 +44,10 @@ def folder_to_bytes(folder: str) -> bytes:
 
 
 def bytes_to_folder(packed: bytes, parent: str) -> str:
-    """Unpack what `folder_to_bytes` returned into a new temporary checkpoint below ``parent``.
+    """Unpack the result of `folder_to_bytes` into a new temporary checkpoint below ``parent``.
 
     Raises:
-        CheckpointError: the bytes are something else.
+        CheckpointError: The bytes are not such a result.
     """
     try:
         files = msgspec.msgpack.decode(packed, type=dict[str, bytes])
@@ -78,7 +78,7 @@ def make_permanent(folder: str | Path, parent: str, step: int) -> str:
     """Copy a temporary checkpoint into the permanent one of ``step`` below ``parent``.
 
     Raises:
-        CheckpointError: ``folder`` is no temporary checkpoint.
+        CheckpointError: ``folder`` is not a temporary checkpoint.
     """
     if not is_temporary(folder):
         raise CheckpointError(f"{folder} is no temporary checkpoint: it is permanent already.")

@@ -1,1 +1,1 @@
-"""Trainables: classes and functions, what is attached to them, and the loop that runs them."""
+"""Trainables: classes and functions, their attachments, and the loop that runs them."""

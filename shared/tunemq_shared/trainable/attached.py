@@ -1,9 +1,9 @@
-"""What `with_parameters` and `with_resources` hang on a trainable, without changing the trainable.
+"""Attach parameters and resources to a trainable by a wrapper, leaving the trainable unchanged.
 
-Both give back a wrapper: a function for a function, a subclass for a class. A wrapper of a wrapper
-is never built; it wraps the same original with all that was attached so far. So the original is
-always one step away, and shipping a trainable means shipping the original and what is attached to
-it.
+`with_parameters` and `with_resources` return a wrapper: a function for a function, a subclass for a
+class. Wrapping a wrapper wraps the same original again, with all attachments so far. So the
+original is always one step away, and shipping a trainable means shipping the original and its
+attachments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ATTRIBUTE: Final = "__tunemq_attached__"
 
 @dataclass(eq=False)
 class BoundParameters:
-    """Objects bound to arguments of a trainable, and where they were written, if they were."""
+    """Objects bound to arguments of a trainable, and the blob that holds them, once written."""
 
     objects: dict[str, Any]
     blob: BlobRef | None = None
@@ -30,17 +30,17 @@ class BoundParameters:
 
 @dataclass(frozen=True, eq=False)
 class TrainableAttachments:
-    """A trainable's original, and what is attached to it."""
+    """A trainable's original, and its attachments."""
 
     original: Any
     parameters: BoundParameters | None = None
     resources: Any = None
-    #: The wrapper that carries this: decorators of users copy attributes from function to function.
+    #: The wrapper that carries this: users' decorators copy attributes from function to function.
     wrapper: list[Any] = field(default_factory=list, repr=False)
 
 
 def attached_to(trainable: Any) -> TrainableAttachments:
-    """What is attached to the trainable; to one that is no wrapper, nothing."""
+    """The attachments of the trainable; empty if it is not a wrapper."""
     if isinstance(trainable, type):
         found = vars(trainable).get(_ATTRIBUTE)
     else:
@@ -53,7 +53,7 @@ def attached_to(trainable: Any) -> TrainableAttachments:
 
 
 def attach(trainable: Any, **changes: Any) -> Any:
-    """A wrapper of the trainable's original with these fields of `TrainableAttachments` changed."""
+    """Wrap the trainable's original with these fields of `TrainableAttachments` changed."""
     attached = replace(attached_to(trainable), **changes, wrapper=[])
     wrapper = _wrapped(attached.original, attached.parameters)
     setattr(wrapper, _ATTRIBUTE, attached)
@@ -62,7 +62,7 @@ def attach(trainable: Any, **changes: Any) -> Any:
 
 
 def check_trainable(trainable: Any, caller: str) -> None:
-    """TrainableError unless it is a function or class."""
+    """Raise TrainableError unless the trainable is a function or class."""
     if not callable(trainable):
         raise TrainableError(
             f"{caller}: the trainable must be a function or a Trainable class, not {trainable!r}."
@@ -70,7 +70,7 @@ def check_trainable(trainable: Any, caller: str) -> None:
 
 
 def parameters_of(trainable: Any) -> inspect.Signature:
-    """The signature that takes the configuration: a function's, or that of a class's ``setup``."""
+    """The signature that takes the configuration: the function's, or that of ``setup``."""
     try:
         if not isinstance(trainable, type):
             return inspect.signature(trainable)
@@ -93,7 +93,7 @@ def _function(original: Callable[..., Any], objects: dict[str, Any]) -> Callable
     signature = _without(parameters_of(original), objects)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        # By name: what follows a bound argument would otherwise slip into its place.
+        # By name: arguments after a bound one would otherwise take its position.
         bound = signature.bind(*args, **kwargs)
         return original(*bound.args, **bound.kwargs, **objects)
 
@@ -120,7 +120,7 @@ def _subclass(original: type, objects: dict[str, Any]) -> type:
 
 
 def _without(signature: inspect.Signature, names: dict[str, Any]) -> inspect.Signature:
-    """The signature as callers see it: without the bound names; what followed them, by keyword."""
+    """The signature without the bound names; arguments after those become keyword-only."""
     left: list[inspect.Parameter] = []
     by_keyword = False
     for parameter in signature.parameters.values():

@@ -1,7 +1,8 @@
-"""The function form of a trainable: one call that reports as it goes.
+"""`FunctionRunner`: runs a function trainable, one call that reports as it proceeds.
 
-The function runs in the thread of whoever calls `FunctionRunner.run`, in a host its main thread.
-Nothing runs beside it: `report` is where it waits, and what `report` raises is how it is ended.
+The function runs in the thread that calls `FunctionRunner.run`, which is the main thread of a trial
+process. No other thread helps: the function waits in `report`, and an exception from `report` ends
+it.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class FunctionRunner(Trainable):
     """Runs a function as a trial; `wrap_function` makes a subclass for each function."""
 
     _name: ClassVar[str | None] = "func"
-    #: What the function returned, once it has.
+    #: The function's return value, once it has returned.
     output: Any = None
 
     def _trainable_func(
         self,
-        config: dict[str, Any],  # noqa: ARG002  what subclasses are given
+        config: dict[str, Any],  # noqa: ARG002  subclasses use it
         reporter: StatusReporter,  # noqa: ARG002  likewise
         checkpoint_dir: str | dict[str, Any] | None,  # noqa: ARG002  likewise
     ) -> Any:
@@ -53,14 +54,14 @@ class FunctionRunner(Trainable):
         raise TrainableError(f"{type(self).__name__} wraps no function; use wrap_function(f).")
 
     def run(self) -> Any:
-        """Run the function to its end, as the running trial; returns what it returned.
+        """Run the function to its end as the running trial; returns its return value.
 
-        A returned number or dict is a last result, and so is each that a generator yields.
+        A returned number or dict is reported as the last result, and each yielded one as a result.
 
         Raises:
-            MetricError: it ended without any result, and somebody expects metrics.
-            TrainableError: it returned something else.
-            TrialUnwinding: the trial ended first.
+            MetricError: The function ended without a result, although metrics are required.
+            TrainableError: It returned a value of another type.
+            TrialExit: The trial ended first.
         """
         session = running("FunctionRunner.run")
         session.go_on()
@@ -97,7 +98,7 @@ class FunctionRunner(Trainable):
         return output
 
     def _as_metrics(self, output: Any) -> dict[str, Any]:
-        """What was returned or yielded, as metrics."""
+        """Convert a returned or yielded value to metrics."""
         if isinstance(output, dict):
             return output
         if isinstance(output, numbers.Number) or getattr(output, "shape", None) == ():
@@ -108,14 +109,14 @@ class FunctionRunner(Trainable):
         )
 
     def execute(self, function: Callable[[FunctionRunner], Any]) -> Any:
-        """``function`` of this object."""
+        """Call ``function`` with this object."""
         return function(self)
 
     def step(self) -> dict[str, Any]:
-        """A function cannot be stepped.
+        """Raise TrainableError: a function cannot be stepped.
 
         Raises:
-            TrainableError: always.
+            TrainableError: Always.
         """
         raise TrainableError(
             f"The function {self._name} runs as a whole, in a trial; only a class trainable can be "
@@ -123,7 +124,7 @@ class FunctionRunner(Trainable):
         )
 
     def save(self, checkpoint_dir: str | None = None) -> str:
-        """Copy the trial's newest checkpoint into its folder; a null checkpoint before the first.
+        """Copy the trial's newest checkpoint into its folder; without one, a null checkpoint.
 
         Raises:
             TrainableError: ``checkpoint_dir`` was given.
@@ -150,10 +151,10 @@ class FunctionRunner(Trainable):
         return folder
 
     def restore(self, checkpoint_path: str | Path | Checkpoint) -> None:
-        """Have the function begin from what `save` wrote; a null checkpoint changes nothing.
+        """Make the function start from a checkpoint of `save`; a null checkpoint changes nothing.
 
         Raises:
-            CheckpointError: its notes are damaged.
+            CheckpointError: Its notes are damaged.
         """
         path = checkpoint_path.path if isinstance(checkpoint_path, Checkpoint) else checkpoint_path
         if not is_null(path):
@@ -162,10 +163,10 @@ class FunctionRunner(Trainable):
 
 
 def wrap_function(function: Callable[..., Any]) -> type[FunctionRunner]:
-    """A class trainable that runs ``function``; its ``__mixins__`` come first in the bases.
+    """Make a class trainable that runs ``function``; its ``__mixins__`` become the first bases.
 
     Raises:
-        TrainableError: the function has none of the accepted forms.
+        TrainableError: The function has none of the accepted signatures.
     """
     form = function_form(function)
 
@@ -187,7 +188,7 @@ def wrap_function(function: Callable[..., Any]) -> type[FunctionRunner]:
 
 
 def without_result(who: str, session: TrialSession) -> MetricError | None:
-    """What is wrong if nothing was ever reported and somebody waits for metrics."""
+    """Make the error for a trial that reported nothing although metrics are required, else None."""
     expected = session.start.required_metrics or session.start.finite_metrics
     if not expected or session.progress.iteration:
         return None

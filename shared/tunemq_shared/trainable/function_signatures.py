@@ -1,4 +1,4 @@
-"""Which of the accepted forms a function trainable has."""
+"""Determine which of the accepted signatures a function trainable has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCEPTED = (
 
 
 class FunctionSignature(Enum):
-    """How a function trainable wants to be called."""
+    """How to call a function trainable."""
 
     CONFIG = "f(config)"
     CHECKPOINT_DIR = "f(config, checkpoint_dir=None)"
@@ -24,10 +24,10 @@ class FunctionSignature(Enum):
 
 
 def function_form(function: Callable[..., Any]) -> FunctionSignature:
-    """The form of ``function``; partials, defaults and keywords count as in a call.
+    """Determine the signature of ``function``; partials, defaults and keywords count as in a call.
 
     Raises:
-        TrainableError: it has none of the accepted forms, or is a coroutine function.
+        TrainableError: It has none of the accepted signatures, or is a coroutine function.
     """
     name = getattr(function, "__qualname__", repr(function))
     if inspect.iscoroutinefunction(function):
@@ -42,7 +42,7 @@ def function_form(function: Callable[..., Any]) -> FunctionSignature:
             f"The trainable {name} has no signature that can be read ({error}). Wrap it in a "
             f"Python function: def train(config): ..."
         ) from error
-    # Looked for by name, so that `**kwargs` alone does not ask for what nobody uses any more.
+    # Checked by name, so that a bare `**kwargs` does not select a deprecated signature.
     if "checkpoint_dir" in signature.parameters and _takes(signature, checkpoint_dir=None):
         return FunctionSignature.CHECKPOINT_DIR
     if "reporter" in signature.parameters and _takes(signature, reporter=None):
@@ -55,7 +55,7 @@ def function_form(function: Callable[..., Any]) -> FunctionSignature:
 
 
 def _takes(signature: inspect.Signature, **keywords: object) -> bool:
-    """Whether a call with a config and ``keywords`` fits."""
+    """Whether the signature accepts a config and ``keywords``."""
     try:
         signature.bind({}, **keywords)
     except TypeError:

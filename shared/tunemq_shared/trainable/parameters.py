@@ -1,4 +1,4 @@
-"""Binds large objects to a trainable, so that they travel once and all trials share one copy."""
+"""`with_parameters`: binds large objects to a trainable; they are shipped once and shared."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def with_parameters(trainable: T, **objects: Any) -> T:
-    """The trainable with these objects bound to keyword arguments of it, for every trial.
+    """Bind these objects to keyword arguments of the trainable, for every trial.
 
     A function ``f(config, data)`` gets them with each call; a class gets them in
     ``setup(self, config, data)``. They are written once, when the first experiment starts, as they
-    are then; later changes do not reach trials that use the same wrapper. Buffers in them (of numpy
-    arrays, pandas frames, arrow tables) are mapped by the processes of all trials, so eight trials
-    with the same array hold it once.
+    are then; later changes do not reach trials that use the same wrapper. Trial processes map the
+    buffers in them (of numpy arrays, pandas frames, arrow tables), so that eight trials with the
+    same array hold it once.
 
-    **Arrays are read-only in a trial.** One that wants to change an array makes a copy of it first.
+    **Arrays are read-only in a trial.** A trial that changes an array must copy it first.
 
     Raises:
-        TrainableError: the trainable does not take an argument of that name.
+        TrainableError: The trainable has no argument of that name.
     """
     check_trainable(trainable, "with_parameters")
     attached = attached_to(trainable)

@@ -1,6 +1,6 @@
-"""Ray Tune's older way for functions to report: a ``reporter`` argument, and `checkpoint_dir`.
+"""Ray Tune's older interface for functions: a ``reporter`` argument, and `checkpoint_dir`.
 
-Both speak to the running trial's session; a checkpoint that is set here goes with the next report.
+Both use the running trial's session; the next report saves a checkpoint that is set here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tunemq_shared.trial.session import TrialSession, running
 
 
 class StatusReporter:
-    """Call it with metrics as keywords, once per step; it waits as `tune.report` does."""
+    """Reports a step's metrics, given as keywords; waits as `tune.report` does."""
 
     def __init__(self, session: TrialSession) -> None:
         self._session = session
@@ -38,13 +38,13 @@ class StatusReporter:
     def set_checkpoint(
         self, checkpoint: str | dict[str, Any] | Checkpoint, is_new: bool = True
     ) -> None:
-        """Make ``checkpoint`` the newest one; if it is new, the next report takes it along.
+        """Make ``checkpoint`` the newest one; if it is new, the next report saves it.
 
         A `Checkpoint` stands for the dict that it was made from, else for its folder.
 
         Raises:
-            CheckpointError: it is none of a `Checkpoint`, a dict, and a path in a folder that
-                `make_checkpoint_dir` gave.
+            CheckpointError: It is not a `Checkpoint`, a dict, or a path in a folder of
+                `make_checkpoint_dir`.
         """
         if is_new:
             self._session.offer(*_formed(checkpoint))
@@ -53,7 +53,7 @@ class StatusReporter:
         self._set, self._set_as_new = checkpoint, is_new
 
     def has_new_checkpoint(self) -> bool:
-        """Whether a checkpoint was set that no report has taken along."""
+        """Whether a checkpoint was set that no report has saved yet."""
         return self._session.has_offered
 
     def get_checkpoint(self) -> str | dict[str, Any] | None:
@@ -80,7 +80,7 @@ class StatusReporter:
 
 
 def _formed(checkpoint: str | dict[str, Any] | Checkpoint) -> tuple[Checkpoint, CheckpointForm]:
-    """What is kept of ``checkpoint``, and in which form it is given back."""
+    """The checkpoint to save, and the form in which it is restored."""
     if isinstance(checkpoint, dict):
         checkpoint = Checkpoint.from_dict(checkpoint)
     if isinstance(checkpoint, Checkpoint):
@@ -96,7 +96,7 @@ def _formed(checkpoint: str | dict[str, Any] | Checkpoint) -> tuple[Checkpoint, 
 
 @contextmanager
 def checkpoint_dir(step: int) -> Iterator[str]:
-    """A folder to write the checkpoint of ``step`` into; the next report takes it along."""
+    """Make a folder for the checkpoint of ``step``; the next report saves it."""
     reporter = StatusReporter(running("checkpoint_dir"))
     folder = reporter.make_checkpoint_dir(step)
     yield folder

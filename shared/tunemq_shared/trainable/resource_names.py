@@ -1,11 +1,11 @@
-"""The names of resources that mean more than an amount."""
+"""Names of resources that have a special meaning."""
 
 from __future__ import annotations
 
 from typing import Final
 
 GPU: Final = "gpu"
-#: Bytes of a device.
+#: Bytes of a GPU's memory.
 GPU_MEMORY: Final = "gpu_memory"
-#: Before the model that a trial's GPUs have to be of.
+#: Prefix of the GPU model that a trial requires.
 ACCELERATOR_TYPE: Final = "accelerator_type:"

@@ -1,11 +1,11 @@
-"""What one trial needs: amounts by resource name, given beside the trainable or by its class.
+"""What one trial needs: amounts by resource name, from `with_resources` or the trainable's class.
 
 Amounts are plain dicts such as ``{"cpu": 2, "gpu": 0.5, "licence": 1}``; ``CPU`` and ``GPU`` are
-accepted too. Whoever asks for nothing gets one CPU. A trial runs on one node, so the bundles of a
+accepted too. The default is one CPU. A trial runs on one node, so the bundles of a
 `PlacementGroupFactory` are added up to one request.
 
-Two names are about the GPUs themselves. ``gpu_memory`` is a number of bytes: with ``gpu`` each of
-the devices has to have so much in all, without it the trial shares one device and gets that part of
+Two names concern the GPUs themselves. ``gpu_memory`` is a number of bytes: with ``gpu``, each
+device must have that much in total; without it, the trial shares one device and gets that part of
 it. ``accelerator_type:A100``, with any amount above 0, allows no other GPUs.
 """
 
@@ -21,7 +21,7 @@ from tunemq_shared.code.code_by_value import trainable_name
 from tunemq_shared.trainable.attached import attach, attached_to, check_trainable
 from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 
-#: Whoever asks for less of a device has not written bytes.
+#: A smaller ``gpu_memory`` is surely not in bytes.
 _LEAST_GPU_MEMORY: Final = 1_000_000
 
 DEFAULT_RESOURCES: Final[Mapping[str, float]] = {"cpu": 1.0}
@@ -32,14 +32,13 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class PlacementGroupFactory:
-    """Several bundles of resources for one trial, as Ray Tune writes them.
+    """Several bundles of resources for one trial, in Ray Tune's syntax.
 
-    The bundles of a trial are on one node, whichever of PACK, SPREAD and STRICT_PACK is given: they
-    are added up. STRICT_SPREAD asks for a node for each bundle and is refused when there are
-    several.
+    The bundles of a trial are on one node and are added up, with PACK, SPREAD and STRICT_PACK
+    alike. STRICT_SPREAD asks for a node per bundle and is rejected if there are several.
 
     Raises:
-        ConfigError: no bundles, an unknown strategy, or an amount that is not usable.
+        ConfigError: No bundles, an unknown strategy, or an invalid amount.
     """
 
     def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> None:
@@ -63,7 +62,7 @@ class PlacementGroupFactory:
 
     @property
     def required_resources(self) -> dict[str, float]:
-        """What all bundles need together."""
+        """The sum of all bundles."""
         return dict(self._required)
 
     def __eq__(self, other: object) -> bool:
@@ -84,13 +83,13 @@ ResourceInput = Mapping[str, float] | PlacementGroupFactory
 def with_resources(
     trainable: T, resources: ResourceInput | Callable[[dict[str, Any]], ResourceInput]
 ) -> T:
-    """A wrapper of the trainable, each trial of which gets these resources.
+    """Wrap the trainable so that each of its trials gets these resources.
 
-    The trainable itself is not changed. ``resources`` may be a function that is given a trial's
+    The trainable itself is not changed. ``resources`` may be a function that takes a trial's
     configuration and returns them.
 
     Raises:
-        ConfigError: the resources are not usable; the message names the amount.
+        ConfigError: The resources are invalid; the message names the amount.
     """
     check_trainable(trainable, "with_resources")
     if isinstance(resources, Mapping | PlacementGroupFactory):
@@ -105,11 +104,11 @@ def with_resources(
 
 
 def resources_of(trainable: Any, config: dict[str, Any]) -> dict[str, float]:
-    """What a trial with this configuration needs: resource to amount above 0, names as in ``cpu``.
+    """What a trial with this configuration needs: amounts above 0 by normalised resource name.
 
     Raises:
-        ConfigError: both `with_resources` and ``default_resource_request`` say something, or one of
-            them something that is not usable.
+        ConfigError: Both `with_resources` and ``default_resource_request`` ask for resources, or
+            the request is invalid.
     """
     attached = attached_to(trainable)
     given = attached.resources
@@ -144,9 +143,9 @@ def _summed(bundles: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, amount in bundle.items():
             key = _name(name)
             total[key] = total.get(key, 0.0) + _amount(name, amount)
-    if total.get(GPU) and total.get(GPU_MEMORY):  # so much of each device, not of all together
+    if total.get(GPU) and total.get(GPU_MEMORY):  # memory per device, not in total
         total[GPU_MEMORY] = max(float(bundle.get(GPU_MEMORY, 0.0)) for bundle in bundles)
-    # The sum of 0.1 and 0.2 is to be what people mean by it.
+    # 0.1 and 0.2 must add up to 0.3.
     total = {name: round(amount, 6) for name, amount in total.items() if amount > 0}
     _check_gpus(total)
     if not total:

@@ -1,6 +1,7 @@
-"""What a host does for one trial: run the trainable against a session, and say how it ended.
+"""Run one trial in its process: run the trainable with a session, and report how it ended.
 
-Exactly one of TrialFinished, TrialPaused and TrialFailed is sent, or none when it was stopped.
+It sends exactly one of TrialFinished, TrialPaused and TrialFailed, or none if the trial was
+stopped.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ logger = logging.getLogger(__name__)
 
 
 class TrainableRunner:
-    """Runs trials in this process, one after another, and keeps a trainable that can be reused.
+    """Runs trials in this process, one after another, and keeps a trainable object for reuse.
 
-    An object is reused when its trial asked for that (``reuse``) and did not fail, the next trial
-    has the very same class, and its ``reset_config`` agrees. Of functions nothing is kept.
+    An object is reused if its trial asked for that (``reuse``) and did not fail, the next trial has
+    the very same class, and its ``reset_config`` agrees. Functions are not reused.
     """
 
     def __init__(self) -> None:
         self._kept: Trainable | None = None
 
     def run(self, trainable: type[Trainable] | Callable[..., Any], session: TrialSession) -> None:
-        """Run one trial to its end; what its code raises is sent, not raised.
+        """Run one trial to its end; sends an exception of its code instead of raising it.
 
         Raises:
-            OSError: the channel is broken, so that nobody can be told.
+            OSError: The channel is broken, so that nothing can be sent.
         """
         with active(session):
             failure = self._attempt(trainable, session)
@@ -60,7 +61,7 @@ class TrainableRunner:
             session.send(TrialFinished(session.trial, session.attempt))
 
     def close(self) -> None:
-        """Clean up what was kept for a next trial: there is none."""
+        """Clean up the kept object: no trial follows."""
         if self._kept is not None:
             kept, self._kept = self._kept, None
             _clean_up(kept)
@@ -68,7 +69,7 @@ class TrainableRunner:
     def _attempt(
         self, trainable: type[Trainable] | Callable[..., Any], session: TrialSession
     ) -> TrialFailed | None:
-        """Run the trial's code; returns what to say if it failed."""
+        """Run the trial's code; returns the failure to send, or None."""
         try:
             validate_trainable(trainable)
             if not (isinstance(trainable, type) and issubclass(trainable, Trainable)):
@@ -109,7 +110,7 @@ class TrainableRunner:
                 _clean_up(held)
 
     def _obtain(self, trainable: type[Trainable], config: dict[str, Any]) -> Trainable:
-        """The kept object, if it can become this trial; else a new one."""
+        """Reuse the kept object if it can become this trial; else make a new one."""
         kept, self._kept = self._kept, None
         if kept is None:
             return trainable(config)
@@ -143,7 +144,7 @@ def _run_function(wrapped: type[FunctionRunner], session: TrialSession) -> None:
 
 
 def _train(trainable: Trainable, session: TrialSession) -> None:
-    """Step until the trial has ended, saving when that is due."""
+    """Step until the trial ends, saving checkpoints when they are due."""
     start = session.start
     every = start.checkpoint_frequency
     session.saves_when_asked = True
@@ -161,14 +162,14 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
 
 
 def _kind_of(trainable: type[Trainable] | Callable[..., Any]) -> str:
-    """What a trainable is and how it is called, for people."""
+    """The trainable's kind and name, for people."""
     is_class = isinstance(trainable, type) and not issubclass(trainable, FunctionRunner)
     name = getattr(trainable, "__name__", type(trainable).__name__)
     return f"The {'class' if is_class else 'function'} {name}"
 
 
 def _save(trainable: Trainable, session: TrialSession) -> None:
-    """Keep a checkpoint of the last step."""
+    """Save a checkpoint of the last step."""
     folder = session.start.folder
     os.makedirs(folder, exist_ok=True)
     temporary = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
@@ -180,7 +181,7 @@ def _save(trainable: Trainable, session: TrialSession) -> None:
 
 
 def _observe(trainable: Trainable, session: TrialSession) -> None:
-    """Show each complete result to a trainable that defines `log_result`."""
+    """Call `log_result`, if the trainable defines it, with each complete result."""
     if type(trainable).log_result is Trainable.log_result:
         return
     frame = trainable.frame()
@@ -193,7 +194,7 @@ def _observe(trainable: Trainable, session: TrialSession) -> None:
 
 @contextmanager
 def _restoring() -> Iterator[None]:
-    """Mark what is raised inside as a failure to restore."""
+    """Mark exceptions inside as failures to restore."""
     try:
         yield
     except Exception as error:
@@ -201,11 +202,11 @@ def _restoring() -> Iterator[None]:
 
 
 class _RestoreFailed(Exception):
-    """The trial's checkpoint could not be taken up; the cause says why."""
+    """The trial could not be restored from its checkpoint; the cause says why."""
 
 
 def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
-    """What to tell the scheduler about ``error``."""
+    """Make the event that reports ``error`` to the scheduler."""
     kind = memory_errors.kind_of(error) or "user"
     if isinstance(error, _RestoreFailed) and error.__cause__ is not None:
         kind, error = "restore", error.__cause__
@@ -219,8 +220,8 @@ def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
 
 
 def _clean_up(trainable: Trainable) -> None:
-    """Let ``trainable`` release what it holds."""
+    """Call the trainable's clean-up; only log what it raises."""
     try:
         trainable.stop()
-    except BaseException:  # the trial's outcome stands already; the host's log keeps this
+    except BaseException:  # the outcome is decided already; the process's log has this
         logger.warning("%s.cleanup() raised:", type(trainable).__name__, exc_info=True)

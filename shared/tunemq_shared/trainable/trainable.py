@@ -1,9 +1,9 @@
-"""The class form of a trainable: `setup` once, `step` again and again.
+"""`Trainable`: the class form of a trainable, with `setup` once and `step` repeatedly.
 
-A `Trainable` knows nothing of hosts or wires: somebody steps it, and it can be stepped by hand just
-as well. In a trial, `tunemq_shared.trainable.run_trial` does that and counts for it.
+A `Trainable` knows nothing of processes or transports, and can be stepped by hand. In a trial,
+`tunemq_shared.trainable.run_trial` steps it and counts its iterations.
 """
-# ruff: noqa: ARG002, ARG003  what subclasses override says what it is given
+# ruff: noqa: ARG002, ARG003  methods that subclasses override name their arguments
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from tunemq_shared.trial.trial_context import TuneContext
 
 logger = logging.getLogger(__name__)
 
-#: A `setup` that takes longer is worth keeping for the next trial.
+#: Seconds; a slower `setup` is worth reusing for the next trial.
 SLOW_SETUP_S: Final = 10.0
-#: What `Trainable.export_model` can be asked for.
+#: The formats of `Trainable.export_model`.
 EXPORT_FORMATS: Final = ("checkpoint", "model", "h5")
 
 
 class Trainable:
-    """Subclass it; define `setup` and `step`, and `save_checkpoint` and `load_checkpoint`.
+    """Base of class trainables; define `setup`, `step`, `save_checkpoint` and `load_checkpoint`.
 
     Args:
-        config: The trial's configuration; `setup` gets a copy of its own.
+        config: The trial's configuration; `setup` gets a copy.
         logdir: The trial's folder; by default that of the running trial, else a new temporary one.
     """
 
-    #: The name that trials carry; by default the class's.
+    #: The name of its trials; by default the class's name.
     _name: ClassVar[str | None] = None
 
     def __init__(self, config: dict[str, Any] | None = None, logdir: str | None = None) -> None:
@@ -96,20 +96,20 @@ class Trainable:
         )
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | str) -> None:
-        """Take up what `save_checkpoint` returned: the dict or path, else the folder."""
+        """Restore the return value of `save_checkpoint`: the dict or path, else the folder."""
         raise TrainableError(
             f"{type(self).__name__} is to be restored, but does not define load_checkpoint()."
         )
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become a new trial with ``new_config`` without a new `setup`; False if it cannot."""
+        """Become a new trial with ``new_config``, without `setup`; returns False if it cannot."""
         return False
 
     def cleanup(self) -> None:
-        """Release what `setup` took; called when no step will follow."""
+        """Release what `setup` acquired; called when no step will follow."""
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """See each complete result before it is reported; by default nothing."""
+        """Called with each complete result before it is reported; by default does nothing."""
 
     def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, str]:
         """Write the model in each format below ``export_dir``; returns their paths by format."""
@@ -117,7 +117,7 @@ class Trainable:
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """What a trial of ``config`` needs where the user asked for nothing; None for the usual."""
+        """The resources of a trial if the user requests none; None for the default."""
         return None
 
     @classmethod
@@ -125,13 +125,13 @@ class Trainable:
         """Advice that is shown when no node can run a trial of ``config``."""
         return ""
 
-    # --- what others call ---
+    # --- what callers use ---
 
     def checked_step(self) -> dict[str, Any]:
-        """One `step`, whose result is a dict.
+        """Run one `step` and check that it returns a dict.
 
         Raises:
-            TrainableError: it returned something else.
+            TrainableError: It returned another type.
         """
         metrics = self.step()
         if isinstance(metrics, dict):
@@ -145,7 +145,7 @@ class Trainable:
         """Train for one iteration and return its complete result, automatic keys included.
 
         Raises:
-            MetricError: a metric is not usable.
+            MetricError: A metric is invalid.
             TrainableError: `step` did not return a dict.
         """
         began = time.monotonic()
@@ -158,20 +158,20 @@ class Trainable:
         return result
 
     def frame(self) -> ResultTemplate:
-        """What all results of this object have in common."""
+        """The part that all results of this object share."""
         started = TrialStarted(
             self.trial_id, 0, os.getpid(), socket.gethostname(), "127.0.0.1", time.time()
         )
         return ResultTemplate(started, self.config)
 
     def save(self, checkpoint_dir: str | None = None) -> str:
-        """Write a checkpoint and how far training has come; returns its folder.
+        """Write a checkpoint with the training progress; returns its folder.
 
         Args:
             checkpoint_dir: By default ``checkpoint_<iteration>`` in `logdir`.
 
         Raises:
-            CheckpointError: `save_checkpoint` returned a path elsewhere, or something else.
+            CheckpointError: `save_checkpoint` returned a path elsewhere, or another type.
         """
         folder = checkpoint_dir or make_checkpoint_folder(self.logdir, self.iteration)
         os.makedirs(folder, exist_ok=True)
@@ -180,7 +180,7 @@ class Trainable:
         return folder
 
     def _written(self, folder: str) -> CheckpointForm:
-        """Have `save_checkpoint` fill ``folder``; returns the form of what it returned."""
+        """Let `save_checkpoint` fill ``folder``; returns the form of its return value."""
         returned = self.save_checkpoint(folder)
         if returned is None:
             return AS_FOLDER
@@ -197,13 +197,13 @@ class Trainable:
         return form_within(folder, os.fspath(returned))
 
     def restore(self, checkpoint_path: str | Path | Checkpoint) -> None:
-        """Go on from a checkpoint: totals and iteration continue, counts since the restore are 0.
+        """Continue from a checkpoint; counts since the restore start at 0.
 
-        A folder that `save` did not write is taken as the state of an untrained model; a null
+        A folder that `save` did not write counts as the state of an untrained model; a null
         checkpoint changes nothing.
 
         Raises:
-            CheckpointError: its notes are damaged.
+            CheckpointError: Its notes are damaged.
         """
         path = checkpoint_path.path if isinstance(checkpoint_path, Checkpoint) else checkpoint_path
         folder = str(path)
@@ -214,26 +214,26 @@ class Trainable:
         self._progress.restore(notes)
 
     def save_to_object(self) -> bytes:
-        """A checkpoint in memory: what `save` would write, for `restore_from_object`."""
+        """Save a checkpoint to memory, for `restore_from_object`."""
         with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as parent:
             return folder_to_bytes(self._save_below(parent))
 
     def _save_below(self, parent: str) -> str:
-        """Write a checkpoint and its notes into a folder of its own below ``parent``."""
+        """Write a checkpoint and its notes into a new folder below ``parent``."""
         return self.save(make_checkpoint_folder(parent, self.iteration))
 
     def restore_from_object(self, obj: bytes) -> None:
-        """Go on from what `save_to_object` returned; its files stay until this trial has ended.
+        """Continue from the result of `save_to_object`; its files stay until this trial ends.
 
         Raises:
-            CheckpointError: ``obj`` is something else.
+            CheckpointError: ``obj`` is not such a result.
         """
         folder = bytes_to_folder(obj, self.logdir)
         self._temporary.append(folder)
         self.restore(folder)
 
     def reset(self, new_config: dict[str, Any], logdir: str | None = None) -> bool:
-        """Become a new trial through `reset_config`; False if this object has to be replaced."""
+        """Become a new trial through `reset_config`; returns False if this object cannot."""
         self._remove_temporary()
         self._logdir = logdir
         self._enter()
@@ -258,10 +258,10 @@ class Trainable:
     def export_model(
         self, export_formats: str | Sequence[str], export_dir: str | None = None
     ) -> dict[str, str]:
-        """Export the model; returns the path of each format that was written.
+        """Export the model; returns the path of each written format.
 
         Raises:
-            TrainableError: a format is none of ``checkpoint``, ``model``, ``h5``.
+            TrainableError: A format is none of ``checkpoint``, ``model``, ``h5``.
         """
         given = [export_formats] if isinstance(export_formats, str) else export_formats
         wanted = [name.strip().lower() for name in given]
@@ -273,7 +273,7 @@ class Trainable:
         return self._export_model(wanted, export_dir or self.logdir)
 
     def get_state(self) -> dict[str, Any]:
-        """How far training has come, in plain values."""
+        """The training progress, in plain values."""
         return self._progress.state()
 
     def get_config(self) -> dict[str, Any]:
@@ -281,17 +281,17 @@ class Trainable:
         return self.config
 
     def follow(self, progress: TrialProgress) -> None:
-        """Have somebody else count: `iteration` reads ``progress`` from now on."""
+        """Let the caller count: `iteration` reads ``progress`` from now on."""
         self._progress = progress
 
     def _enter(self) -> None:
-        """Learn which trial this object belongs to."""
+        """Find the trial that this object belongs to."""
         session = current()
         self._context: TuneContext | None = None if session is None else session.context
 
     @property
     def iteration(self) -> int:
-        """How many iterations were trained, before restores too."""
+        """The number of trained iterations, including those before restores."""
         return self._progress.iteration
 
     @property
@@ -311,12 +311,12 @@ class Trainable:
 
     @property
     def trial_resources(self) -> dict[str, float]:
-        """What the trial was given; nothing outside of a trial."""
+        """The resources that the trial has; empty outside of a trial."""
         return {} if self._context is None else self._context.get_trial_resources()
 
     @property
     def logdir(self) -> str:
-        """The trial's folder; outside of a trial a temporary one, made when it is asked for."""
+        """The trial's folder; outside of a trial a temporary one, made on first use."""
         if self._logdir is None:
             if self._context is None:
                 self._logdir = tempfile.mkdtemp(prefix="tunemq_trainable_")

@@ -1,8 +1,8 @@
-"""Puts a trainable into blobs on the script's side, and takes it out again in a trial's host.
+"""Pack a trainable into blobs in the script, and unpack it in a trial process.
 
-Its code is one small blob. What `with_parameters` bound to it is another, which the first refers to
-by hash, so that the code stays small and the parameters are mapped, not read. Wherever the two are,
-they lie beside each other.
+Its code is one small blob. The objects bound by `with_parameters` are another, which the first
+refers to by hash, so that the code stays small and the parameters are mapped, not read. Both lie in
+the same folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION: Final = 1
 
 
 class _CodeBlob(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a code blob; the parameters lie beside it."""
+    """The content of a code blob; the parameters' blob lies beside it."""
 
     version: int
     python: str
@@ -44,17 +44,17 @@ _decode = msgspec.msgpack.Decoder(_CodeBlob).decode
 
 
 class PickledTrainable(NamedTuple):
-    """A trainable's own code, and what `with_parameters` bound to it."""
+    """A trainable's own code, and the objects that `with_parameters` bound to it."""
 
     code: bytes
     parameters: DumpedParameters | None
 
 
 def pickle_parts(trainable: Any) -> PickledTrainable:
-    """All that has to travel, pickled; nothing is written.
+    """Pickle the trainable and its parameters; writes nothing.
 
     Raises:
-        TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
+        TrainableError: The trainable, or an object bound to it, cannot be pickled; names the part.
     """
     attached = attached_to(trainable)
     bound = attached.parameters.objects if attached.parameters is not None else {}
@@ -63,19 +63,18 @@ def pickle_parts(trainable: Any) -> PickledTrainable:
 
 
 def ship(trainable: Any, blobs: BlobFolder, *, pickled: PickledTrainable | None = None) -> BlobRef:
-    """Write the trainable to the folder; what workers need to `load` it is in the reference.
+    """Write the trainable to the folder; the returned reference is enough to `load` it.
 
-    The objects of `with_parameters` are written with the first call for a wrapper; later calls link
-    to what was written then.
+    The first call for a wrapper writes the objects of `with_parameters`; later calls link to them.
 
     Args:
-        trainable: what `with_parameters` bound to it is written too.
-        blobs: the folder.
-        pickled: its `pickle_parts`, where that was made before.
+        trainable: With the objects that `with_parameters` bound to it.
+        blobs: The folder.
+        pickled: Its `pickle_parts`, if the caller has them already.
 
     Raises:
-        TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
-        StoreError: the folder cannot be written.
+        TrainableError: The trainable, or an object bound to it, cannot be pickled; names the part.
+        StoreError: The folder cannot be written.
     """
     pickled = pickled or pickle_parts(trainable)
     bound = attached_to(trainable).parameters
@@ -85,28 +84,28 @@ def ship(trainable: Any, blobs: BlobFolder, *, pickled: PickledTrainable | None 
         python=_python(),
         cloudpickle=_cloudpickle(),
         code=pickled.code,
-        # Without its path: the same code is the same blob wherever it is written.
+        # Without its path: the same code gives the same blob wherever it is written.
         parameters=parameters and msgspec.structs.replace(parameters, path=""),
     )
     return blobs.put(msgspec.msgpack.encode(shipment))
 
 
 def blobs_of(ref: BlobRef) -> tuple[BlobRef, ...]:
-    """What a code blob needs beside itself.
+    """The other blobs that a code blob needs.
 
     Raises:
-        StoreError: it is missing or damaged.
+        StoreError: The code blob is missing or damaged.
     """
     parameters = _opened(ref).parameters
     return () if parameters is None else (parameters,)
 
 
 def load(ref: BlobRef) -> Any:
-    """The trainable of a code blob, with its parameters bound; runs code of the experiment.
+    """Load the trainable of a code blob and bind its parameters; runs code of the experiment.
 
     Raises:
-        TrainableError: it was made by another version, or needs what is not installed here.
-        StoreError: a blob is missing or damaged.
+        TrainableError: Another version made it, or it needs a package that is not installed here.
+        StoreError: A blob is missing or damaged.
     """
     shipment = _opened(ref)
     for what, theirs, ours in (
@@ -126,7 +125,7 @@ def load(ref: BlobRef) -> Any:
 
 
 def preload_of(ref: BlobRef) -> tuple[str, ...]:
-    """The installed modules that loading a code blob imports, found without loading it."""
+    """List the installed modules that loading a code blob imports, without loading it."""
     shipment = _opened(ref)
     modules = set(modules_of(shipment.code))
     if shipment.parameters is not None:
@@ -160,7 +159,7 @@ def _shipped(
     try:
         bound.blob = blobs.adopt(bound.blob) if bound.blob is not None else None
     except StoreError:
-        bound.blob = None  # an earlier experiment's folder is gone: written anew below
+        bound.blob = None  # an earlier experiment's folder is gone: written again below
     if bound.blob is None:
         bound.blob = write_parameters(dumped, blobs)
     return bound.blob

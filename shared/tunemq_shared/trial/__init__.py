@@ -1,1 +1,1 @@
-"""What a running trial calls: its session, its results, its context."""
+"""The trial side: its session, its results, its context."""

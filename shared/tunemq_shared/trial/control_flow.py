@@ -1,14 +1,14 @@
-"""How a trial's code is left before its own end: an exception that ``except Exception`` lets pass.
+"""Exceptions that end a trial's code early, and that ``except Exception`` does not catch.
 
-It derives from `BaseException`, as `KeyboardInterrupt` does, so that training code which survives a
-failing batch by catching everything still ends when it is told to, and its ``finally`` blocks run.
+They derive from `BaseException`, as `KeyboardInterrupt` does. So training code that survives a
+failing batch by catching every `Exception` still ends when it must, and its ``finally`` blocks run.
 """
 
 from __future__ import annotations
 
 
 class TrialExit(BaseException):
-    """The trial has ended while its code was still running; let this pass."""
+    """The trial has ended while its code was still running; do not catch this."""
 
 
 class TrialStopExit(TrialExit):
@@ -20,4 +20,4 @@ class TrialDoneExit(TrialExit):
 
 
 class TrialPauseExit(TrialExit):
-    """The scheduler ordered the trial to pause; it goes on later, perhaps on another node."""
+    """The scheduler ordered the trial to pause; it continues later, perhaps on another node."""

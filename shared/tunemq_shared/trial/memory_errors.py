@@ -1,7 +1,6 @@
-"""Finds out that what a trial raised means that memory ran out: the process's, or a GPU's.
+"""Recognise exceptions that mean out of memory: of the process, or of a GPU.
 
-Libraries are known by the names of their exceptions and by what these say, so that none has to be
-imported.
+They are recognised by their class names and messages, so that no library has to be imported.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Final
 MEMORY: Final = "memory"
 CUDA_MEMORY: Final = "cuda_memory"
 
-#: Classes by the first part of their module's name: ``torch.OutOfMemoryError`` and
+#: Classes by the top-level package of their module: ``torch.OutOfMemoryError`` and
 #: ``torch.cuda.OutOfMemoryError``, ``cupy.cuda.memory.OutOfMemoryError``.
 _CLASSES: Final = frozenset({("torch", "OutOfMemoryError"), ("cupy", "OutOfMemoryError")})
 
-#: TensorFlow's, of any device, which its message names.
+#: TensorFlow's class for any device; its message names the device.
 _NAMES_THE_DEVICE: Final = ("tensorflow", "ResourceExhaustedError")
 
-#: What only the driver, or who asks it, says. PyTorch, its C++ parts, Numba, CuPy, XGBoost and
-#: TensorFlow pass it on in exceptions of many classes.
+#: Messages about a GPU only. PyTorch, its C++ parts, Numba, CuPy, XGBoost and TensorFlow repeat
+#: the driver's message in exceptions of many classes.
 _OF_THE_DEVICE: Final = (
     "CUDA out of memory",
     "HIP out of memory",
@@ -39,15 +38,15 @@ _OF_THE_DEVICE: Final = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-#: What XLA says, of a GPU's memory and of the machine's alike.
+#: XLA's messages, for a GPU's memory and the machine's alike.
 _OF_EITHER: Final = (
     "RESOURCE_EXHAUSTED: Out of memory",
     "RESOURCE_EXHAUSTED: Failed to allocate request",
 )
-#: What TensorFlow says, with the name of the device behind it.
+#: TensorFlow's message, followed by the name of the device.
 _OF_A_NAMED_ONE: Final = ("OOM when allocating tensor", "device:GPU")
-#: What those raise who have started a process that has failed: subprocess, concurrent.futures,
-#: torch.multiprocessing, torchrun, DataLoaders, and TuneMQ of a trial that is a program.
+#: Errors about a failed child process: of subprocess, concurrent.futures, torch.multiprocessing,
+#: torchrun, DataLoaders, and TuneMQ itself for a trial that is a program.
 _OF_A_CHILD: Final = (
     "CalledProcessError",
     "BrokenProcessPool",
@@ -57,12 +56,12 @@ _OF_A_CHILD: Final = (
     "DataLoader worker",
     "ExecutableFailed",
 )
-#: PyTorch's of the machine's.
+#: PyTorch's message about the machine's memory.
 _OF_THE_MACHINE: Final = "DefaultCPUAllocator: can't allocate memory"
 
 
 def kind_of(error: BaseException) -> str:
-    """``cuda_memory`` or ``memory`` where ``error``, or what caused it, says so; else empty."""
+    """``cuda_memory`` or ``memory`` if ``error`` or one of its causes means that; else empty."""
     for one in _causes(error):
         if kind := _kind_of_one(one):
             return kind
@@ -70,10 +69,10 @@ def kind_of(error: BaseException) -> str:
 
 
 def says_cuda_memory(printed: str) -> bool:
-    """Whether one of these lines says that the memory of a GPU ran out.
+    """Whether one of these lines says that a GPU ran out of memory.
 
-    They are of a trial that has a GPU; a child of its process printed them, such as a rank of
-    torchrun or a worker of a DataLoader, for else the trial's own error would say so.
+    ``printed`` is the output of a trial with a GPU whose own error does not say so: a child of its
+    process printed the line, such as a rank of torchrun or a worker of a DataLoader.
     """
     return any(
         _says_device(line)
@@ -84,7 +83,7 @@ def says_cuda_memory(printed: str) -> bool:
 
 
 def is_of_a_child(error: str) -> bool:
-    """Whether an error, in one line, says no more than that a child of the process has failed."""
+    """Whether an error, in one line, only says that a child process failed."""
     return any(words in error for words in _OF_A_CHILD)
 
 
@@ -93,7 +92,7 @@ def _says_device(text: str) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, what that was raised from, and so on."""
+    """Iterate over the error and its chain of causes."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -103,7 +102,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _kind_of_one(error: BaseException) -> str:
-    if isinstance(error, MemoryError):  # CuPy's is one too
+    if isinstance(error, MemoryError):  # CuPy's error derives from it
         return CUDA_MEMORY if _is_of_the_device(error) else MEMORY
     if not isinstance(error, Exception):
         return ""
@@ -124,12 +123,12 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 def _names(error: Exception) -> set[tuple[str, str]]:
-    """The classes of an exception: the package of each, and its name."""
+    """The classes of an exception: the top-level package and the name of each."""
     return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
 
 
 def _said(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  a user's __str__ may raise anything; it is no memory error
+    except Exception:  # noqa: BLE001  a user's __str__ may raise anything: not a memory error
         return ""

@@ -1,8 +1,8 @@
-"""Checks what a trial reports, and makes plain Python values of it.
+"""Check the metrics that a trial reports, and convert them to plain Python values.
 
 This runs for every result of every trial, so the usual report (a flat dict of Python numbers) takes
 one pass over exact types and one shallow copy. Scalars of array libraries are recognised by their
-shape: none of those libraries is imported here.
+shape, without importing those libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNNAMED: Final = "_metric"
 
 _AS_THEY_ARE: Final = frozenset({float, bool, type(None)})
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
-#: So deep may the values of a metric be nested.
+#: The deepest nesting of a metric's value.
 DEEPEST: Final = 32
 
 
@@ -31,13 +31,13 @@ def check_metrics(
     *,
     step: int,
 ) -> dict[str, Any]:
-    """A copy of ``metrics`` in plain values, nested dicts and lists included.
+    """Copy ``metrics`` to plain values, nested dicts and lists included.
 
     There must be a number under every key of ``required``, and a finite one under every key of
     ``finite``; ``outer/inner`` names a nested one. ``step`` is the result's training_iteration.
 
     Raises:
-        MetricError: names the key, the value, the step and the fix.
+        MetricError: Names the key, the value, the step and the fix.
     """
     plain = dict(metrics)
     for key, value in plain.items():
@@ -86,7 +86,7 @@ def check_comparable(result: Mapping[str, Any], keys: tuple[str, ...], *, step: 
 
 
 def missing_metric(key: str, result: Mapping[str, Any], step: int) -> MetricError:
-    """The error for a result without ``key``, saying what was reported and who waits for it."""
+    """Make the error for a result without ``key``; it lists the reported keys and the readers."""
     reported = ", ".join(repr(name) for name in list(result)[:20]) or "none"
     return MetricError(
         f"Metric {key!r} is missing from the result of step {step}; reported keys are {reported}. "
@@ -96,10 +96,10 @@ def missing_metric(key: str, result: Mapping[str, Any], step: int) -> MetricErro
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """What was given to ``report`` as a dict: a lone number gets the name ``_metric``.
+    """Convert the argument of ``report`` to a dict: a single number gets the name ``_metric``.
 
     Raises:
-        MetricError: it is neither a mapping nor a number.
+        MetricError: It is neither a mapping nor a number.
     """
     if isinstance(metrics, Mapping):
         return dict(metrics)
@@ -111,7 +111,7 @@ def named(metrics: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str, step: int, depth: int) -> Any:
-    """``value`` in types that every reader of results understands."""
+    """Convert ``value`` to types that every reader of results understands."""
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return value
@@ -143,7 +143,7 @@ def _plain_mapping(value: Mapping[Any, Any], key: str, step: int, depth: int) ->
 
 
 def _converted(value: Any, key: str, step: int) -> Any:
-    """A scalar of an array library, or of a subclass of a plain type, as the plain value."""
+    """Convert a scalar of an array library, or of a subclass of a plain type, to a plain value."""
     shape = _shape(value)
     if shape is not None and len(shape) > 0:
         raise MetricError(
@@ -161,7 +161,7 @@ def _converted(value: Any, key: str, step: int) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
-        # An enum of strings prints its name, but is its value.
+        # An enum of strings prints its name, but its value is the string.
         return _encodable(str.__str__(value), key, step)
     raise MetricError(
         f"Metric {key!r} at step {step} is {_type_name(value)}. Results hold None, bool, int, "

@@ -1,7 +1,7 @@
-"""How far a trial has come: its iteration, times and counts, over all restores.
+"""`TrialProgress`: a trial's iteration, times and counts, across all restores.
 
-One object counts for a trial, whoever drives it: the session of a host, or a `Trainable` that
-somebody steps by hand.
+One object counts for a trial, whether a session of a trial process drives it or a caller steps a
+`Trainable` by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tunemq_shared.trial.results import (
 
 logger = logging.getLogger(__name__)
 
-#: Metrics with a meaning of ours. Most results have none, which one set operation finds out.
+#: Metrics with a special meaning. Most results have none, which one set operation detects.
 _RESERVED: Final = frozenset(
     {
         DONE,
@@ -48,11 +48,11 @@ class TrialProgress:
         self.clear()
 
     def clear(self) -> None:
-        """Go back to before the first result."""
+        """Reset to before the first result."""
         self.restore({})
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to keep, in plain values."""
+        """The state that a checkpoint stores, in plain values."""
         return {
             TRAINING_ITERATION: self.iteration,
             TIME_TOTAL_S: self.time_total_s,
@@ -61,7 +61,7 @@ class TrialProgress:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; what is counted since the restore starts at 0."""
+        """Continue from ``state``; counts since the restore start at 0."""
         self.iteration: int = state.get(TRAINING_ITERATION, 0)
         self.time_total_s: float = state.get(TIME_TOTAL_S, 0.0)
         self.timesteps_total: int | None = state.get(TIMESTEPS_TOTAL)
@@ -75,10 +75,10 @@ class TrialProgress:
     ) -> ResultReported:
         """Count one result of plain ``metrics`` that took ``elapsed_s`` seconds.
 
-        What the trainable says itself about its time, timesteps, episodes and end counts.
+        Values that the trainable reports for its time, timesteps, episodes and end take precedence.
 
         Raises:
-            MetricError: an automatic key has a value that makes no sense; nothing is counted.
+            MetricError: An automatic key has an invalid value; nothing is counted.
         """
         done = False
         if not _RESERVED.isdisjoint(metrics):
@@ -104,7 +104,7 @@ class TrialProgress:
         )
 
     def _honour(self, metrics: dict[str, Any], elapsed_s: float) -> tuple[float, bool]:
-        """Take over what is under automatic keys; the iteration's time, and if it is the last."""
+        """Apply reported automatic keys; returns the iteration's seconds and if it is the last."""
         step = self.iteration + 1
         given = metrics.get(TIME_THIS_ITER_S)
         if given is not None:
@@ -144,7 +144,7 @@ def _seconds(value: Any, step: int) -> float:
 
 
 def _count(metrics: Mapping[str, Any], key: str, step: int) -> int | None:
-    """The whole number under ``key``, or None where there is none; 100.0 counts as 100."""
+    """The whole number under ``key``, or None if there is none; 100.0 counts as 100."""
     value = metrics.get(key)
     if value is None:
         return None

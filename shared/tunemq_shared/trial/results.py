@@ -1,8 +1,8 @@
 """The automatic keys of a result, and the complete result that loggers and algorithms see.
 
-Only what changes from step to step travels (`ResultReported`); the rest of a complete result is the
-same for as long as the trial's host lives, and is kept ready in a `ResultTemplate`. Where a
-reported metric has the name of an automatic key, the automatic value stands.
+A `ResultReported` carries only what changes from step to step. The rest of a complete result stays
+the same while the trial's process lives, and a `ResultTemplate` holds it. An automatic key
+overrides a reported metric of the same name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIG: Final = "config"
 #: The latest time of a result, in Unix seconds: the end of the year 9998, in every time zone.
 LATEST: Final = 253_370_678_400.0
 
-#: What every result has, whatever the trainable reports.
+#: Keys of every result, whatever the trainable reports.
 ALWAYS_THERE: Final = frozenset(
     {
         TRAINING_ITERATION,
@@ -53,7 +53,7 @@ ALWAYS_THERE: Final = frozenset(
         DONE,
     }
 )
-#: What a result has when the trainable reports it, or the metric that it is made from.
+#: Keys of a result if the trainable reports them, or the metric that they derive from.
 DERIVED: Final = {
     TIMESTEPS_TOTAL: TIMESTEPS_THIS_ITER,
     EPISODES_TOTAL: EPISODES_THIS_ITER,
@@ -62,7 +62,7 @@ DERIVED: Final = {
 
 
 def split_derived(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of ``keys`` those that only the trainable reports, and those derived from such ones."""
+    """Split ``keys`` into those that only the trainable reports, and those derived from them."""
     plain = tuple(key for key in keys if key not in ALWAYS_THERE and key not in DERIVED)
     return plain, tuple(key for key in keys if key in DERIVED)
 
@@ -70,7 +70,7 @@ def split_derived(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 def measured(event: ResultReported) -> dict[str, Any]:
     """The reported metrics and all automatic keys that differ from one result to the next.
 
-    Stop criteria and horizons are evaluated on it, on the host as by the scheduler.
+    Trial processes and scheduler evaluate stop criteria and horizons on it.
     """
     metrics = event.metrics
     result = {
@@ -96,7 +96,7 @@ def measured(event: ResultReported) -> dict[str, Any]:
 def whole_seconds(timestamp: float) -> int:
     """A time in whole Unix seconds, or the nearest that a date can show.
 
-    Nodes refuse others (`tunemq_workers.broker.event_validation`), but a journal of an earlier
+    Nodes reject others (`tunemq_workers.broker.event_validation`), but a journal of an earlier
     version may hold any number.
     """
     if 0.0 <= timestamp <= LATEST:
@@ -105,9 +105,9 @@ def whole_seconds(timestamp: float) -> int:
 
 
 class ResultTemplate:
-    """What is the same in all results of one trial while one host runs it.
+    """The part that all results of a trial share while one process runs it.
 
-    ``config`` is not copied: it stands in every result, and whoever changes it changes all.
+    ``config`` is not copied: all results share it, and a change in one changes all.
     """
 
     __slots__ = ("fixed",)
@@ -132,7 +132,7 @@ class ResultTemplate:
 
 
 def full_result(event: ResultReported, frame: ResultTemplate) -> dict[str, Any]:
-    """The complete result: reported metrics, measured keys, and what the frame holds."""
+    """Make the complete result: reported metrics, measured keys, and the template's keys."""
     result = measured(event)
     result[DATE] = _date(result[TIMESTAMP])
     result.update(frame.fixed)
@@ -143,7 +143,7 @@ _last_date: tuple[int, str] = (-1, "")
 
 
 def _date(second: int) -> str:
-    """Local time as ``2026-01-31_12-00-00``; formatted once a second, for that costs most."""
+    """Local time as ``2026-01-31_12-00-00``; cached per second, since formatting is slow."""
     global _last_date
     if second != _last_date[0]:
         _last_date = (second, time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(second)))

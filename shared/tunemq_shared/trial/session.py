@@ -1,6 +1,6 @@
-"""What user code calls about its own trial: `report`, `get_context`, `get_checkpoint`.
+"""The functions of user code about its trial: `report`, `get_context`, `get_checkpoint`.
 
-A process runs one trial at a time; its `TrialSession` is made current by whoever runs it.
+A process runs one trial at a time; the runner makes its `TrialSession` the current one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _current: TrialSession | None = None
 
 
 def current() -> TrialSession | None:
-    """The session of the trial that runs in this process, if one does."""
+    """The session of the trial that runs in this process, or None."""
     return _current
 
 
 @contextmanager
 def active(session: TrialSession) -> Iterator[TrialSession]:
-    """Make ``session`` the one that user code talks to."""
+    """Make ``session`` the current one, for the functions that user code calls."""
     global _current
     before, _current = _current, session
     try:
@@ -50,7 +50,7 @@ def running(caller: str) -> TrialSession:
     """The session of the running trial, for the public function ``caller``.
 
     Raises:
-        TuneError: no trial runs in this process.
+        TuneError: No trial runs in this process.
     """
     if _current is None:
         raise TuneError(
@@ -63,20 +63,20 @@ def running(caller: str) -> TrialSession:
 def report(
     metrics: dict[str, Any] | None = None, *, checkpoint: Checkpoint | None = None, **kwargs: Any
 ) -> None:
-    """Report a result of the running trial, with the checkpoint that contains it if there is one.
+    """Report a result of the running trial, optionally with the checkpoint that contains it.
 
     Call it once per step. Metrics may also be given as keywords. It returns when the next step may
-    begin; when the trial is to end it does not return, and ``finally`` blocks run. Several threads
-    of the trial's process may call it: their reports are steps that follow one another.
+    begin; if the trial must end it does not return, and ``finally`` blocks run. Several threads of
+    the trial's process may call it: their reports become successive steps.
 
     Args:
         metrics: Numbers, strings, booleans, None, and lists and dicts of these, by name.
-        checkpoint: A folder of files to go on from after a failure; kept before this returns.
+        checkpoint: A folder of files to continue from after a failure; saved before this returns.
 
     Raises:
-        MetricError: a metric is not usable; says which one, and how to make it so.
-        StoreError: the checkpoint could not be kept.
-        TuneError: no trial runs in this process.
+        MetricError: A metric is invalid; says which one, and how to fix it.
+        StoreError: The checkpoint could not be saved.
+        TuneError: No trial runs in this process.
     """
     session = running("report")
     if type(metrics) is not dict:
@@ -90,17 +90,17 @@ def get_context() -> TuneContext:
     """The running trial's names, folder and resources.
 
     Raises:
-        TuneError: no trial runs in this process.
+        TuneError: No trial runs in this process.
     """
     return running("get_context").context
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The newest checkpoint of the running trial, or the one to go on from; None for a fresh start.
+    """The newest checkpoint of the running trial, or the restored one; None for a fresh start.
 
     Raises:
-        StoreError: its files cannot be read.
-        TuneError: no trial runs in this process.
+        StoreError: Its files cannot be read.
+        TuneError: No trial runs in this process.
     """
     kept = running("get_checkpoint").newest_checkpoint()
     return None if kept is None else Checkpoint.from_directory(str(kept.path))

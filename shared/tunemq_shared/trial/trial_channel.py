@@ -1,6 +1,6 @@
-"""The line between a running trial and whoever hosts it: facts go out, orders come in.
+"""`TrialChannel`: the connection of a running trial: events go out, orders come in.
 
-The session knows only this contract, so the same trial code runs on a host's socket, in a test's
+The session knows only this interface, so the same trial code runs with a node's socket, in a test's
 memory, and in the user's own process.
 """
 
@@ -14,17 +14,17 @@ from tunemq_shared.protocol.messages import NodeEvent, TrialOrder
 class TrialChannel(ABC):
     """Carries one trial's events to its node and the node's orders back, each in order.
 
-    A channel whose other end is gone raises: a trial that nobody hears has no reason to go on.
+    A channel whose other end is closed raises: a trial without a reader must not continue.
     """
 
     @abstractmethod
     def send(self, event: NodeEvent) -> None:
-        """Hand over ``event``; may wait while the node holds as much as it is allowed to."""
+        """Send ``event``; may wait while the node's buffers are full."""
 
     @abstractmethod
     def poll(self) -> TrialOrder | None:
-        """The newest order that came since the last look, or None; never waits."""
+        """The newest order since the last call, or None; never waits."""
 
     @abstractmethod
     def wait(self) -> TrialOrder:
-        """The newest order, once there is one that was not seen yet."""
+        """Wait for a new order and return the newest."""

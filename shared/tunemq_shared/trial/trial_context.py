@@ -1,4 +1,4 @@
-"""What a running trial may ask about itself."""
+"""`TuneContext`: what a running trial can ask about itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tunemq_shared.protocol.messages import TrialSpec
 class TuneContext:
     """Names, folder and resources of the running trial.
 
-    A trial is one process to TuneMQ, whatever it starts itself, so ranks are 0 and sizes are 1:
+    To TuneMQ a trial is one process, whatever it starts itself, so ranks are 0 and sizes are 1:
     code written for distributed training runs unchanged.
     """
 
@@ -37,7 +37,7 @@ class TuneContext:
         return self._start.folder
 
     def get_trial_resources(self) -> dict[str, float]:
-        """What the trial was given, such as ``{"cpu": 2, "gpu": 0.5}``."""
+        """The trial's resources, such as ``{"cpu": 2, "gpu": 0.5}``."""
         return dict(self._start.resources)
 
     def get_world_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Brings the files of a trial's folder into a store, when nobody writes to them any more."""
+"""Upload the files of a trial's folder to a store after the trial's process has ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import walk
 from tunemq_shared.system.plain_files import opened_below
 
-#: What a trial's files may take together in the store; those that are too much stay out.
+#: The most bytes of a trial's files in the store together; files beyond that stay out.
 LIMIT_BYTES: Final = 2**30
-#: The files that each attempt of a trial has of its own.
+#: Files that each attempt of a trial has separately.
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
-#: What a worker may not write in the store, at any depth: see ``deploy/minio/worker-policy.json``.
+#: Names that a worker may not write in the store: see ``deploy/minio/worker-policy.json``.
 _SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
-#: So much of a name is shown.
+#: How many characters of a name a message shows.
 _SHOWN_CHARS: Final = 100
 
 
@@ -39,17 +39,25 @@ def send_folder(
     *,
     limit_bytes: int = LIMIT_BYTES,
 ) -> None:
-    """Put each file below ``folder`` into the store, under its name below ``key``.
+    """Upload each file below ``folder``, under its name below ``key``.
 
-    What each attempt printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
-    scheduler has put together while they ran. Empty output is left out, and so are a file that
-    somebody writes to (it is sent when he has ended), checkpoints of a save that did not end,
-    files with a name that is the scheduler's alone, and files with a name that the store takes for
-    no object's, such as one that is too long.
+    The output of each attempt gets its own name, ``stdout.2`` for attempt 2: ``stdout`` is what the
+    scheduler collected while the attempts ran. It skips empty output, files that a process writes
+    (they are sent after it ends), checkpoints of unfinished saves, names that are reserved for the
+    scheduler, and names that are invalid in the store, for instance too long.
+
+    Args:
+        objects: The store.
+        folder: The trial's folder.
+        key: The prefix of the objects' keys.
+        attempt: The attempt that ended.
+        cancel: Ends the upload early.
+        on_trouble: Called with the problem before each retry; see `retried`.
+        limit_bytes: The most bytes of all files together.
 
     Raises:
-        StoreError: not all could be sent; the rest was. Names the largest that was too much, or
-            one that is left out.
+        StoreError: Some files could not be sent; all others were. Names the largest that exceeded
+            the limit, or one that was skipped.
     """
     left = limit_bytes
     too_much: list[tuple[int, str]] = []
@@ -108,7 +116,7 @@ def _send(
     cancel: CancelToken,
     on_trouble: Callable[[str], None],
 ) -> None:
-    """Send a file, unless its trial changes, removes, replaces or leases it meanwhile."""
+    """Send a file, unless the trial changes, removes, replaces or leases it meanwhile."""
     try:
         with opened_below(folder, name) as file:
             ref = ref_of(file)
@@ -118,8 +126,7 @@ def _send(
     except (CheckpointCorrupt, FileNotFoundError):
         pass
     except OSError as error:
-        # Its trial, or another of the same user, has put something else in its place, or has
-        # a lease on it.
+        # The trial, or another one of the same user, replaced the file or has a lease on it.
         if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EAGAIN):
             raise
 

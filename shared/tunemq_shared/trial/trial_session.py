@@ -1,8 +1,8 @@
-"""A trial's conversation with its scheduler, seen from the process that runs it.
+"""`TrialSession`: a trial's side of the conversation with its scheduler.
 
-`TrialSession.report` is the point between two steps: the result is sent, then the checkpoint that
-contains it, then orders are looked for; the trial waits here when it has come as far as it was told
-to. A trial that is to end is left by an exception (`tunemq_shared.trial.control_flow`).
+`TrialSession.report` is the point between two steps. It sends the result, then the checkpoint that
+contains it, then reads new orders; the trial waits here at its horizon. An exception ends a trial
+early (`tunemq_shared.trial.control_flow`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ logger = logging.getLogger(__name__)
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint that was kept: where, the state kept with it, its files if at hand."""
+    """A saved checkpoint: its reference, its state, and its folder if that is on this machine."""
 
     ref: CheckpointRef | None
     state: dict[str, Any]
     path: Path | None
 
     def given_back(self) -> str | dict[str, Any]:
-        """What the trainable gets to restore from.
+        """The trainable's restore argument.
 
         Raises:
-            BugError: the files are not at hand.
+            BugError: The files are not on this machine.
         """
         if self.path is None:
             raise BugError(f"The files of checkpoint {self.ref} were not asked for.")
@@ -75,16 +75,16 @@ class SavedCheckpoint(NamedTuple):
 
 
 class TrialSession:
-    """One epoch of one trial, seen from the process that runs it.
+    """One attempt of one trial, seen from the process that runs it.
 
-    Used in the process that made it. Its trial's code may `report` and ask for checkpoints in any
-    thread; the rest is for the thread that runs the trial.
+    Only the process that made it may use it. The trial's code may `report` and ask for checkpoints
+    in any thread; the rest is for the thread that runs the trial.
 
     Args:
         order: What to run and how far; has its ``start``.
         config: The unpacked configuration.
-        channel: The line to the node.
-        checkpoints: Where checkpoints are kept.
+        channel: The connection to the node.
+        checkpoints: Saves and restores checkpoints.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class TrialSession:
         self.progress = TrialProgress()
         #: Called with each result before it is sent.
         self.on_result: Callable[[ResultReported], None] | None = None
-        #: What made the trial end before its code did, if anything.
+        #: What made the trial end before its code did, or None.
         self.ended: type[TrialExit] | None = None
         #: The step of the newest checkpoint; 0 before the first.
         self.saved_step = 0
-        #: Whether the last step can be saved at any time, and not only by the trial's code.
+        #: Whether the session can save the last step at any time, not only the trial's code.
         self.saves_when_asked = False
         self._channel = channel
         self._checkpoints = checkpoints
@@ -128,14 +128,14 @@ class TrialSession:
         self._resumed_at = time.monotonic()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
-        """Send a result, keep its checkpoint, and go on as far as the scheduler wants.
+        """Send a result, save its checkpoint, and wait until the next step may begin.
 
-        Reports of several threads follow one another, with all that belongs to each.
+        Reports of several threads run one after another, each as a whole.
 
         Raises:
-            MetricError: a metric is not usable; nothing was sent or counted.
-            StoreError: the checkpoint could not be kept; the result was sent.
-            TrialUnwinding: the trial has ended; let it pass.
+            MetricError: A metric is invalid; nothing was sent or counted.
+            StoreError: The checkpoint could not be saved; the result was sent.
+            TrialExit: The trial has ended; do not catch it.
         """
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise CheckpointError(
@@ -184,10 +184,10 @@ class TrialSession:
         return result
 
     def save(self, source: Path, form: CheckpointForm = AS_FOLDER) -> None:
-        """Keep the files below ``source`` as the checkpoint that contains the last result.
+        """Save the files below ``source`` as the checkpoint that contains the last result.
 
         Raises:
-            StoreError: they could not be kept.
+            StoreError: They could not be saved.
         """
         self._saved += 1
         step = self.progress.iteration
@@ -206,13 +206,13 @@ class TrialSession:
         self._kept = SavedCheckpoint(_reference(kept), state, None)
 
     def make_checkpoint_folder(self, step: int) -> str:
-        """A folder for the trainable to write a checkpoint into; removed once that is kept."""
+        """Make a folder in which the trainable writes a checkpoint; removed once that is saved."""
         folder = make_checkpoint_folder(self.start.folder, step)
         self._made_folders.add(folder)
         return folder
 
     def offer(self, checkpoint: Checkpoint, form: CheckpointForm) -> None:
-        """Have the next report take ``checkpoint`` along, in place of one offered before."""
+        """Let the next report save ``checkpoint``, instead of one offered before."""
         if self._offered is not None and self._offered[0].path != checkpoint.path:
             self._discard_offered()
         self._offered = checkpoint, form
@@ -223,7 +223,7 @@ class TrialSession:
         return self._offered is not None
 
     def save_offered(self) -> None:
-        """Keep the checkpoint that was offered for the last result, if one was."""
+        """Save the offered checkpoint with the last result, if there is one."""
         with self._one_thread():
             if self._offered is not None:
                 checkpoint, form = self._offered
@@ -231,10 +231,10 @@ class TrialSession:
                 self._discard_offered()
 
     def go_on(self) -> None:
-        """Return when the next step may begin; its time counts from here.
+        """Wait until the next step may begin; its time counts from here.
 
         Raises:
-            TrialUnwinding: there is no next step.
+            TrialExit: There is no next step.
         """
         if self.ended is not None:
             raise self.ended
@@ -250,10 +250,10 @@ class TrialSession:
         self._resumed_at = time.monotonic()
 
     def look_for_stop(self) -> None:
-        """Look, in the middle of a step, whether the trial is to stop; a pause waits for its end.
+        """Check in the middle of a step whether the trial must stop; a pause waits for its end.
 
         Raises:
-            StopTrial: it is.
+            TrialStopExit: The trial must stop.
         """
         self._look_for_orders()
         if self._obeyed.stop:
@@ -262,13 +262,13 @@ class TrialSession:
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """The metrics that somebody expects of every result and that only the trial's code has."""
+        """The metrics that every result must have and that only the trial's code can report."""
         return self._required
 
     def settled(self) -> type[TrialExit] | None:
-        """What made the trial end, now that its code is left; a stop replaces a pause.
+        """What made the trial end, called after its code ended; a stop replaces a pause.
 
-        Threads that the code left behind report nothing any more.
+        From now on, reports of threads that the code left behind raise.
         """
         with self._one_thread():
             self._is_settled = True
@@ -280,27 +280,27 @@ class TrialSession:
 
     @property
     def _may_pause(self) -> bool:
-        """Whether nothing of it is to be repeated, where that matters."""
+        """Whether the trial can pause without losing steps that the order wants saved."""
         is_saved = self.saves_when_asked or self.saved_step == self.progress.iteration
         return is_saved or not self._obeyed.at_checkpoint
 
     @property
     def _is_repeated(self) -> bool:
-        """Whether the last step is one that an earlier epoch reported, too.
+        """Whether an earlier attempt also reported the last step.
 
-        Such a result is dropped where it is read, so nobody would tell a trial that waits there to
-        go on: its times, say, may reach a horizon that those of the first record did not.
+        The scheduler drops such a result, so it would never answer a trial that waits there: its
+        times, say, may reach a horizon that those of the first record did not.
         """
         return self.progress.iteration <= self.start.last_step
 
     def restore(self) -> Path | None:
-        """Take up the checkpoint to go on from, and return its files; None for a fresh start.
+        """Restore the checkpoint to continue from, and return its files; None for a fresh start.
 
-        It is the newest that is whole: of each damaged one the node is told.
+        It takes the newest intact one and reports each damaged one to the node.
 
         Raises:
-            CheckpointCorrupt: none is whole; says what is wrong with each.
-            StoreError: it cannot be read now.
+            CheckpointCorrupt: None is intact; says what is wrong with each.
+            StoreError: It cannot be read now.
         """
         candidates = self.start.restore
         following = [*(ref.key for ref in candidates[1:]), ""]
@@ -326,17 +326,17 @@ class TrialSession:
     def resume_from(
         self, path: Path, state: dict[str, Any], ref: CheckpointRef | None = None
     ) -> None:
-        """Count on from ``state``; ``path`` is the newest checkpoint, but not a new one."""
+        """Continue counting from ``state``; ``path`` is the newest checkpoint, but not new."""
         self.progress.restore(state)
         self.saved_step = self.progress.iteration
         self._kept = SavedCheckpoint(ref, state, path)
 
     def newest_checkpoint(self) -> SavedCheckpoint | None:
-        """The newest checkpoint with its files at hand; before the first, the restored one.
+        """The newest checkpoint with its files on this machine; before the first, the restored one.
 
         Raises:
-            CheckpointCorrupt: its files are damaged; the node was told.
-            StoreError: its files cannot be read now.
+            CheckpointCorrupt: Its files are damaged; the node has been informed.
+            StoreError: Its files cannot be read now.
         """
         with self._one_thread():
             kept = self._kept
@@ -350,15 +350,15 @@ class TrialSession:
             return kept
 
     def send(self, event: NodeEvent) -> None:
-        """Say something about the trial to its node."""
+        """Send an event about the trial to its node."""
         self._channel.send(event)
 
     def _one_thread(self) -> AbstractContextManager[object]:
-        """Held by one thread at a time; a forked child may have got the lock taken, for good."""
+        """The session's lock; none in a forked child, where another thread may hold it for ever."""
         return self._lock if self._pid == os.getpid() else nullcontext()
 
     def _discard_offered(self) -> None:
-        """Forget what was offered, with its files if they are in a folder that was made for it."""
+        """Forget the offered checkpoint, and remove its files if the session made their folder."""
         if self._offered is not None:
             folder, self._offered = str(self._offered[0].path), None
             if folder in self._made_folders:
@@ -366,20 +366,20 @@ class TrialSession:
                 remove(folder)
 
     def _say_damaged(self, ref: CheckpointRef, error: CheckpointCorrupt, instead: str) -> None:
-        """Say that ``ref`` is damaged, and the key of what is taken instead."""
+        """Report that ``ref`` is damaged, and the key that is used instead."""
         logger.warning("%s Instead: %s.", error, instead or "nothing")
         self._channel.send(
             CheckpointDamaged(self.trial, self.attempt, ref.key, str(error), instead)
         )
 
     def _look_for_orders(self) -> None:
-        """Take in the newest order, if one has come."""
+        """Apply the newest order, if one has arrived."""
         order = self._channel.poll()
         if order is not None:
             self._obey(order)
 
     def _obey(self, order: TrialOrder) -> None:
-        """Take ``order`` as the newest; one for another epoch came too late to mean anything."""
+        """Take ``order`` as the newest; ignore a late one for another attempt."""
         if (order.trial, order.attempt) != (self.trial, self.attempt):
             return
         self._obeyed = order
@@ -387,7 +387,7 @@ class TrialSession:
         self._comparable = tuple(key for key in dict.fromkeys(keys) if key not in ALWAYS_THERE)
 
     def _check_derived(self, plain: dict[str, Any], step: int) -> None:
-        """Raise MetricError unless what the expected automatic keys are made from is there."""
+        """Raise MetricError unless the sources of the expected automatic keys are there."""
         known = self.progress.state() | plain
         for key, source in DERIVED.items():
             if known.get(key) is None and known.get(source) is not None:
@@ -407,7 +407,7 @@ class TrialSession:
 
 
 def _reference(kept: CheckpointWritten | CheckpointCommitted) -> CheckpointRef:
-    """What finds a checkpoint again that was just kept."""
+    """Make the reference of a checkpoint that was just saved."""
     if isinstance(kept, CheckpointWritten):
         return CheckpointRef(kept.key, "", kept.step, written=kept.sha256)
     return CheckpointRef(kept.key, kept.sha256, kept.step)
