@@ -1,1 +1,1 @@
-"""Code and parameters as blobs, named by their content."""
+"""Code and parameters as content-addressed blobs."""

@@ -1,7 +1,7 @@
-"""A folder of content-addressed blobs: pickled code and the parameters that hosts map.
+"""`BlobFolder`: content-addressed blobs in a local folder: pickled code and mapped parameters.
 
 A blob's file is named by the SHA-256 of its content, written once through a temporary file and a
-rename, and never changed. So the same content is kept once, and a name that exists is whole.
+rename, and never changed. So equal content is stored once, and a name that exists is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tunemq_shared.protocol.messages import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import open_to_read
 
-#: The folder of blobs in a store; no experiment there may have this name.
+#: The folder of blobs in a store; an experiment cannot have this name.
 BLOBS: Final = "blobs"
 
 _CHUNK: Final = 2**20
@@ -36,10 +36,10 @@ class BlobFolder:
         self.root = Path(root).absolute()
 
     def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
-        """Keep the content, given in one piece or as buffers in their order; nothing is copied.
+        """Store the content, given in one piece or as successive buffers, without copying it.
 
         Raises:
-            StoreError: it cannot be written; nothing of it is left behind.
+            StoreError: It cannot be written; nothing of it is left behind.
         """
         buffers = [data] if isinstance(data, bytes) else data
         with self._temporary() as temporary:
@@ -49,7 +49,7 @@ class BlobFolder:
                 for buffer in buffers:
                     view = memoryview(buffer).cast("B")
                     for start in range(0, len(view), _CHUNK):
-                        # Piece by piece: what was hashed is in the cache when it is written.
+                        # In chunks: hashed bytes are in the cache when they are written.
                         piece = view[start : start + _CHUNK]
                         digest.update(piece)
                         write_all(file.fileno(), piece)
@@ -57,7 +57,7 @@ class BlobFolder:
             return self._keep(temporary, digest.hexdigest(), size)
 
     def adopt(self, ref: BlobRef) -> BlobRef:
-        """Keep here what another folder holds, by a link if the file system can, else a copy."""
+        """Store another folder's blob here: as a hard link if possible, else as a copy."""
         target = self.root / ref.sha256
         if ref.path == str(target) and target.exists():
             return ref
@@ -69,13 +69,13 @@ class BlobFolder:
             return self._keep(temporary, ref.sha256, ref.size)
 
     def take_in(self, ref: BlobRef, write: Callable[[Path], None]) -> BlobRef:
-        """Keep what ``write`` puts into the new file that it is given, if that is this blob.
+        """Let ``write`` fill a new file, and store it if it is this blob.
 
-        Where it is here already nothing is written.
+        If the blob is here already, nothing is written.
 
         Raises:
-            BlobCorrupt: it is something else.
-            StoreError: it cannot be written; nothing of it is left behind.
+            BlobCorrupt: The file has other content.
+            StoreError: It cannot be written; nothing of it is left behind.
         """
         if not is_blob_name(ref.sha256):
             raise BlobCorrupt(f"{ref.sha256!r} is not the name of a blob.")
@@ -88,16 +88,16 @@ class BlobFolder:
         return BlobRef(sha256=ref.sha256, size=ref.size, path=str(path))
 
     def remove_leftovers(self) -> None:
-        """Remove what whoever was killed while it wrote has left; nobody writes meanwhile."""
+        """Remove the files of killed writers; no process may write meanwhile."""
         for path in self.root.glob(".*"):
             path.unlink(missing_ok=True)
 
     def _keep(self, temporary: Path, sha256: str, size: int) -> BlobRef:
         path = self.root / sha256
-        # One that is there stays: hosts that mapped it share its pages with those that will.
+        # An existing file stays: processes that mapped it share its pages with later ones.
         if not _is_whole(path, size):
             temporary.chmod(0o400)
-            if path.is_dir() and not path.is_symlink():  # a trial has made it
+            if path.is_dir() and not path.is_symlink():  # a trial made it
                 remove_tree(path)
             temporary.replace(path)
         return BlobRef(sha256=sha256, size=size, path=str(path))
@@ -120,14 +120,14 @@ class BlobFolder:
 
 
 def place_of(ref: BlobRef) -> str:
-    """Where a blob is, for messages."""
+    """The path or address of a blob, for messages."""
     if not ref.store:
         return ref.path
     return without_settings(join(ref.store, f"{BLOBS}/{ref.sha256}"))
 
 
 def is_blob_name(text: str) -> bool:
-    """Whether it is a SHA-256 as blobs are named by."""
+    """Whether the text is a SHA-256 in hex, as names of blobs are."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -136,11 +136,11 @@ def _is_whole(path: Path, size: int) -> bool:
 
 
 def verify(path: Path, ref: BlobRef) -> None:
-    """Return if the file holds this blob.
+    """Check that the file holds this blob.
 
     Raises:
-        BlobCorrupt: it holds something else.
-        StoreError: it cannot be read.
+        BlobCorrupt: It has other content.
+        StoreError: It cannot be read.
     """
     try:
         with open_to_read(path) as file:
@@ -156,10 +156,10 @@ def verify(path: Path, ref: BlobRef) -> None:
 
 
 def read_blob(ref: BlobRef) -> bytes:
-    """The whole content of a blob, verified.
+    """Read the whole content of a blob and verify it.
 
     Raises:
-        StoreError: it cannot be read, or its content is not what its name says.
+        StoreError: It cannot be read, or its content does not match its name.
     """
     content = check_blob(ref).read_bytes()
     found = hashlib.sha256(content).hexdigest()
@@ -169,13 +169,13 @@ def read_blob(ref: BlobRef) -> bytes:
 
 
 def check_blob(ref: BlobRef) -> Path:
-    """The path of a blob whose size is right.
+    """The path of a blob, after a check of its size.
 
-    Its content was hashed when it was written or fetched, and its file is read-only since; hosts
-    that map half a gigabyte do not each read it all again.
+    Its content was hashed when it was written or fetched, and its file is read-only since. So each
+    process that maps half a gigabyte need not read it all again.
 
     Raises:
-        StoreError: it is not there, or has another size.
+        StoreError: The file is missing, or has another size.
     """
     path = Path(ref.path)
     try:

@@ -1,8 +1,8 @@
-"""`BlobStore`: content-addressed blobs that others can fetch, from ``blobs/`` of a store.
+"""`BlobStore`: content-addressed blobs below ``blobs/`` of a store, for other processes to fetch.
 
-What is there is not sent again, and what is fetched is verified before anybody sees it. In a folder
-that both sides can read a blob is used where it lies; from an object store it is fetched first. The
-suite for both is in ``tests/contracts/test_blob_store.py``.
+Existing blobs are not sent again, and fetched ones are verified before use. In a folder that both
+sides can read, a blob is used in place; from an object store it is fetched first. Both
+implementations pass the suite in ``tests/contracts/test_blob_store.py``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.node_orders import BlobRef
 
-#: How long a store that does not answer is tried again, where nobody says otherwise.
+#: Default seconds for retries while a store does not answer.
 TIMEOUT_S: Final = 120.0
 
 
 def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> BlobStore:
-    """The blobs of the store at a local path, or at the address of an object store.
+    """Open the blobs of the store at a local path, or at the address of an object store.
 
     Args:
-        on_trouble: Told why nothing can be kept there now; see
-        `tunemq_shared.base.retrying.retried`.
+        address: Of the store.
+        on_trouble: Called with the problem before each retry; see
+            `tunemq_shared.base.retrying.retried`.
 
     Raises:
-        ConfigError: the address cannot be used.
-        StoreError: there are no keys for it. Whether it answers is not tried.
+        ConfigError: The address is invalid.
+        StoreError: There are no credentials for it. Nothing is sent to the store yet.
     """
     if is_remote(address):
         return ObjectBlobStore(open_objects(address), address, on_trouble)
@@ -46,33 +47,33 @@ def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> Blob
 
 
 class BlobStore(ABC):
-    """Keeps blobs at the store's ``address`` and fetches them from there."""
+    """Stores blobs at the store's ``address`` and fetches them from there."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     @abstractmethod
     def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
-        """Keep this content, given in one piece or as buffers in their order.
+        """Store this content, given in one piece or as successive buffers.
 
         Raises:
-            StoreError: it cannot be kept.
+            StoreError: It cannot be stored.
         """
 
     def put_file(self, path: Path) -> BlobRef:
-        """Keep what is in this file, which nobody changes meanwhile.
+        """Store the content of this file, which must not change meanwhile.
 
         Raises:
-            StoreError: it cannot be read or kept.
+            StoreError: It cannot be read or stored.
         """
         return self.put_blob(ref_of(path))
 
     @abstractmethod
     def put_blob(self, ref: BlobRef) -> BlobRef:
-        """Keep a blob that has a file on this machine.
+        """Store a blob that has a file on this machine.
 
         Raises:
-            StoreError: it cannot be read or kept.
+            StoreError: It cannot be read or stored.
         """
 
     @abstractmethod
@@ -83,20 +84,22 @@ class BlobStore(ABC):
         cancel: CancelToken | None = None,
         on_trouble: Callable[[str], None] = ignore,
     ) -> BlobRef:
-        """Have the blob in ``folder`` too, whole and verified; where it is, nothing is read.
+        """Copy the blob to ``folder``, complete and verified; if it is there, nothing is read.
 
         Args:
-            cancel: Ends it early; by default it gives up after `TIMEOUT_S`.
+            ref: The blob.
+            folder: The local folder.
+            cancel: Ends the transfer early; by default it gives up after `TIMEOUT_S`.
             on_trouble: See `tunemq_shared.base.retrying.retried`.
 
         Raises:
-            BlobCorrupt: it is not there, or not what its name says.
-            StoreError: it cannot be read now, or not be written.
+            BlobCorrupt: The blob is missing, or its content does not match its name.
+            StoreError: It cannot be read now, or cannot be written.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +109,7 @@ class BlobStore(ABC):
 
 
 class FolderBlobStore(BlobStore):
-    """Blobs in a folder that whoever needs them can read, too."""
+    """Blobs in a folder that all their readers can access directly."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -139,8 +142,8 @@ class ObjectBlobStore(BlobStore):
     """Blobs in an object store.
 
     Args:
-        objects: Below the store's address; closed with this.
-        address: That address, which references name.
+        objects: The objects below the store's address; closed with this store.
+        address: That address, which references contain.
         on_trouble: See `open_blobs`.
     """
 
@@ -202,10 +205,10 @@ class ObjectBlobStore(BlobStore):
 
 
 def ref_of(path: Path) -> BlobRef:
-    """What a file is as a blob.
+    """Make the reference of a file as a blob.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: It cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -219,8 +222,8 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a blob's file to a new one.
 
     Raises:
-        BlobCorrupt: there is none in its folder.
-        StoreUnavailable: there is no such folder, or it cannot be read now.
+        BlobCorrupt: The folder does not have it.
+        StoreUnavailable: The folder does not exist, or cannot be read now.
     """
     try:
         file = source.open("rb")
@@ -241,5 +244,5 @@ def _key(ref: BlobRef) -> str:
 
 
 def _time_for(size: int) -> float:
-    """Seconds until sending so much is given up: a line with less than 1 MB/s is a broken one."""
+    """Seconds allowed for sending ``size`` bytes: a line slower than 1 MB/s counts as broken."""
     return TIMEOUT_S + size / 10**6

@@ -1,8 +1,8 @@
-"""Which files of a folder travel with a bundle: by its `.tunemqignore`, and by rules of ours.
+"""Select the files of a bundle: by the folder's `.tunemqignore`, and by default rules.
 
-The patterns are git's; where there is no `.tunemqignore` a `.gitignore` counts. A folder's own file
-counts for what is below it, and a later line beats an earlier one, so that ``!name`` takes along
-what would be left out.
+The patterns are git's; without a `.tunemqignore`, a `.gitignore` counts. A folder's file applies
+below that folder, and a later line overrides an earlier one, so that ``!name`` includes what an
+earlier line excludes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import ConfigError
 
-#: What is no code of the user's, however it came there.
+#: Excluded by default: never the user's code.
 DEFAULTS: Final = (
     ".git/",
     ".hg/",
@@ -35,14 +35,14 @@ DEFAULTS: Final = (
     ".DS_Store",
     "tunemq_results/",
 )
-#: The first of these that is in a folder counts there.
+#: The first of these in a folder counts there.
 FILES: Final = (".tunemqignore", ".gitignore")
-#: More files than this are a data set, and no code.
+#: More files than this are a data set, not code.
 MAX_FILES: Final = 20_000
 
 
 class BundleFile(NamedTuple):
-    """A file of a bundle: its name below the folder, with ``/``; where it is; its bytes."""
+    """A file of a bundle: its name below the folder, with ``/``; its path; its size in bytes."""
 
     name: str
     path: Path
@@ -59,17 +59,17 @@ class _Rules:
         self._spec = GitIgnoreSpec.from_lines(lines)
 
     def verdict(self, name: str) -> bool | None:
-        """Whether a name is to be left out; None where nothing is said about it."""
+        """Whether to exclude a name; None if no pattern matches it."""
         return self._spec.check_file(name.removeprefix(self._prefix)).include
 
 
 def files_of(root: Path) -> list[BundleFile]:
-    """The files below ``root`` that are to travel, in the order of their names.
+    """List the files below ``root`` that belong to the bundle, sorted by name.
 
-    Links are followed where they lead to what is below ``root``; others are refused.
+    Links to files below ``root`` are followed; others are rejected.
 
     Raises:
-        ConfigError: a link leads out, a file cannot be read, or there are too many; says which.
+        ConfigError: A link leads out, a file cannot be read, or there are too many; says which.
     """
     found: list[BundleFile] = []
     top = _Rules("", DEFAULTS)
@@ -113,7 +113,7 @@ def _rules_in(folder: Path, prefix: str) -> Iterator[_Rules]:
 
 
 def _is_ignored(name: str, rules: list[_Rules]) -> bool:
-    """The innermost folder that has something to say about it decides."""
+    """Whether the innermost folder with a matching pattern excludes the name."""
     for one in reversed(rules):
         verdict = one.verdict(name)
         if verdict is not None:

@@ -1,8 +1,8 @@
-"""Bundles: the code of an experiment as one blob, a script or a folder, unpacked once a machine.
+"""Bundles: an experiment's script or folder of code as one blob, unpacked once per machine.
 
-A bundle is a ZIP file. The same files make the same bytes, so a project that did not change is not
-sent again; and unlike a tar file it can hold nothing but files whose sizes are known beforehand.
-Whoever unpacks one trusts nothing in it but that it is what its hash says.
+A bundle is a ZIP file. Equal files make equal bytes, so an unchanged project is not sent again.
+Unlike a tar file, it holds only files with sizes that are known in advance. The unpacking side
+trusts nothing in a bundle beyond its hash.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, BundleFile, files_
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree, walk
 
-#: What a bundle may take, unless whoever makes it says otherwise.
+#: The default limit for a new bundle.
 LIMIT_BYTES: Final = 100 * 2**20
-#: No bundle is unpacked that takes more.
+#: Larger bundles are not unpacked.
 MOST_BYTES: Final = 4 * 2**30
-#: So many of the largest files are named when a bundle is too large.
+#: How many of the largest files the error of a bundle that is too large names.
 _NAMED: Final = 5
-#: The oldest time that a ZIP file can say; all files have it.
+#: The oldest time that a ZIP file can express; all files have it, so that equal files are equal.
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 _CHUNK: Final = 2**20
 _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-#: What `zipfile` raises for what is none, or a broken one.
+#: What `zipfile` raises for a damaged archive, or for another kind of file.
 _BROKEN: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -50,11 +50,16 @@ _BROKEN: Final = (
 
 
 def bundle(source: Path | str, blobs: BlobStore, *, limit_bytes: int = LIMIT_BYTES) -> BlobRef:
-    """Keep a script, or a folder as `tunemq_shared.code.bundle_rules` has it, as a blob.
+    """Store a script, or the files of a folder (`tunemq_shared.code.bundle_rules`), as a blob.
+
+    Args:
+        source: The script or folder.
+        blobs: The store.
+        limit_bytes: The most bytes of all files.
 
     Raises:
-        ConfigError: it is not there, empty, too large, or cannot be read; says what to do.
-        StoreError: it cannot be kept.
+        ConfigError: It does not exist, is empty, too large, or unreadable; says what to do.
+        StoreError: It cannot be stored.
     """
     source = Path(source).absolute()
     files = _collected(source)
@@ -70,16 +75,18 @@ def unpacked(
     folder: Path | str,
     fetch: Callable[[BlobRef, BlobFolder], BlobRef] | None = None,
 ) -> Path:
-    """The bundle's folder below ``folder``, read-only and named by its hash; made if need be.
+    """Unpack the bundle below ``folder``, unless it is there, and return its read-only folder.
 
-    Several may do it at the same time.
+    Its name is the bundle's hash. Several processes may unpack at the same time.
 
     Args:
-        fetch: Gets the blob into a folder; by default from where the reference says.
+        ref: The bundle.
+        folder: The parent folder.
+        fetch: Gets the blob into a folder; by default from the reference's own place.
 
     Raises:
-        BlobCorrupt: it is missing or damaged, or holds what no bundle of ours does.
-        StoreError: it cannot be read, or there is no room for it.
+        BlobCorrupt: It is missing or damaged, or has content that no bundle of ours has.
+        StoreError: It cannot be read, or the disk has no space for it.
     """
     if not is_blob_name(ref.sha256):
         raise BlobCorrupt(f"{ref.sha256!r} is not the name of a bundle.")
@@ -101,11 +108,11 @@ def unpacked(
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Make the folder ``target`` of a bundle, all of it or nothing; one that is there stays.
+    """Unpack a bundle to the folder ``target``, completely or not at all; an existing one stays.
 
     Raises:
-        BlobCorrupt: it is no bundle, or one that no honest program makes.
-        OSError: there is no room for it.
+        BlobCorrupt: It is not a bundle, or one that no honest program makes.
+        OSError: The disk has no space for it.
     """
     building = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     try:
@@ -117,11 +124,11 @@ def unpack(archive: Path, target: Path) -> None:
         _make_read_only(building)
         try:
             building.rename(target)
-        except NotADirectoryError:  # a trial has put a file there
+        except NotADirectoryError:  # a trial put a file there
             target.unlink(missing_ok=True)
             building.rename(target)
         except OSError:
-            if not target.is_dir():  # else somebody was faster
+            if not target.is_dir():  # else another process unpacked it first
                 raise
         target.chmod(0o500)
     except _BROKEN as error:
@@ -131,11 +138,11 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a bundle's folder, or what is left of one; one that is not there is no error."""
+    """Remove a bundle's folder, or the rest of one, if it exists."""
     remove_tree(folder)
 
 
-# --- making ---------------------------------------------------------------------------------------
+# --- packing --------------------------------------------------------------------------------------
 
 
 def _collected(source: Path) -> list[BundleFile]:
@@ -171,7 +178,7 @@ def _write(archive: Path, files: list[BundleFile]) -> None:
             for file in files:
                 info = zipfile.ZipInfo(file.name, _LONG_AGO)
                 info.compress_type = zipfile.ZIP_DEFLATED
-                info.create_system = 3  # Unix, wherever it is made
+                info.create_system = 3  # Unix, on every platform, for equal bytes
                 info.file_size = file.size  # decides whether sizes take 4 or 8 bytes
                 is_program = os.access(file.path, os.X_OK)
                 info.external_attr = (0o500 if is_program else 0o400) << 16
@@ -200,7 +207,7 @@ def _checked(opened: zipfile.ZipFile, archive: Path) -> list[zipfile.ZipInfo]:
     for member in members:
         if not 0 <= member.header_offset < end:
             raise BlobCorrupt(f"{archive} is no bundle: it is cut short.")
-        # What it was before `zipfile` cut it at a null byte.
+        # The name before `zipfile` cut it at a null byte.
         name = member.orig_filename
         if not is_safe_name(name):
             raise BlobCorrupt(f"the bundle {archive} has a file with the name {name!r}.")
@@ -219,7 +226,7 @@ def _is_within_file(name: str, names: set[str]) -> bool:
 
 
 def _extract(opened: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> None:
-    """Write one file: a plain one, whatever the archive calls it, and no longer than it says."""
+    """Write one file, always a regular one, and at most as long as the archive declares."""
     path = folder / info.orig_filename
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = 0o500 if info.external_attr >> 16 & 0o100 else 0o400
@@ -234,9 +241,9 @@ def _extract(opened: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> No
 
 
 def _compile(folder: Path) -> None:
-    """Compile modules here: hosts cannot keep what they compile, and would do it for each trial."""
+    """Compile modules here: trial processes cannot write to the folder, and would all recompile."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever runs the code is warned
+        warnings.simplefilter("ignore")  # the trial process warns its user instead
         compileall.compile_dir(
             folder,
             quiet=2,

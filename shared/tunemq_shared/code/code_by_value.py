@@ -1,8 +1,8 @@
-"""Carries a trainable's code to the workers: the script's by value, what is installed by name.
+"""Pickle a trainable's code for the workers: the script's by value, installed code by name.
 
-A function or class of ``__main__``, or of a module that a fresh interpreter would not find, travels
-whole; what can be imported travels as its name. A trainable that cannot be carried is refused
-before anything starts, and the error names the variable that is to blame.
+A function or class of ``__main__``, or of a module that a fresh interpreter would not find, is
+pickled whole; importable ones are pickled as their names. A trainable that cannot be pickled is
+rejected before anything starts, and the error names the responsible variable.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tunemq_shared.base.pickling import (
 )
 from tunemq_shared.base.unpickling import load_pickled
 
-#: Above this many bytes a trainable is probably carrying data along without meaning to.
+#: A pickled trainable of more bytes probably contains data by mistake.
 LARGE_TRAINABLE: Final = 50 * 2**20
 
-#: Preloading is an optimisation: of a pickle longer than this only the beginning is looked at.
+#: Preloading is an optimisation: of a longer pickle, only the beginning is read.
 _OPCODES_READ: Final = 500_000
 
 _STRINGS: Final = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
 _GETS: Final = frozenset({"BINGET", "LONG_BINGET", "GET"})
 _PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
-#: What hosts have anyway, or must not have.
+#: Modules that trial processes have anyway, or must not have.
 _NOT_THEIRS: Final = frozenset(
     {"tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers", "__main__"}
 )
@@ -54,12 +54,12 @@ def trainable_name(trainable: Any) -> str:
 
 
 def pickle_trainable(trainable: Any) -> bytes:
-    """The trainable's code as bytes for `load_trainable` in another process.
+    """Pickle the trainable's code for `load_trainable` in another process.
 
-    Warns above `LARGE_TRAINABLE` bytes, naming the largest thing that goes along.
+    Warns above `LARGE_TRAINABLE` bytes, naming the largest part.
 
     Raises:
-        TrainableError: it uses something that cannot be pickled; the message names it.
+        TrainableError: It uses an object that cannot be pickled; the message names it.
     """
     home = getattr(_without_partials(trainable), "__module__", None)
     with _carried_whole(sys.modules.get(home or "")):
@@ -73,26 +73,26 @@ def pickle_trainable(trainable: Any) -> bytes:
 
 
 def load_trainable(pickled: bytes | memoryview) -> Any:
-    """The trainable from `pickle_trainable`; imports what it needs and runs code of the experiment.
+    """Load the result of `pickle_trainable`; imports modules and runs code of the experiment.
 
     Raises:
-        TrainableError: something that it refers to cannot be imported here.
+        TrainableError: It refers to something that cannot be imported here.
     """
     return load_pickled(pickled, "the trainable's code")
 
 
 def modules_of(pickled: bytes | memoryview) -> tuple[str, ...]:
-    """The installed modules that loading the pickle would import, without loading it.
+    """List the installed modules that loading the pickle would import, without loading it.
 
     Only modules of packages in a site-packages or dist-packages folder count: the standard library
-    costs little, and the user's own modules may change between two runs; but what those use, as far
-    as this process has imported them, counts. Full names are given
+    costs little, and the user's own modules may change between two runs. The modules that the
+    user's modules use count, if this process has imported them. Full names are given
     (``sklearn.svm``, not ``sklearn``), because importing a package does not import all of it.
     """
     installed: set[str] = set()
     seen: set[str] = set()
     waiting: list[str] = []
-    with contextlib.suppress(ValueError):  # a damaged one: nobody will load it
+    with contextlib.suppress(ValueError):  # a damaged pickle will not be loaded either
         waiting += _modules_named(pickled)
     while waiting:
         name = waiting.pop()
@@ -103,13 +103,13 @@ def modules_of(pickled: bytes | memoryview) -> tuple[str, ...]:
         if _is_installed(top):
             installed.add(name)
         elif top not in _NOT_THEIRS and top not in sys.stdlib_module_names:
-            # The user's own: it travels as a name, and what it imports is not in the pickle.
+            # The user's own module: pickled by name, so the pickle does not show its imports.
             waiting += _used_by(sys.modules.get(name))
     return tuple(sorted(installed))
 
 
 def _used_by(module: ModuleType | None) -> Iterator[str]:
-    """The modules that a module's globals are, or come from."""
+    """Iterate over the modules that a module's globals are, or come from."""
     for value in list(vars(module).values()) if module is not None else ():
         name = value.__name__ if isinstance(value, ModuleType) else _home_of(value)
         if isinstance(name, str):
@@ -119,7 +119,7 @@ def _used_by(module: ModuleType | None) -> Iterator[str]:
 def _home_of(value: Any) -> Any:
     try:
         return getattr(value, "__module__", None)
-    except Exception:  # noqa: BLE001  an object of the user's; where it is from is but a hint
+    except Exception:  # noqa: BLE001  an object of the user's; its module is only a hint
         return None
 
 
@@ -131,7 +131,7 @@ def _without_partials(trainable: Any) -> Any:
 
 @contextlib.contextmanager
 def _carried_whole(module: ModuleType | None) -> Iterator[None]:
-    """Meanwhile the module is pickled by value, if another process could not find it."""
+    """Pickle the module by value meanwhile, if another process could not import it."""
     import cloudpickle
 
     if (
@@ -152,8 +152,8 @@ def _carried_whole(module: ModuleType | None) -> Iterator[None]:
 def _can_be_found(module: ModuleType) -> bool:
     """Whether a fresh import under the module's name would run the file that it came from.
 
-    The finders are asked anew: `importlib.util.find_spec` would believe the entry in `sys.modules`,
-    which a test runner or notebook may have put there by hand.
+    It asks the finders: `importlib.util.find_spec` would trust the entry in `sys.modules`, which a
+    test runner or notebook may have put there by hand.
     """
     path: Any = None
     spec = None
@@ -185,10 +185,10 @@ def _is_installed(top: str) -> bool:
 
 
 def _modules_named(pickled: bytes | memoryview) -> Iterator[str]:
-    """The modules that the pickle imports: those of globals, and those pickled as modules."""
+    """Iterate over the modules that the pickle imports: of globals, and as modules."""
     memo: dict[Any, Any] = {}
     strings: list[str] = []
-    top: Any = None  # what stands on the stack's top, as far as it matters: a string or a global
+    top: Any = None  # the top of the stack, if it matters: a string or a global
     imports_next = False
     for opcode, argument, _ in itertools.islice(pickletools.genops(bytes(pickled)), _OPCODES_READ):
         name = opcode.name

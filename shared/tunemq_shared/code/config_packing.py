@@ -1,10 +1,9 @@
-"""Turns a trial's configuration into bytes that keep the exact type of every value.
+"""Pack a trial's configuration into bytes that keep the exact type of every value.
 
 Plain data (dicts with string keys, lists, strings, 64-bit integers, floats, booleans, None: exactly
 these types) is msgpack, readable without running any code. Every other value (tuples, numpy
-scalars, classes, functions, objects) is pickled and stands in its place as a msgpack extension. So
-the journal shows the plain part of a configuration without unpickling anything, and only
-`unpack_config` unpickles.
+scalars, classes, functions, objects) is a pickle in a msgpack extension. So the journal shows the
+plain part of a configuration without unpickling, and only `unpack_config` unpickles.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PickledValue(NamedTuple):
-    """Stands for a value that `peek_config` did not unpickle."""
+    """Placeholder for a value that `peek_config` did not unpickle; ``size`` in bytes."""
 
     size: int
 
@@ -54,13 +53,13 @@ def check_keys(config: dict[Any, Any]) -> None:
 
 
 def pack_config(config: dict[str, Any]) -> bytes:
-    """The configuration as bytes; ConfigError names a value that cannot be pickled."""
+    """Pack the configuration; ConfigError names a value that cannot be pickled."""
     if not isinstance(config, dict):
         raise ConfigError(f"a configuration must be a dict, not {type(config).__qualname__}.")
     check_keys(config)
     try:
         # The common case at the speed of C. Integers and strings that msgpack cannot hold are rare:
-        # it is cheaper to let the encoder find them than to look at each.
+        # letting the encoder fail on them is cheaper than checking each value.
         if _SCALARS.issuperset(map(type, config.values())):
             return _encode(dict(config))
     except (OverflowError, UnicodeEncodeError):
@@ -71,17 +70,17 @@ def pack_config(config: dict[str, Any]) -> bytes:
 
 
 def unpack_config(packed: bytes) -> dict[str, Any]:
-    """The configuration, every value with its exact type; runs pickled code of the experiment.
+    """Unpack the configuration, every value with its exact type; runs code of the experiment.
 
     Raises:
-        TrainableError: a class or function in it cannot be imported here.
-        WireError: the bytes are damaged.
+        TrainableError: A class or function in it cannot be imported here.
+        TransportError: The bytes are damaged.
     """
     return _decode(packed, _unpickled)
 
 
 def peek_config(packed: bytes) -> dict[str, Any]:
-    """The configuration with `PickledValue` in place of what is not plain data; runs no code."""
+    """Unpack the configuration with `PickledValue` for values that are pickled; runs no code."""
     return _decode(packed, _placeholder)
 
 
@@ -108,7 +107,7 @@ def _placeholder(_code: int, data: memoryview) -> PickledValue:
 
 
 def _marked(value: Any, path: str) -> Any:
-    """The value with everything in it that is not plain replaced by its pickle."""
+    """Replace every part of the value that is not plain by its pickle."""
     kind = type(value)
     if kind is list:
         return [_marked(item, f"{path}[{n}]") for n, item in enumerate(value)]

@@ -1,10 +1,9 @@
-"""Writes objects into a blob that processes map: their large buffers lie in it page by page.
+"""Parameter blobs: objects whose large buffers processes map instead of reading.
 
     magic | size of the index | index (msgpack) | pickle | buffers, each aligned
 
-The pickle is of protocol 5 with its buffers out of band. They are written from where they are in
-memory, and on loading the arrays are views of the read-only mapping: nothing is copied on either
-side.
+The pickle has protocol 5 with out-of-band buffers. The writer writes the buffers from where they
+lie in memory, and the reader's arrays are views of the read-only mapping: neither side copies them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from tunemq_shared.code.code_by_value import modules_of
 from tunemq_shared.protocol.messages import BlobRef
 
 _MAGIC: Final = b"TMQPAR01"
-#: Buffers of a page or more begin on one; smaller ones where vector instructions like them.
+#: Buffers of a page or more are page-aligned; smaller ones are aligned for vector instructions.
 _PAGE: Final = 4096
 _VECTOR: Final = 64
 
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
-    """Where the pickle and the buffers are: (offset in the part behind the index, size)."""
+    """The places of pickle and buffers: (offset in the part after the index, size), in bytes."""
 
     pickle: tuple[int, int]
     buffers: tuple[tuple[int, int], ...]
@@ -46,7 +45,7 @@ def dump_parameters(objects: dict[str, Any]) -> DumpedParameters:
     """Pickle the objects without copying their large buffers.
 
     Raises:
-        TrainableError: one of them cannot be pickled; the message names it.
+        TrainableError: One of them cannot be pickled; the message names it.
     """
     try:
         return DumpedParameters(*dump_out_of_band(objects))
@@ -62,17 +61,17 @@ def write_parameters(dumped: DumpedParameters, blobs: BlobFolder) -> BlobRef:
     """Write the objects as one blob.
 
     Raises:
-        StoreError: the blob cannot be written.
+        StoreError: The blob cannot be written.
     """
     return blobs.put(_laid_out(dumped.chunks, dumped.buffers))
 
 
 def map_parameters(ref: BlobRef) -> dict[str, Any]:
-    """The objects of a blob; their buffers are read-only views of it, shared by all processes.
+    """Load the objects of a blob; their buffers are read-only views of it, shared by all processes.
 
     Raises:
-        TrainableError: a class in it cannot be imported here.
-        StoreError: the blob is missing or damaged.
+        TrainableError: A class in it cannot be imported here.
+        StoreError: The blob is missing or damaged.
     """
     index, body = _mapped(ref)
     buffers = [body[at : at + length] for at, length in index.buffers]
@@ -83,16 +82,16 @@ def map_parameters(ref: BlobRef) -> dict[str, Any]:
 
 
 def modules_of_parameters(ref: BlobRef) -> tuple[str, ...]:
-    """The installed modules that `map_parameters` would import."""
+    """List the installed modules that `map_parameters` would import."""
     index, body = _mapped(ref)
     return modules_of(_pickle(index, body))
 
 
 def _mapped(ref: BlobRef) -> tuple[_Index, memoryview]:
-    """The index, and all that lies behind it."""
+    """Map the blob; returns its index, and the bytes after the index."""
     start = len(_MAGIC) + 8
     with check_blob(ref).open("rb") as file:
-        if ref.size < start:  # an empty one could not be mapped, either
+        if ref.size < start:  # mmap rejects an empty file
             raise StoreError(f"the blob {ref.path} does not hold parameters.")
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if mapped[: len(_MAGIC)].tobytes() != _MAGIC:
@@ -111,7 +110,7 @@ def _pickle(index: _Index, body: memoryview) -> memoryview:
 
 
 def _laid_out(chunks: list[bytes], buffers: list[memoryview]) -> Iterator[bytes | memoryview]:
-    """The blob's content in its order, as pieces that are not copied."""
+    """Iterate over the blob's content in order, in pieces that are not copied."""
     size = sum(len(chunk) for chunk in chunks)
     places: list[tuple[int, int]] = []
     end = size

@@ -1,8 +1,8 @@
-"""The folder into which a program puts its checkpoints.
+"""`CheckpointInbox`: the folder into which a program puts its checkpoints.
 
-With each result goes what is in it at that moment; it is moved out of the program's way, so that
-the program may go on while it is kept. Names that begin with a dot stay: whoever writes slowly,
-writes under such a name and renames.
+With each result, the folder's content at that moment becomes the result's checkpoint. It is moved
+away, so that the program may continue while it is saved. Names that begin with a dot stay: a
+program that writes slowly uses such a name and then renames.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 
 
 class CheckpointInbox:
-    """The folder, and what was taken out of it.
+    """The folder for new checkpoints, and another for those taken out of it.
 
     Args:
-        work: a folder of our own, on the same file system.
+        work: A private folder on the same file system.
     """
 
     def __init__(self, work: str) -> None:
@@ -25,7 +25,7 @@ class CheckpointInbox:
         os.makedirs(self._taken)
 
     def take(self) -> str | None:
-        """What is there now, in a folder of its own; None when nothing is."""
+        """Move the folder's content to a new folder and return that; None if there is none."""
         names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
         if not names:
             return None
@@ -36,7 +36,7 @@ class CheckpointInbox:
         return taken
 
     def take_named(self, path: str) -> str | None:
-        """The checkpoint at ``path``; one that lies in the folder is taken out of it."""
+        """Take the checkpoint at ``path``; if it lies in the folder, it is moved out."""
         inside = os.path.relpath(os.path.realpath(path), os.path.realpath(self.folder))
         if inside == os.curdir:
             return self.take()

@@ -22,29 +22,29 @@ def executable(
     cwd: str | os.PathLike[str] | None = None,
     name: str | None = None,
 ) -> Executable:
-    """A trainable, each trial of which runs a command; see ``docs/executables.md``.
+    """Make a trainable that runs a command in each trial; see ``docs/executables.md``.
 
     In the arguments ``{lr}`` stands for the parameter ``lr``, ``{opt.lr}`` for ``lr`` in the group
     ``opt``, and ``{{`` for a brace. No shell is involved.
 
     Args:
-        command: the program and its arguments.
-        metrics_from: where results come from: ``"stdout"``, ``"report"`` (only from ``tunemq
-            report``, which works with the others as well), or the name of a file of JSON lines,
-            below the trial's folder.
-        pattern: a regular expression whose named groups are the metrics of a line of stdout;
-            instead of ``name=value`` and JSON.
-        cwd: the folder in which it runs, by default this one.
-        name: of the trainable, and so of its trials' folders; by default the program's.
+        command: The program and its arguments.
+        metrics_from: The source of results: ``"stdout"``, ``"report"`` (only ``tunemq report``,
+            which works with the others as well), or the name of a file of JSON lines, below the
+            trial's folder.
+        pattern: A regular expression for a line of stdout, with a named group per metric; replaces
+            ``name=value`` and JSON.
+        cwd: The working directory, by default the current one.
+        name: The name of the trainable, and so of its trials' folders; by default the program's.
 
     Raises:
-        TrainableError: the command cannot be run like this.
+        TrainableError: The command is invalid.
     """
     return Executable(command, metrics_from=metrics_from, pattern=pattern, cwd=cwd, name=name)
 
 
 class Executable:
-    """What `executable` returns: a function of a configuration, with a command in it."""
+    """The trainable that `executable` returns: a function of a configuration, with a command."""
 
     def __init__(
         self,
@@ -77,22 +77,22 @@ class Executable:
         run(self.command, config, running("executable"))
 
     def check_names(self, known: Mapping[str, bool]) -> None:
-        """See that its arguments name only these parameters, and what TuneMQ knows.
+        """Check that the arguments name only these parameters, and TuneMQ's own names.
 
         Args:
-            known: with each name whether it may have further ones in it.
+            known: The parameters; True for a group with unknown parameters in it.
 
         Raises:
-            TrainableError: there is another one; lists those that are known.
+            TrainableError: There is another name; lists the known ones.
         """
         check_names(self.command.texts, known)
 
 
 def _program(given: str) -> str:
-    """The program, such that it is found from every folder.
+    """The program, as a command or path that works in every folder.
 
     Raises:
-        TrainableError: there is none, or it cannot be executed.
+        TrainableError: It does not exist, or is not executable.
     """
     if names_in(given):
         return given
@@ -148,6 +148,6 @@ def _checked_pattern(pattern: str | None, source: str) -> str | None:
 
 
 def _name_of(command: Sequence[str]) -> str:
-    """The name of what runs: of ``python train.py`` and ``./train.sh`` it is ``train``."""
+    """The name of what runs: for ``python train.py`` and ``./train.sh`` it is ``train``."""
     what = command[1] if len(command) > 1 and os.path.isfile(command[1]) else command[0]
     return os.path.splitext(os.path.basename(what))[0]

@@ -1,4 +1,4 @@
-"""A file of JSON lines, read while a program writes it."""
+"""`FollowedFile`: a file of JSON lines, read while a program writes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tunemq_shared.executables.metric_lines import LineSplitter
 
 
 class FollowedFile:
-    """The objects in a file, as they come.
+    """The JSON objects in a file, as a program appends them.
 
-    What an earlier try has left under the name is moved aside, so that nothing is read twice.
+    An existing file, from an earlier attempt, is renamed, so that nothing is read twice.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,14 +33,14 @@ class FollowedFile:
             os.rename(self._path, f"{self._path}.{number}")
 
     def new_objects(self, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
-        """What has come since the last look; with ``is_last`` also a line without its end.
+        """Read the objects since the last call; with ``is_last`` also a line without its line end.
 
         Raises:
-            MetricError: a line is no JSON object.
+            MetricError: A line is not a JSON object.
         """
         try:
             with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # it was begun anew
+                if os.fstat(file.fileno()).st_size < self._offset:  # the program truncated it
                     self._offset = self._lines = 0
                     self._splitter.last()
                 file.seek(self._offset)

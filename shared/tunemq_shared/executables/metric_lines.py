@@ -1,7 +1,7 @@
-"""Metrics in what a program prints: ``name=value``, ``name: value``, and JSON objects.
+"""Find metrics in a program's output: ``name=value``, ``name: value``, and JSON objects.
 
-A line counts as a result when all metrics are in it that the search reads; then everything else in
-it that looks like a metric goes along. So log lines may stand between results.
+A line is a result if it has all metrics that the search reads; then its other metrics are reported
+too. So log lines may stand between results.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.protocol.conditions import lookup
 
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-#: Names may be quoted, so that dicts which Python prints are understood as well.
+#: Names may be quoted, so that printed Python dicts work too.
 _PAIR: Final = re.compile(
     rf"""(?<![\w./:@-])['"]?([^\W\d][\w./-]*)['"]?\s*[=:]\s*({_NUMBER})(?!\w|\.\d)""", re.IGNORECASE
 )
 _WHOLE: Final = re.compile(r"[-+]?\d{1,18}")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: Of a longer line the beginning is dropped.
+#: The beginning of a longer line is dropped.
 _LONGEST: Final = 1 << 20
-#: How many names of other metrics are kept for an error message.
+#: How many names of other metrics an error message shows.
 _SEEN: Final = 20
 
 
 class LineSplitter:
-    """Makes lines of pieces of bytes."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def split(self, piece: bytes) -> list[bytes]:
-        """The lines that are complete now."""
+        """Add bytes and return the lines that are complete now."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST:
             self._rest = self._rest[-_LONGEST // 2 :]
         return lines
 
     def last(self) -> list[bytes]:
-        """What stands behind the last line's end, as a line."""
+        """Return the bytes after the last line end as a line, if there are any."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
@@ -50,22 +50,22 @@ class MetricLines:
     """Finds results among lines.
 
     Args:
-        expected: the metrics of which each result has all.
-        pattern: a regular expression with named groups, instead of pairs and JSON.
+        expected: The metrics that every result has.
+        pattern: A regular expression with named groups, instead of pairs and JSON.
     """
 
     def __init__(self, expected: Iterable[str], pattern: str | None = None) -> None:
         self._expected = tuple(expected)
         self._pattern = re.compile(pattern) if pattern is not None else None
-        # A look at the bytes spares most log lines the rest; with a pattern the name need not be
-        # there.
+        # Searching the bytes first skips most log lines cheaply; with a pattern, a line need not
+        # contain the metric's name.
         leaves = (name.rpartition("/")[2] for name in self._expected)
         self._marks = [leaf.encode() for leaf in leaves if leaf.isascii()] if not pattern else []
-        #: Names of metrics on lines that were no results.
+        #: Names of metrics on lines that were not results.
         self.seen: dict[str, None] = {}
 
     def result_in(self, line: bytes) -> dict[str, Any] | None:
-        """The metrics of a line, if it is a result."""
+        """The metrics of a line if it is a result, else None."""
         if not self._expected or not all(mark in line for mark in self._marks):
             self._note(line)
             return None
@@ -91,19 +91,19 @@ class MetricLines:
 
 
 def visible(line: bytes) -> str:
-    """What a terminal would show of a line: what stands behind the last return, without colours."""
+    """The line as a terminal shows it: the part after the last carriage return, without colours."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = shown.decode("utf-8", "replace")
     return (_COLOURS.sub("", text) if "\x1b" in text else text).strip()
 
 
 def metrics_in(text: str) -> dict[str, Any]:
-    """The object, if the line is one in JSON; else the numbers that have a name."""
+    """The object if the line is JSON; else the numbers that have a name."""
     if text.startswith("{") and text.endswith("}"):
         try:
             found = json.loads(text)
         except NO_JSON:
-            pass  # a dict as Python prints it, say
+            pass  # for instance a printed Python dict
         else:
             if isinstance(found, dict):
                 return found
@@ -111,7 +111,7 @@ def metrics_in(text: str) -> dict[str, Any]:
 
 
 def as_value(text: str) -> int | float | str:
-    """A number, if the text is one."""
+    """Convert the text to a number if it is one; else return it."""
     if _WHOLE.fullmatch(text):
         return int(text)
     try:

@@ -1,8 +1,8 @@
-"""Takes in what a program says, beside the thread that reports it.
+"""`ProgramResultReader`: reads a program's results in its own thread.
 
-A thread reads, so that the program never waits for its checkpoint to be kept before it may print,
-and so that a checkpoint is taken in the moment in which its result is printed. Findings wait in a
-queue for who runs the trial; when that is full, the program waits.
+So the program can print while its checkpoint is saved, and a checkpoint is taken at the moment when
+its result is printed. Results wait in a queue for the thread that runs the trial; when the queue is
+full, the program waits.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines
 from tunemq_shared.executables.report_line import ReportCall
 from tunemq_shared.protocol.conditions import lookup
 
-#: Between two looks at a file.
+#: Seconds between two reads of a file.
 _POLL_INTERVAL_S: Final = 0.1
 _WAITING: Final = 256
 _CHUNK: Final = 65536
 
 
 class ProgramResult(NamedTuple):
-    """A result, its checkpoint if there is one, and the call that waits for it to be taken."""
+    """A result, the folder of its checkpoint, and the ``tunemq report`` call that waits for it."""
 
     metrics: dict[str, Any]
     checkpoint: str | None
@@ -37,9 +37,9 @@ class ProgramResult(NamedTuple):
 
 
 class ResultSources(NamedTuple):
-    """Where results come from.
+    """The sources of a program's results.
 
-    ``lines`` is None where those of stdout do not count.
+    ``lines`` is None if lines of stdout are not results.
     """
 
     lines: MetricLines | None
@@ -50,12 +50,12 @@ class ResultSources(NamedTuple):
 
 
 class ProgramResultReader:
-    """Reads a program's stdout, its file and its calls until it has ended.
+    """Reads a program's stdout, its file and its ``tunemq report`` calls until it ends.
 
     Args:
-        stdout: what it prints; copied to this process's stdout.
-        ended: readable when it has ended.
-        sources: where results come from.
+        stdout: Descriptor of its output; copied to this process's stdout.
+        ended: Descriptor that becomes readable when it ends.
+        sources: The sources of results.
     """
 
     def __init__(self, stdout: int, ended: int, sources: ResultSources) -> None:
@@ -69,11 +69,11 @@ class ProgramResultReader:
         self._thread.start()
 
     def next(self, timeout_s: float) -> ProgramResult | None:
-        """The next result; None when there will be none.
+        """Wait for the next result; None when the program has ended.
 
         Raises:
-            queue.Empty: none has come in time.
-            TuneError: what came cannot be used.
+            queue.Empty: There was no result within ``timeout_s`` seconds.
+            TuneError: The program's output or call is invalid.
         """
         found = self._findings.get(timeout=timeout_s)
         if isinstance(found, Exception):
@@ -81,7 +81,7 @@ class ProgramResultReader:
         return found
 
     def discard(self) -> None:
-        """Go on reading, so that the program can print while it ends, but keep no results."""
+        """Keep reading, so that the program can print while it ends, but drop results."""
         self._is_over.set()
         while True:
             try:
@@ -92,7 +92,7 @@ class ProgramResultReader:
                 found.call.close()
 
     def join(self) -> None:
-        """Wait until all is read; the program has ended."""
+        """Wait until all output is read; the program must have ended."""
         self._thread.join()
         self.discard()
 
@@ -101,7 +101,7 @@ class ProgramResultReader:
     def _run(self) -> None:
         try:
             self._read_to_the_end()
-        except Exception as problem:  # noqa: BLE001  `next` raises it where the trial is run
+        except Exception as problem:  # noqa: BLE001  `next` raises it in the trial's thread
             self._put(problem)
         self._put(None)
 
@@ -119,7 +119,7 @@ class ProgramResultReader:
                     self._take_call()
                 if self._ended in ready:
                     break
-        # What it has started may hold the pipe open, so its end is not waited for.
+        # A child of the program may hold the pipe open, so end of file is not awaited.
         while self._read_stdout():
             continue
         for line in self._splitter.last():
@@ -127,7 +127,7 @@ class ProgramResultReader:
         self._look_at_file(is_last=True)
 
     def _read_stdout(self) -> bytes | None:
-        """Take in what there is on stdout; nothing at its end, None where nothing is there yet."""
+        """Read what stdout has now; b"" at its end, None if there is nothing yet."""
         try:
             piece = os.read(self._stdout, _CHUNK)
         except BlockingIOError:
@@ -183,7 +183,7 @@ class ProgramResultReader:
 
 
 def _copy(piece: bytes) -> None:
-    """Print what the program has printed; a full disk loses it, as it does a trial's own."""
+    """Print the program's output; a full disk loses it, as it does a Python trial's."""
     rest = memoryview(piece)
     with suppress(OSError):
         while rest:

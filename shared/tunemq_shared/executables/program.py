@@ -1,4 +1,4 @@
-"""A trial's program: the process that was started, its group, and how it ended."""
+"""`Program`: the process of a trial's program, with its process group and its exit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tunemq_shared.system.processes import all_pids, is_readable, signal_group, 
 #: How much of the end of stderr an error shows.
 _TAIL_BYTES: Final = 4096
 _TAIL_LINES: Final = 20
-#: Between two looks at who is left of a group that was told to end.
+#: Seconds between two checks for remaining processes of a group.
 _POLL_INTERVAL_S: Final = 0.05
 
 
 class Program:
-    """A running program, in a process group of its own.
+    """A running program, in its own process group.
 
-    Its stderr is this process's; what it prints on stdout is read from ``stdout``.
+    It shares this process's stderr; ``stdout`` is a pipe from it.
 
     Raises:
-        TrainableError: it cannot be started; says why.
+        TrainableError: It cannot be started; says why.
     """
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], cwd: str) -> None:
@@ -42,47 +42,52 @@ class Program:
             )
         except (OSError, ValueError) as error:
             raise TrainableError(_why_not_started(command, cwd, error)) from None
-        #: Readable when the program has ended.
+        #: Descriptor that becomes readable when the program ends.
         self.ended: int = os.pidfd_open(self._process.pid)
         pipe = self._process.stdout
-        #: What it prints.
+        #: Descriptor of its output.
         self.stdout: int = -1 if pipe is None else pipe.fileno()
 
     def end(self, grace_s: float) -> int:
-        """End it and all of its group, by SIGTERM and after the grace by SIGKILL; its exit code.
+        """End the program and its group, by SIGTERM and after the grace by SIGKILL.
 
-        If it has ended by itself, what is left of its group is killed. A signal's exit code is its
-        number, negative.
+        If it has ended by itself, the rest of its group is killed.
+
+        Args:
+            grace_s: Seconds between the two signals.
+
+        Returns:
+            The exit code; negative for the number of a signal.
         """
         if not is_readable(self.ended, 0.0):
             signal_group(self._process.pid, signal.SIGTERM)
-            # A shell may be gone at once while what it runs still saves.
+            # A shell may exit at once while its children still save.
             deadline = time.monotonic() + grace_s
             is_readable(self.ended, grace_s)
             while time.monotonic() < deadline and _runs_any(self._process.pid):
                 time.sleep(_POLL_INTERVAL_S)
-        # Its pid, and so its group's, is nobody else's until it was waited for.
+        # The pid, and so the group's id, cannot be reused before `wait`.
         signal_group(self._process.pid, signal.SIGKILL)
         return self._process.wait()
 
     def close(self) -> None:
-        """Give back what it was read from."""
+        """Close its descriptors."""
         os.close(self.ended)
         if self._process.stdout is not None:
             self._process.stdout.close()
 
     def check(self) -> None:
-        """See that it ended well; it has been waited for.
+        """Check its exit code; call it after `end`.
 
         Raises:
-            ExecutableFailed: its exit code is not 0, or a signal killed it.
+            ExecutableFailed: Its exit code is not 0, or a signal killed it.
         """
         code = self._process.returncode
         if code != 0:
             raise ExecutableFailed(f"{self._name} {_ending(code)}{self._last_output()}")
 
     def _last_output(self) -> str:
-        """What it printed last on stderr, where that is a file."""
+        """The end of its stderr, if that is a file."""
         try:
             with open("/proc/self/fd/2", "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -98,7 +103,7 @@ class Program:
 
 
 def _runs_any(group: int) -> bool:
-    """Whether a process of the group runs; those that have ended and wait for a parent do not."""
+    """Whether a process of the group runs; zombies do not count."""
     stats = filter(None, map(stat_of, all_pids()))
     return any(int(stat[2]) == group and stat[0] not in {b"Z", b"X"} for stat in stats)
 

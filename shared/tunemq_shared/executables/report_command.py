@@ -1,7 +1,7 @@
-"""``tunemq report``: what programs in trials call to report a result.
+"""``tunemq report``: the command by which programs in trials report a result.
 
-It is called once a step, so it is to start quickly: it imports what it needs and nothing else,
-which leaves out argparse and everything of ours.
+It runs once per step, so it must start fast: it imports only a few modules, without argparse and
+without other modules of TuneMQ.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Exit codes: 0 it was taken; 1 it was not, or the trial is over; 64 something giv
 no trial runs here.
 """
 _EX_USAGE = 64
-#: Also in `report_line`, which is not imported here.
+#: Same as in `report_line`, which is not imported here.
 _VARIABLE = "TUNEMQ_REPORT"
-#: Also in `tunemq_shared.base.undecodable`.
+#: Same as in `tunemq_shared.base.undecodable`.
 _NO_JSON = (ValueError, RecursionError)
 
 
@@ -35,7 +35,7 @@ class _Unusable(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Report what the arguments say; the exit code."""
+    """Report the metrics in the arguments; returns the exit code."""
     if "-h" in arguments or "--help" in arguments:
         sys.stdout.write(_USAGE)
         return 0
@@ -117,8 +117,8 @@ def _object(given: str) -> dict[str, object]:
 
 
 def _value(text: str) -> object:
-    """A number, true, false, null, a list or an object as in JSON; else the text itself."""
-    # Not `1_000`, which only Python takes for a number.
+    """Parse a number, true, false, null, a list or an object of JSON; else return the text."""
+    # `1_000` stays a text: only Python takes it for a number.
     for read in (json.loads,) if "_" in text else (int, float, json.loads):
         try:
             return read(text)

@@ -1,4 +1,4 @@
-"""The socket over which ``tunemq report`` speaks with the trial: one line of JSON each way."""
+"""The socket between ``tunemq report`` and the trial: one line of JSON each way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from tunemq_shared.base.errors import MetricError
 from tunemq_shared.base.undecodable import NO_JSON
 
-#: The variable with the socket's path.
+#: The environment variable with the socket's path.
 VARIABLE: Final = "TUNEMQ_REPORT"
 
 _LONGEST: Final = 32 << 20
@@ -19,10 +19,10 @@ _READ_S: Final = 5.0
 
 
 def listen(path: str) -> socket.socket:
-    """A socket at ``path``, however long that is.
+    """Listen on a socket at ``path``, however long the path is.
 
     Raises:
-        OSError: the file system has no sockets.
+        OSError: The file system has no sockets.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -39,20 +39,20 @@ def listen(path: str) -> socket.socket:
 
 
 class ReportCall:
-    """What one call of ``tunemq report`` says; it waits for `answer`."""
+    """One call of ``tunemq report``, which waits for `answer`."""
 
     def __init__(self, line: socket.socket, metrics: dict[str, Any], checkpoint: str) -> None:
         self._line = line
         self.metrics = metrics
-        #: The folder that it named; empty where it named none.
+        #: The folder that it named; empty if none.
         self.checkpoint = checkpoint
 
     @classmethod
     def read(cls, line: socket.socket) -> Self | None:
-        """What is said on ``line``; None where whoever called has gone before all was said.
+        """Read a call from ``line``; None if the caller disconnected before it was complete.
 
         Raises:
-            MetricError: it is not what `report_command` says.
+            MetricError: It is not a message of `report_command`.
         """
         line.settimeout(_READ_S)
         said = bytearray()
@@ -76,11 +76,11 @@ class ReportCall:
             ) from error
 
     def answer(self, problem: str = "") -> None:
-        """Let the caller go on; ``problem`` says why what it said was not taken."""
-        with suppress(OSError):  # who asked has been killed meanwhile
+        """Let the caller continue; ``problem`` says why its report was rejected, if it was."""
+        with suppress(OSError):  # the caller may have been killed
             self._line.sendall(json.dumps({"problem": problem}).encode() + b"\n")
         self.close()
 
     def close(self) -> None:
-        """Hang up without an answer: the trial is over."""
+        """Disconnect without an answer: the trial has ended."""
         self._line.close()

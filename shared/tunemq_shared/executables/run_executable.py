@@ -1,4 +1,4 @@
-"""Runs a command as the running trial: starts it, reports what it says, and sees it end."""
+"""Run a command as the running trial: start it, report its results, and wait for its end."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from tunemq_shared.executables.templates import parameters_of, render, variables
 from tunemq_shared.trial.control_flow import TrialPauseExit
 from tunemq_shared.trial.trial_session import TrialSession
 
-#: Where results come from, unless it is the name of a file.
+#: Sources of results; any other value is the name of a file.
 STDOUT: Final = "stdout"
 REPORT: Final = "report"
 
-#: Between two looks whether the trial is to stop.
+#: Seconds between two checks whether the trial must stop.
 _POLL_INTERVAL_S: Final = 0.1
-#: Of the time that a trial has to end, so much is not the program's.
+#: Seconds of a trial's grace time that are reserved for this process.
 _OWN_S: Final = 1.5
 _LEAST_GRACE_S: Final = 0.5
-#: For what lies in the trial's folder only while the program runs. Folders of this name are not
-#: copied to a store, and those that a killed process has left are removed.
+#: For files that the trial's folder has only while the program runs. Folders of this name are not
+#: copied to a store, and those of killed processes are removed.
 _WORK: Final = f"{TEMPORARY_PREFIX}_program"
 
 
 class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial runs; everything in it may hold names in braces.
+    """The command of a trial; all texts may hold names in braces.
 
     Attributes:
-        arguments: the program and its arguments.
+        arguments: The program and its arguments.
         metrics_from: `STDOUT`, `REPORT`, or a file of JSON lines.
-        pattern: of a line of stdout that is a result.
-        cwd: where it runs.
+        pattern: A regular expression for lines of stdout that are results.
+        cwd: The working directory.
     """
 
     arguments: tuple[str, ...]
@@ -62,7 +62,7 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All in which names are replaced."""
+        """All texts in which names are replaced."""
         return (*self.arguments, self.metrics_from, self.cwd)
 
 
@@ -70,10 +70,10 @@ def run(command: ProgramCommand, config: Mapping[str, Any], session: TrialSessio
     """Run the command to its end.
 
     Raises:
-        ExecutableFailed: its exit code is not 0.
-        MetricError: a metric is not usable, or it ended without a result.
-        TrainableError: it cannot be started like this.
-        TrialUnwinding: the trial ended first; so has the program.
+        ExecutableFailed: Its exit code is not 0.
+        MetricError: A metric is invalid, or it ended without a result.
+        TrainableError: It cannot be started.
+        TrialExit: The trial ended first, and so did the program.
     """
     work = os.path.join(session.start.folder, _WORK)
     remove(work)
@@ -85,7 +85,7 @@ def run(command: ProgramCommand, config: Mapping[str, Any], session: TrialSessio
 
 
 class _TrialAttempt:
-    """One try of a trial."""
+    """One attempt of a trial that runs a command."""
 
     def __init__(
         self, command: ProgramCommand, config: Mapping[str, Any], session: TrialSession, work: str
@@ -138,7 +138,7 @@ class _TrialAttempt:
             raise MetricError(self._without_result(expected, lines))
 
     def _report_all(self, result_reader: ProgramResultReader) -> None:
-        """Report until the program has ended."""
+        """Report results until the program ends."""
         while True:
             try:
                 found = result_reader.next(_POLL_INTERVAL_S)
@@ -156,7 +156,7 @@ class _TrialAttempt:
         except (MetricError, CheckpointError) as problem:
             if call is None:
                 raise
-            # As in Python: whoever reports may have another try.
+            # As in Python: the caller may report again.
             call.answer(str(problem))
         except BaseException:
             if call is not None:
@@ -170,10 +170,10 @@ class _TrialAttempt:
                 remove(folder)
 
     def _keep_last(self, code: int) -> None:
-        """Keep a checkpoint that was written behind the last result.
+        """Save a checkpoint that was written after the last result.
 
-        Only of a program that ended by itself, if need be because it was told to: what another one
-        has left may not be whole.
+        Only if the program exited by itself, or on request at a pause: otherwise the checkpoint may
+        be incomplete.
         """
         session = self._session
         is_whole = (
@@ -205,7 +205,7 @@ def _write_config(work: str, config: Mapping[str, Any]) -> str:
 
 
 def _restored(session: TrialSession, work: str) -> str:
-    """A copy of the checkpoint to go on from, which the program may change; empty for none."""
+    """Copy the checkpoint to continue from, so that the program may change it; empty if none."""
     kept = session.newest_checkpoint()
     if kept is None or kept.path is None:
         return ""
@@ -216,10 +216,10 @@ def _variables(ours: Mapping[str, str], config: Mapping[str, Any], socket: str) 
     variables = {**os.environ, **variables_of(config)}
     variables |= {f"TUNEMQ_{name.upper()}": value for name, value in ours.items()}
     variables[report_line.VARIABLE] = socket
-    # Else Python keeps what is printed for itself until it is a few kilobytes.
+    # Otherwise Python buffers a few kilobytes of output.
     variables.setdefault("PYTHONUNBUFFERED", "1")
     path = variables.get("PATH", os.defpath)
     if shutil.which("tunemq", path=path) is None:
-        # Behind all others: the program's `python` stays the user's.
+        # Last on the PATH: the program's `python` stays the user's.
         variables["PATH"] = os.pathsep.join((path, os.path.dirname(sys.executable)))
     return variables

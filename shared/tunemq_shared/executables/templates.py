@@ -1,4 +1,4 @@
-"""``{lr}`` in an argument: the names that may stand there, and what each trial gets instead."""
+"""Replace names in braces in arguments, such as ``{lr}``, by each trial's values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tunemq_shared.base.errors import TrainableError
 
-#: What an argument may name besides parameters; those come first where both have a name.
+#: Names that an argument may use besides parameters; a parameter of the same name takes precedence.
 OURS: Final = {
     "trial_id": "the trial's id",
     "trial_name": "its name, as in tables",
@@ -30,7 +30,7 @@ def names_in(text: str) -> list[str]:
     """The names in braces; ``{{`` and ``}}`` stand for braces.
 
     Raises:
-        TrainableError: a brace has no partner.
+        TrainableError: A brace has no counterpart.
     """
     names = []
     for piece in _PIECE.finditer(text):
@@ -45,14 +45,14 @@ def names_in(text: str) -> list[str]:
 
 
 def check_names(texts: Iterable[str], known: Mapping[str, bool]) -> None:
-    """See that every name in the texts is known, or one of `OURS`.
+    """Check that every name in the texts is known, or one of `OURS`.
 
     Args:
-        texts: with names in braces.
-        known: with each parameter whether it may be a group of which nobody knows what is in it.
+        texts: Texts with names in braces.
+        known: The parameters; True for a group with unknown parameters in it.
 
     Raises:
-        TrainableError: one is not; lists those that are.
+        TrainableError: A name is unknown; lists the known ones.
     """
     parameters = sorted(known)
     allowed = {*parameters, *OURS}
@@ -64,10 +64,10 @@ def check_names(texts: Iterable[str], known: Mapping[str, bool]) -> None:
 
 
 def render(text: str, values: Mapping[str, Any]) -> str:
-    """The text with a value in the place of each name.
+    """Replace each name in the text by its value.
 
     Raises:
-        TrainableError: a name is unknown, or its value cannot be written.
+        TrainableError: A name is unknown, or its value cannot be written.
     """
 
     def written(piece: re.Match[str]) -> str:
@@ -83,10 +83,10 @@ def render(text: str, values: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any, name: str) -> str:
-    """A value as a program gets it: text as it is, all else as in JSON.
+    """Format a value for a program: a string as it is, any other value as JSON.
 
     Raises:
-        TrainableError: JSON cannot hold it.
+        TrainableError: JSON cannot represent it.
     """
     if isinstance(value, str):
         return value
@@ -100,7 +100,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 def parameters_of(config: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    """All parameters by name, groups included: ``opt``, ``opt.lr``."""
+    """Iterate over all parameters by name, groups included: ``opt``, ``opt.lr``."""
     for key, value in config.items():
         name = f"{inside}{key}"
         yield name, value
@@ -112,7 +112,7 @@ def variables_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The environment variables of the parameters: ``TUNEMQ_PARAM_OPT_LR`` for ``opt.lr``.
 
     Raises:
-        TrainableError: two parameters would have the same.
+        TrainableError: Two parameters would have the same variable.
     """
     variables: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -134,7 +134,7 @@ def variable_of(name: str) -> str:
 
 
 def _dotted(name: str) -> str:
-    """Tables write ``opt/lr``, so that is understood, too."""
+    """Normalise a name: tables write ``opt/lr`` for ``opt.lr``."""
     return name.strip().replace("/", ".")
 
 

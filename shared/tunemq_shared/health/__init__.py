@@ -1,1 +1,1 @@
-"""How a process shows that it is well: status files, systemd, metrics of a node."""
+"""How a process reports its health: status files, systemd, node metrics."""

@@ -1,7 +1,7 @@
-"""``tunemq health``: whether a service of this machine is well, for containers and the like.
+"""``tunemq health``: whether a service on this machine is healthy, for containers and monitors.
 
-It is called every few seconds beside each service, so it is to start quickly: it imports what it
-needs and nothing else, which leaves out argparse and everything of ours.
+It runs every few seconds beside each service, so it must start fast: it imports only a few modules,
+without argparse and without other modules of TuneMQ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ anew. A Redis, a scheduler or a store that is away makes no difference to that: 
 Exit codes: 0 it is; 1 it is not; 64 something given is of no use.
 """
 _EX_USAGE = 64
-#: Also in `tunemq_shared.health.service_health`, which is not imported here.
+#: Same as in `tunemq_shared.health.service_health`, which is not imported here.
 _VARIABLE = "TUNEMQ_HEALTH"
 _SIZE = 200
 _WITHIN_S = 60.0
@@ -44,7 +44,7 @@ class _Unwell(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say how the service is; the exit code."""
+    """Print the service's health; returns the exit code."""
     if "-h" in arguments or "--help" in arguments:
         sys.stdout.write(_USAGE)
         return 0
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def boot() -> str:
-    """A word for this start of the machine; always the same one where the kernel gives it none."""
+    """Identify this boot of the machine; ``-`` if the kernel gives no boot id."""
     try:
         with open(_BOOT, encoding="ascii") as file:
             return file.read().strip().replace("-", "")[:_BOOT_SIZE] or "-"
@@ -71,7 +71,7 @@ def boot() -> str:
 
 
 def _options(given: list[str]) -> tuple[str, float, bool]:
-    """The file, how old it may be, and whether being alive is not enough."""
+    """Parse the arguments: the file, its maximum age in seconds, and whether --ready is set."""
     path, within_s, must_be_ready = "", _WITHIN_S, False
     while given:
         one = given.pop(0)
@@ -103,11 +103,11 @@ def _seconds(text: str) -> float:
 
 
 def _look(path: str, within_s: float, *, must_be_ready: bool) -> str:
-    """How it is, in words."""
+    """Describe the service's health, or raise `_Unwell`."""
     role, pid, at, booted, state, status = _read(path)
     age_s = time.monotonic() - at
     who = f"{role} (process {pid})"
-    if booted != boot() or age_s < -1:  # it is rounded
+    if booted != boot() or age_s < -1:  # the time in the file is rounded
         raise _Unwell(f"{path} is from before this machine was started.")
     if age_s > within_s:
         raise _Unwell(f"{who} hangs, or is gone: its loop last went round {age_s:.1f} s ago.")
@@ -118,7 +118,7 @@ def _look(path: str, within_s: float, *, must_be_ready: bool) -> str:
 
 def _read(path: str) -> tuple[str, int, float, str, str, str]:
     try:
-        # Neither a link of somebody's nor a pipe that nobody writes to.
+        # Follow no symbolic link, and do not block on a pipe without a writer.
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             about = os.fstat(file)

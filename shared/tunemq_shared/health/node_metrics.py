@@ -1,6 +1,6 @@
-"""What a node says of its machine, beside its lease.
+"""`NodeMetrics`: a node's metrics, published beside its lease.
 
-It is for people. One decision follows from it: no trial begins on a node whose disk takes none.
+They are for people. One decision depends on them: no trial begins on a node with a full disk.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tunemq_shared.protocol.message_limits import (
 )
 from tunemq_shared.protocol.messages import Message
 
-#: With less nobody can work: a checkpoint and a journal want room at the same time.
+#: With less free space no trial can work: checkpoints and outbox need space at the same time.
 FULL_BYTES: Final = 256 * 2**20
-#: With fewer files that can be made, a search with a few hundred trials fails.
+#: With fewer free inodes, a search with a few hundred trials fails.
 FEW_INODES: Final = 1000
 
 
 class GpuMetrics(Message, frozen=True):
-    """What a GPU does now.
+    """The current metrics of a GPU.
 
-    ``busy`` is the part of the time in which it did something, from 0 to 1, ``memory_used`` in
-    bytes, by whomever; None where its driver does not say. ``foreign``: what processes that are not
-    of the farm hold of it, for people.
+    ``busy`` is the fraction of time in which it was busy, from 0 to 1, and ``memory_used`` its used
+    memory in bytes, by any process; None if the driver does not report them. ``foreign`` describes
+    what processes outside of the farm use of it, for people.
     """
 
     uuid: Name
@@ -42,10 +42,10 @@ class GpuMetrics(Message, frozen=True):
 
 
 class NodeDescription(Message, frozen=True):
-    """Who a node is, for those who look at all nodes there are: also at one that is refused.
+    """Identity of a node, for views of all nodes, including rejected ones.
 
-    ``python`` is its version, ``libraries`` those that are installed there, by name. ``gpus`` are
-    the UUIDs of those that it offers.
+    ``python`` is its version, ``libraries`` maps installed packages to their versions. ``gpus`` are
+    the UUIDs of the GPUs that it offers.
     """
 
     node: Name
@@ -56,17 +56,16 @@ class NodeDescription(Message, frozen=True):
 
 
 class NodeMetrics(Message, frozen=True):
-    """How a node's machine is; None where it does not say.
+    """The metrics of a node's machine; None for those that it does not report.
 
-    ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
-    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes, ``disk_free_inodes`` how
-    many more files can be made there. ``disk_problem``: why none can be made in its working folder
-    or its cache now; empty while one can. ``trial_processes`` are
-    processes of trials, ``outbox`` the bytes that it has said and nobody has journalled yet,
-    ``cache`` those of its copies of checkpoints. ``clock`` is the Unix time there when it said
-    this. ``rejected``: how many messages it refused, by kind and reason with a colon between;
-    ``number`` grows with each time that it says how it is. ``store``: what it asks of object
-    stores.
+    ``version`` is the node's version of TuneMQ. ``load`` is the one-minute average;
+    ``memory_free``, ``disk_free`` and ``disk_size`` (of its working folder) are in bytes;
+    ``disk_free_inodes`` is how many more files fit there. ``disk_problem``: why the node cannot
+    make a file in its working folder or its cache now; empty if it can. ``trial_processes`` counts
+    processes of trials, ``outbox`` the bytes of events that are not journalled yet, ``cache`` the
+    bytes of cached checkpoints. ``clock`` is the node's Unix time when it sent this. ``rejected``:
+    how many messages it rejected, by ``kind:reason``. ``number`` increases with each message of
+    metrics. ``store``: its requests to object stores.
     """
 
     version: Name = ""
@@ -90,7 +89,7 @@ class NodeMetrics(Message, frozen=True):
 
     @property
     def why_no_trial(self) -> str:
-        """Why no trial is to begin there, for its disk; empty where the disk takes one."""
+        """Why its disk forbids to start trials there; empty if it does not."""
         if self.disk_problem:
             return self.disk_problem
         free, inodes = self.disk_free, self.disk_free_inodes
@@ -102,10 +101,10 @@ class NodeMetrics(Message, frozen=True):
 
 
 def decode_node_metrics(data: bytes) -> NodeMetrics:
-    """What a node says of itself.
+    """Decode a node's metrics.
 
     Raises:
-        UNDECODABLE: it is not that, or no machine is so: an amount is negative, infinite or NaN.
+        UNDECODABLE: They are malformed, or impossible: an amount is negative, infinite or NaN.
     """
     node_metrics = msgspec.msgpack.decode(data, type=NodeMetrics)
     amounts = (
@@ -120,7 +119,7 @@ def decode_node_metrics(data: bytes) -> NodeMetrics:
         node_metrics.clock,
         node_metrics.number,
         *node_metrics.rejected.values(),
-        sum(node_metrics.rejected.values()),  # what people are shown
+        sum(node_metrics.rejected.values()),  # the sum is displayed, so it must be finite, too
         *(amount for gpu in node_metrics.gpus for amount in (gpu.busy, gpu.memory_used)),
     )
     known = (amount for amount in amounts if amount is not None)

@@ -1,15 +1,15 @@
-"""`ServiceHealth`: what a service says of itself to whoever may have to start it anew.
+"""`ServiceHealth`: reports a service's health to whatever may have to restart it.
 
-Two ask: systemd, by its notify protocol (`tunemq_shared.health.systemd_notify`), and containers, by
-a command that reads a file (``$TUNEMQ_HEALTH``, ``tunemq health``). Both are told by the loop that
-does the work and by nothing else, so that one that hangs is found. They are told two things apart:
-that the loop goes round, which mends itself by a start if it does not; and whether the service can
-do its work now, for which others may be to blame. Nothing that is away (Redis, a store, the other
-side) makes a service less alive: trials would be lost for it.
+Two readers exist: systemd, by its notify protocol (`tunemq_shared.health.systemd_notify`), and
+containers, by a command that reads a file (``$TUNEMQ_HEALTH``, ``tunemq health``). Only the loop
+that does the work reports, so that a hanging loop is detected. It reports two things separately:
+that the loop runs, for which a restart is the remedy if it does not; and whether the service can do
+its work now, which may depend on others. An outage of Redis, of a store or of the other side does
+not make a service less alive: a restart would lose trials.
 
-The file is one line, padded to a size that never changes and written in place: a full disk keeps
-nobody from saying that he is alive. Times are those of the monotonic clock, which all processes of
-a machine share and nobody sets; with them stands which start of the machine they are of.
+The file is one line, padded to a constant size and written in place, so that a full disk does not
+prevent the report. Times are from the monotonic clock, which all processes of a machine share and
+which is never set; the file also identifies the boot to which they belong.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health import systemd_notify
 from tunemq_shared.health.health_command import boot
 
-#: Where the file is to be; nothing is written where it is not set.
+#: The variable with the path of the file; unset for none.
 VARIABLE: Final = "TUNEMQ_HEALTH"
-#: How often a loop speaks, whatever else it does.
+#: Seconds between two reports of a loop, whatever else it does.
 BEAT_S: Final = 1.0
-#: How long the file is.
+#: Size of the file, in bytes.
 SIZE: Final = 200
-#: So often within its time the watchdog is told.
+#: How many reports to the watchdog fit into its timeout.
 _TOLD_WITHIN: Final = 4
 _PRIVATE: Final = 0o600
 _WRITING: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ServiceHealth:
-    """Speaks for one service, from the thread of its loop.
+    """Reports for one service, from the thread of its loop.
 
     Args:
-        role: what the service is, a word.
-        path: of the file; empty for none.
-        notifier: of the service manager, if there is one.
-        watchdog_s: within how many seconds that wants to hear of us, if it does.
+        role: The service, in one word.
+        path: Of the file; empty for none.
+        notifier: Of the service manager, if there is one.
+        watchdog_s: The service manager's watchdog timeout in seconds, if it has one.
 
     Raises:
-        ConfigError: the file cannot be made.
+        ConfigError: The file cannot be made.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServiceHealth:
         notifier: systemd_notify.SystemdNotifier | None = None,
         watchdog_s: float | None = None,
     ) -> None:
-        #: What `of_environment` took away: whoever runs in this process's place may need it.
+        #: The variables that `of_environment` removed: a process that this one execs may need them.
         self.variables: dict[str, str] = {}
         self._role, self._path = role, os.path.abspath(path) if path else ""
         self._notifier = notifier
@@ -77,10 +77,10 @@ class ServiceHealth:
 
     @classmethod
     def of_environment(cls, role: str) -> ServiceHealth:
-        """What the environment asks for; it is not handed on to children, who are not the service.
+        """Make the reporter of the environment; removes its variables, so that children lack them.
 
         Raises:
-            ConfigError: the file cannot be made.
+            ConfigError: The file cannot be made.
         """
         taken = {
             name: os.environ.pop(name)
@@ -95,15 +95,15 @@ class ServiceHealth:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody listens: where nobody does a loop need not go round for this."""
+        """Whether there is a file or a service manager that the loop must report to."""
         return bool(self._path) or self._notifier is not None
 
     def beat(self, *, is_ready: bool, status: str) -> None:
-        """The loop went round.
+        """Report that the loop ran.
 
         Args:
-            is_ready: whether the service can do its work now.
-            status: how it is, in words for a person.
+            is_ready: Whether the service can do its work now.
+            status: Its state, in words for a person.
         """
         is_ready = is_ready and not self._is_stopping
         state = "stopping" if self._is_stopping else "ready" if is_ready else "waiting"
@@ -113,7 +113,7 @@ class ServiceHealth:
             self._notify(self._notifier, is_ready=is_ready, status=status)
 
     def stopping(self) -> None:
-        """It was told to end; for signal handlers, too."""
+        """Report that the service was asked to end; safe in signal handlers."""
         if not self._is_stopping:
             self._is_stopping = True
             if self._path:
@@ -122,7 +122,7 @@ class ServiceHealth:
                 self._notifier.tell("STOPPING=1")
 
     def close(self) -> None:
-        """It ends: nobody is to take the file for that of one that lives."""
+        """Remove the file at the service's end, so that it cannot be mistaken for a live one."""
         if self._notifier is not None:
             self._notifier.close()
         if self._file >= 0:
@@ -155,7 +155,7 @@ class ServiceHealth:
         return text.encode("ascii", "replace")[: SIZE - 1].ljust(SIZE - 1) + b"\n"
 
     def _write(self, line: bytes) -> None:
-        # Whoever keeps it from being written is seen by those who read it: here nobody can help.
+        # A file that cannot be written becomes too old, which its readers notice.
         with suppress(OSError):
             if self._is_lost():
                 self._make(line)
@@ -163,7 +163,7 @@ class ServiceHealth:
                 os.pwrite(self._file, line, 0)
 
     def _is_lost(self) -> bool:
-        """Whether somebody removed the file, or put another there."""
+        """Whether another process removed or replaced the file."""
         try:
             ours, there = os.fstat(self._file), os.lstat(self._path)
         except OSError:
@@ -171,7 +171,7 @@ class ServiceHealth:
         return (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino)
 
     def _make(self, line: bytes) -> None:
-        """Put a new file there; whatever had the name, a link of somebody's too, loses it."""
+        """Put a new file there, replacing a file or link of that name."""
         new = f"{self._path}.{os.getpid()}"
         with suppress(FileNotFoundError):
             os.unlink(new)

@@ -1,7 +1,7 @@
-"""Tells a service manager how a service is, by the protocol of systemd's ``sd_notify``.
+"""`SystemdNotifier`: reports a service's state by the protocol of systemd's ``sd_notify``.
 
-Datagrams of ``NAME=VALUE`` lines to the socket that ``$NOTIFY_SOCKET`` names. Nothing here waits
-for the manager, and nothing fails with it.
+It sends datagrams of ``NAME=VALUE`` lines to the socket in ``$NOTIFY_SOCKET``. It never waits for
+the service manager, and ignores the manager's failures.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from contextlib import suppress
 from typing import Final
 
 SOCKET_VARIABLE: Final = "NOTIFY_SOCKET"
-#: In how many microseconds the manager wants to hear of the process with this pid.
+#: The watchdog timeout in microseconds, and the pid of the process that it is for.
 _WATCHDOG_VARIABLE: Final = "WATCHDOG_USEC"
 _WATCHDOG_PID_VARIABLE: Final = "WATCHDOG_PID"
-#: Whoever has these may speak for the service.
+#: A process with these variables can report for the service.
 VARIABLES: Final = (SOCKET_VARIABLE, _WATCHDOG_VARIABLE, _WATCHDOG_PID_VARIABLE)
 
 
 class SystemdNotifier:
-    """Speaks to one manager.
+    """Reports to one service manager.
 
-    The connection is made here and kept: later this process may have fewer rights on files.
+    It connects here and keeps the connection: later this process may lose access to the socket.
 
     Args:
-        address: a path, or ``@`` and an abstract name; anything else is nobody's.
+        address: A path, or ``@`` and an abstract name; any other text is ignored.
     """
 
     def __init__(self, address: str) -> None:
@@ -37,13 +37,13 @@ class SystemdNotifier:
         self._connect()
 
     def tell(self, *lines: str) -> bool:
-        """Say this in one message; whether the manager's socket took it."""
+        """Send the lines in one message; returns whether the manager's socket accepted it."""
         message = "\n".join(lines).encode()
-        # A manager that was started anew has another socket of the same name.
+        # A restarted manager has another socket with the same name.
         return self._send(message) or (self._connect() and self._send(message))
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Stop sending."""
         self._is_usable = False
         self._drop()
 
@@ -52,7 +52,7 @@ class SystemdNotifier:
             return False
         try:
             self._socket.send(message)
-        except OSError:  # it is full, or gone
+        except OSError:  # the socket's buffer is full, or the manager is gone
             return False
         return True
 
@@ -60,7 +60,7 @@ class SystemdNotifier:
         self._drop()
         if not self._is_usable:
             return False
-        # A path of more bytes than fit into an address is a ValueError or an OSError, by its kind.
+        # For a path that is too long, Python raises ValueError or OSError.
         with suppress(OSError, ValueError):
             made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             try:
@@ -79,7 +79,7 @@ class SystemdNotifier:
 
 
 def watchdog_s(variables: MutableMapping[str, str]) -> float | None:
-    """Within how many seconds the manager wants to hear of this process; None where it does not."""
+    """The watchdog timeout in seconds for this process; None if there is none."""
     microseconds = variables.get(_WATCHDOG_VARIABLE, "")
     about = variables.get(_WATCHDOG_PID_VARIABLE, "")
     if not _is_number(microseconds) or (about and about != str(os.getpid())):
