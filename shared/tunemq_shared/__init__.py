@@ -1,1 +1,1 @@
-"""What the scheduler and the workers must agree on; imports nothing else of ours."""
+"""What the scheduler and the workers share; imports no other TuneMQ package."""

@@ -1,4 +1,4 @@
-"""Large files in parts: how long one is, and the buffer in which it is read, hashed and sent."""
+"""Multipart uploads: the length of parts, and the buffer that is read, hashed and sent."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Final
 from tunemq_shared.base.errors import CheckpointCorrupt
 from tunemq_shared.base.retrying import CancelToken
 
-#: Bytes of a part; more only where `MOST_PARTS` of them would not hold the file.
+#: Bytes of a part; larger only if `MOST_PARTS` parts would not hold the file.
 PART: Final = 16 * 2**20
 #: S3's limit.
 MOST_PARTS: Final = 10_000
 
 
 def part_length(size: int) -> int:
-    """The length of each part, but the last, of a file with so many bytes; whole MiB."""
+    """The length of each part but the last, for a file of ``size`` bytes; whole MiB."""
     least = -(-size // MOST_PARTS)
     return max(PART, -(-least // 2**20) * 2**20)
 
 
 class PartBody(bytearray):
-    """One part, of a fixed length, to be filled from a file and sent as often as it takes.
+    """One part of fixed length, filled from a file and sent as often as retries need.
 
-    It is a buffer, for what hashes and signs it, and a file, for what sends it; as a file it raises
-    once ``cancel`` says that it is over. With a ``sha256`` only what has that is sent.
+    It is a buffer for hashing and signing, and a file for sending; as a file it raises once
+    ``cancel`` is cancelled or expired. With a ``sha256``, only content with that hash is sent.
     """
 
     cancel: CancelToken
@@ -34,10 +34,10 @@ class PartBody(bytearray):
     _at: int
 
     def fill(self, file: FileIO) -> None:
-        """Hold the next bytes of the file, as many as this is long.
+        """Read the next bytes of the file, as many as the part holds.
 
         Raises:
-            CheckpointCorrupt: the file ends before.
+            CheckpointCorrupt: The file is too short.
         """
         self._source = str(file.name)
         filled, length = 0, len(self)
@@ -52,19 +52,19 @@ class PartBody(bytearray):
                 filled += count
 
     def rewound(self) -> bytes:
-        """This, to be read from its beginning."""
+        """Rewind the part, to be read from its beginning."""
         self._at = 0
-        return self  # type: ignore[return-value]  # what hashes and sends it takes any buffer
+        return self  # type: ignore[return-value]  # hashing and sending accept any buffer
 
     def read(self, length: int) -> memoryview:
-        """The next bytes, at most ``length``; none at the end."""
+        """The next bytes, at most ``length``; empty at the end."""
         self.cancel.check()
         piece = memoryview(self)[self._at : self._at + length]
         self._at += len(piece)
         return piece
 
     def check(self, found: str) -> None:
-        """Raise CheckpointCorrupt if this has not the hash that it should."""
+        """Raise CheckpointCorrupt if ``sha256`` is set and ``found`` differs from it."""
         if self.sha256:
             check_hash(self._source, self.sha256, found)
 
@@ -78,7 +78,7 @@ def check_end(file: FileIO) -> None:
 
 
 def check_hash(source: str, expected: str, found: str) -> None:
-    """Raise CheckpointCorrupt unless the SHA-256 that was found is the one that is expected."""
+    """Raise CheckpointCorrupt unless the hashes are equal."""
     if found != expected:
         raise CheckpointCorrupt(
             f"{source}: the file is damaged: expected SHA-256 {expected}, found {found}."
@@ -86,7 +86,7 @@ def check_hash(source: str, expected: str, found: str) -> None:
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:
-    """Write all of it at this place of the file."""
+    """Write all data at the offset ``at`` of the file."""
     written = 0
     with memoryview(data) as view:
         while written < len(view):

@@ -1,4 +1,4 @@
-"""`ObjectClient`: the verbs of an object server, each tried once; `RemoteObjects` does the rest."""
+"""`ObjectClient`: the operations of an object server, without retries; see `RemoteObjects`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_shared.objects.object_store import ObjectInfo
 
 
 class StoreRequestDenied(StoreError):
-    """The server will not do it before somebody mends something; ``code`` is its word for why."""
+    """The server denies the request until a person fixes the cause, which ``code`` names."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class NoSuchUpload(StoreError):
 
 
 class IncompleteUpload(NamedTuple):
-    """An upload in parts that is neither completed nor thrown away: its object, its id."""
+    """A multipart upload that is neither completed nor aborted: its object, its id."""
 
     name: str
     upload: str
@@ -43,46 +43,46 @@ class ObjectContent(Protocol):
         """The object's size in bytes."""
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, a piece at a time; all of it, or an error."""
+        """Iterate over the content in blocks; raises if it is incomplete."""
 
 
 class ObjectClient(Protocol):
     """One place on a server; names are whole keys in it.
 
-    Every method raises `StoreUnavailable` where another try may help, else another `StoreError`;
-    ``action`` says in their messages what could not be done.
+    Every method raises `StoreUnavailable` if a retry may help, else another `StoreError`;
+    ``action`` is the clause of their messages that says what failed.
 
-    **Threads.** Any may call anything.
+    **Threads.** Any thread may call any method.
     """
 
     def put(self, name: str, data: bytes | PartBody, action: str) -> None:
-        """Write an object; of a `PartBody` with a hash only what has that."""
+        """Write an object; a `PartBody` with a hash is sent only if the hash matches."""
 
     def get(
         self, name: str, action: str, *, offset: int = 0, length: int = 0
     ) -> AbstractContextManager[ObjectContent]:
-        """The object from ``offset`` on; all of the rest where ``length`` is 0."""
+        """Read ``length`` bytes of the object from ``offset``; 0 for all of the rest."""
 
     def remove(self, name: str, action: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object, if it exists."""
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects with this prefix, by their whole names, in order."""
+        """List all objects with this prefix, by their whole names, in order."""
 
     def create_upload(self, name: str, action: str) -> str:
-        """Begin an upload in parts; its id."""
+        """Begin a multipart upload; returns its id."""
 
     def put_part(self, name: str, upload: str, number: int, body: PartBody, action: str) -> str:
-        """Send a part; what the server calls it."""
+        """Send a part; returns its ETag."""
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], action: str) -> None:
-        """Make the object out of its parts."""
+        """Join the parts to the object."""
 
     def abort_upload(self, name: str, upload: str) -> None:
-        """Throw the parts away; where there are none that is no error."""
+        """Discard the parts, if there are any."""
 
     def unfinished(self) -> Iterator[IncompleteUpload]:
-        """All uploads of the place that are under way, or that somebody died over."""
+        """List all unfinished uploads of the place, including those of dead writers."""
 
     def close(self) -> None:
-        """Close what connections are not in use."""
+        """Close idle connections."""

@@ -1,4 +1,4 @@
-"""`ObjectStore`: what TuneMQ asks of an object server, the few verbs that all of them have.
+"""`ObjectStore`: the interface to an object server, limited to what all servers support.
 
 Every implementation passes the suite in ``tests/contracts/test_object_store.py``.
 """
@@ -15,7 +15,7 @@ from tunemq_shared.base.retrying import CancelToken, ignore
 
 
 class ObjectInfo(NamedTuple):
-    """One object: its key below the store's prefix, its bytes, when it was written (Unix time)."""
+    """One object: its key below the store's prefix, its size in bytes, its Unix write time."""
 
     key: str
     size: int
@@ -31,7 +31,7 @@ class InvalidObjectName(StoreError):
 
 
 class ObjectSizeMismatch(CheckpointCorrupt):
-    """An object is longer or shorter than it was written; ``found`` says what it is."""
+    """An object has another size than was written; ``found`` is its actual size."""
 
     def __init__(self, message: str, found: str) -> None:
         super().__init__(message)
@@ -41,27 +41,27 @@ class ObjectSizeMismatch(CheckpointCorrupt):
 class ObjectStore(ABC):
     """Objects below one prefix of one bucket; keys are relative to that prefix.
 
-    An object appears whole or not at all. What the server cannot do now, or does not answer to,
-    raises `StoreUnavailable`, and may be tried again with `retried`; `put_file` and `get_file` do
-    that themselves, for each part of a file. Any other `StoreError` would be the same next time.
+    An object appears whole or not at all. If the server fails temporarily or does not answer,
+    methods raise `StoreUnavailable`; `retried` repeats such calls, and `put_file` and `get_file`
+    retry each part themselves. Any other `StoreError` would be the same next time.
 
-    **Threads.** Any may call anything. **Processes.** Each needs a store of its own.
+    **Threads.** Any thread may call any method. **Processes.** Each needs its own store.
     """
 
-    #: How messages name it; holds no secret.
+    #: The store's name in messages; contains no secret.
     address: str
 
     @abstractmethod
     def probe(self, *, is_read_only: bool = False) -> None:
-        """Return, within seconds, if objects can be written, read, listed and removed there.
+        """Check, within seconds, that objects can be written, read, listed and removed there.
 
-        A missing bucket is made if the address says so.
+        Creates a missing bucket if the address says so.
 
         Args:
-            is_read_only: listing is all that is tried, for whoever has no more rights.
+            is_read_only: Only list objects, for credentials without further rights.
 
         Raises:
-            StoreError: they cannot; says why, and what to do about it.
+            StoreError: They cannot; says why, and what to do about it.
         """
 
     @abstractmethod
@@ -80,28 +80,31 @@ class ObjectStore(ABC):
         cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
-        """Write a file of any size, with memory that does not grow with it.
+        """Upload a file of any size, in constant memory.
 
         Args:
-            size: The file's, in bytes.
-            sha256: The file's, in hexadecimal; an object with another is never made.
-            is_unchanged: Nobody has written to the file since that hash was taken, so that it need
-                not be taken once more where that costs something: for large files.
-            on_trouble: Told what was wrong, before each try after the first; see `retried`.
+            key: The object's key.
+            path: The file.
+            size: The file's size in bytes.
+            sha256: The file's hash in hexadecimal; an object with another hash is never made.
+            is_unchanged: The file did not change since that hash was taken, so that large files
+                need not be hashed again.
+            cancel: Ends the upload early.
+            on_trouble: Called with the problem before each retry; see `retried`.
 
         Raises:
-            InvalidObjectName: the store takes no object of this name.
-            CheckpointCorrupt: the file has another size or hash.
-            Cancelled, TimedOut: see `CancelToken`.
+            InvalidObjectName: The store accepts no object of this name.
+            CheckpointCorrupt: The file has another size or hash.
+            TransferCancelled, TransferTimedOut: See `CancelToken`.
         """
 
     @abstractmethod
     def get_bytes(self, key: str, *, limit: int) -> bytes:
-        """The content of a small object.
+        """Read a small object.
 
         Raises:
-            MissingObject: there is none.
-            WrongSize: it has more than ``limit`` bytes.
+            NoSuchObject: It does not exist.
+            ObjectSizeMismatch: It has more than ``limit`` bytes.
         """
 
     @abstractmethod
@@ -114,33 +117,33 @@ class ObjectStore(ABC):
         cancel: CancelToken,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
-        """Read an object of any size into a new file, with memory that does not grow with it.
+        """Download an object of any size into a new file, in constant memory.
 
         Raises:
-            MissingObject: there is none.
-            WrongSize: it has another size.
-            Cancelled, TimedOut: see `CancelToken`.
+            NoSuchObject: It does not exist.
+            ObjectSizeMismatch: It has another size than ``size``.
+            TransferCancelled, TransferTimedOut: See `CancelToken`.
         """
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; to remove one that is not there is no error."""
+        """Remove objects, if they exist."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose keys begin with ``prefix``, in the order of their keys."""
+        """List all objects whose keys begin with ``prefix``, in the order of their keys."""
 
     @abstractmethod
     def abort_uploads(self, is_over: Callable[[str], bool]) -> int:
-        """Throw away parts of files that were sent by writers that are dead; returns how many.
+        """Abort unfinished uploads of dead writers; returns their number.
 
         Args:
-            is_over: Whether nobody is writing the object with this key.
+            is_over: Whether no process is writing the object with this key.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
     def __enter__(self) -> Self:
         return self

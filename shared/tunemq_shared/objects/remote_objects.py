@@ -1,6 +1,6 @@
-"""`RemoteObjects`: an `ObjectStore` on a server, in the verbs of `ObjectClient`.
+"""`RemoteObjects`: an `ObjectStore` on a server, built from the operations of `ObjectClient`.
 
-Files go in parts, several at a time, each tried again on its own.
+Files are transferred in parts, several at a time, each retried separately.
 """
 
 from __future__ import annotations
@@ -36,33 +36,32 @@ from tunemq_shared.objects.object_store import (
 )
 from tunemq_shared.objects.store_traffic import CountedClient
 
-#: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk
-#: is busy takes its time with both.
+#: Seconds to connect or to send a block, and until the next bytes of an answer. A server with a
+#: busy disk is slow at both.
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
-#: Seconds that `RemoteObjects.probe` may take with all retries, and until the next bytes of an
-#: answer.
+#: Seconds for `RemoteObjects.probe` with all retries, and until the next bytes of an answer.
 PROBE_S: Final = 5.0
 PROBE_ANSWER_S: Final = 3.0
 #: Seconds after which `RemoteObjects.probe` fails although each byte of an answer came in time.
 PROBE_TOTAL_S: Final = 40.0
-#: What the names of objects begin with that are written only to see whether they can be.
+#: Prefix of the names of test objects.
 PROBE: Final = ".tunemq-probe-"
-#: So many parts of a file go up or down at a time.
+#: How many parts of a file are transferred at once.
 PARALLEL: Final = 3
-#: After so many internal errors in answer to one request an upload in parts begins anew.
+#: After this many internal errors to one request, a multipart upload starts again.
 MOST_INTERNAL_ERRORS: Final = 4
-#: So many connections are kept for the next request, of however many transfers.
+#: How many idle connections are kept, for all transfers together.
 CONNECTIONS: Final = 32
 #: S3's limit for a whole key, in UTF-8.
 MOST_KEY_BYTES: Final = 1024
 #: The name of an object that holds a file.
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
-#: Within it a process reads its own files, whatever user the calling thread opens files as.
+#: A context in which the process reads its own files, whatever user its thread opens files as.
 Reading = Callable[[], contextlib.AbstractContextManager[None]]
-#: Looks for the keys to the store, and makes a client that gives up connecting, and waiting for an
-#: answer, after so many seconds.
+#: Reads the credentials and makes a client with these timeouts, in seconds, for connecting and
+#: for an answer.
 Connect = Callable[[float, float], ObjectClient]
 
 _T = TypeVar("_T")
@@ -72,9 +71,9 @@ class RemoteObjects(ObjectStore):
     """See `ObjectStore`.
 
     Args:
-        address: How messages name it.
-        prefix: Of all keys.
-        connect: Makes its clients: at once, and another each time that the server has refused one.
+        address: The store's name in messages.
+        prefix: The prefix of all keys.
+        connect: Makes clients: one at once, and another after each denied request.
     """
 
     def __init__(self, address: str, prefix: str, connect: Connect) -> None:
@@ -85,7 +84,7 @@ class RemoteObjects(ObjectStore):
 
     def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""
-        # No limit of a socket ends an answer that comes byte by byte; so a thread waits for it.
+        # A socket's timeout does not end an answer that comes byte by byte, so a thread waits.
         done: Future[None] = Future()
 
         def probe() -> None:
@@ -125,7 +124,7 @@ class RemoteObjects(ObjectStore):
     def _prepare(
         self, rejection: StoreRequestDenied, client: ObjectClient, cancel: CancelToken
     ) -> bool:
-        """Do what is missing for the place to be usable; whether that is worth another try."""
+        """Create what the place lacks; returns whether a retry makes sense."""
         del rejection, client, cancel
         return False
 
@@ -158,7 +157,7 @@ class RemoteObjects(ObjectStore):
         name = self._name(key)
         if size > part_length(size):
             upload = _Upload(self._client, key, name, cancel, on_trouble)
-            # Where the server cannot continue an upload that was begun, all of it is sent again.
+            # If the server cannot continue an upload, the whole file is sent again.
             checked = "" if is_unchanged else sha256
             retried(lambda: upload.send(path, size, checked), cancel, on_trouble)
             return
@@ -166,7 +165,7 @@ class RemoteObjects(ObjectStore):
         with path.open("rb", buffering=0) as file:
             body.fill(file)
             check_end(file)
-        # Its hash is checked where it is signed: hashing twice would cost a tenth of the speed.
+        # The signature computes the hash anyway: hashing twice would cost a tenth of the speed.
         body.cancel, body.sha256 = cancel, sha256
         retried(lambda: self._client.put(name, body, _unwritten(key)), cancel, on_trouble)
 
@@ -197,7 +196,7 @@ class RemoteObjects(ObjectStore):
         with path.open("xb", buffering=0) as file:
 
             def get(start: int, cancel: CancelToken) -> None:
-                # A part of the whole file is asked for as such: nothing has no parts.
+                # A single part is requested as the whole object: an empty object has no ranges.
                 expected = min(length, size - start) if len(starts) > 1 else 0
                 retried(lambda: get_part(start, expected, cancel), cancel, on_trouble)
 
@@ -228,7 +227,7 @@ class RemoteObjects(ObjectStore):
                     self._client.abort_upload(name, upload)
                     aborted += 1
         except StoreRequestDenied as error:
-            # Such a server keeps none, or removes them by itself.
+            # Such a server keeps no unfinished uploads, or removes them itself.
             if error.code not in ("NotImplemented", "MethodNotAllowed"):
                 raise
         return aborted
@@ -252,7 +251,7 @@ class RemoteObjects(ObjectStore):
     def _get_part(
         self, key: str, fd: int, start: int, expected: int, size: int, cancel: CancelToken
     ) -> None:
-        """Write a part of the object to its place in the file; all where 0 bytes are expected."""
+        """Write a part of the object to its place in the file; ``expected=0`` means all of it."""
         end = start + expected if expected else size
 
         with self._client.get(
@@ -276,7 +275,7 @@ class RemoteObjects(ObjectStore):
 
 
 class _UploadBroken(StoreError):
-    """The server fails to continue an upload: send all parts again, as another upload."""
+    """The server cannot continue an upload: send all parts again, in a new upload."""
 
 
 class _UploadPart(NamedTuple):
@@ -287,7 +286,7 @@ class _UploadPart(NamedTuple):
 
 
 class _Upload:
-    """A large file on its way, in parts; memory for `PARALLEL` of them and one more."""
+    """A multipart upload of a large file; holds memory for `PARALLEL` parts and one more."""
 
     def __init__(
         self,
@@ -306,10 +305,10 @@ class _Upload:
         self._free: queue.SimpleQueue[PartBody] = queue.SimpleQueue()
 
     def send(self, path: Path, size: int, sha256: str) -> None:
-        """Send all of the file; where that fails the parts are thrown away."""
+        """Send the whole file; aborts the upload on failure."""
         self._id = retried(self._create, self._cancel, self._on_trouble)
         try:
-            # One more than are sent at a time, to be filled meanwhile.
+            # One more than are sent at once, to be filled meanwhile.
             self._free = queue.SimpleQueue()
             for _ in range(PARALLEL + 1):
                 self._free.put(PartBody(part_length(size)))
@@ -324,7 +323,7 @@ class _Upload:
             raise
 
     def _parts(self, path: Path, size: int, sha256: str) -> Iterator[_UploadPart]:
-        """Each part; the last only if the hash of them all is right, if any."""
+        """Iterate over the parts; with ``sha256``, the last only if the file's hash matches."""
         length, digest = part_length(size), new_sha256()
         with path.open("rb", buffering=0) as file:
             for number, start in enumerate(range(0, size, length), 1):
@@ -362,13 +361,13 @@ class _Upload:
         self._client.complete_upload(self._name, self._id, etags, self._action)
 
     def _retried(self, call: Callable[[], _T], cancel: CancelToken) -> _T:
-        """What ``call`` returns, tried again while the server may still continue the upload.
+        """Retry ``call`` while the server may still continue the upload.
 
         rclone writes an upload as its parts arrive: after an error of its disk, each later request
         of that upload fails, even when there is space again.
 
         Raises:
-            _UploadBroken: it answered with too many internal errors.
+            _UploadBroken: The server answered with too many internal errors.
         """
         errors = 0
 
@@ -390,6 +389,6 @@ def _unwritten(key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    """An object's key as people can bear it: of a hash the beginning."""
+    """Shorten an object's key for people: a hash to its beginning."""
     folder, slash, name = key.rpartition("/")
     return f"{folder}{slash}{name[:8]}..." if _HASH.fullmatch(name) else key

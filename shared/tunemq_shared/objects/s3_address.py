@@ -1,12 +1,13 @@
-"""Where an S3 server, a bucket and a prefix are, and with which keys one is let in.
+"""Parse addresses of S3 stores, and find their credentials.
 
     s3://bucket/prefix?endpoint=http://host:9000&region=us-east-1&path_style=true&ca_file=/ca.pem
 
-What is not in the address is taken from the environment. Keys are never in an address: an address
-is written into journals, logs and messages, so that it means the same to all of a farm. But
-``profile=NAME`` may be: then each machine takes the keys of that name from its credentials file,
-and never those of the environment. A machine that has to go another way to the server of its own
-keys, such as a port that is forwarded, says so in ``TUNEMQ_S3_REACHED_AT``, which is in no address.
+Settings that the address lacks come from the environment. An address never contains credentials,
+because it is written into journals, logs and messages, and means the same on all machines of a
+farm. But it may have ``profile=NAME``: then each machine takes the credentials of that name from
+its credentials file, and never those of the environment. A machine that reaches the server of its
+own credentials another way, for instance through a forwarded port, sets ``TUNEMQ_S3_REACHED_AT``,
+which is not part of any address.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tunemq_shared.base.trusted_certificates import why_not_trusted
 
 SCHEME: Final = "s3://"
 
-#: The settings of an address; the names behind the first are those of pyarrow, and so of Ray.
+#: The settings of an address; the aliases are those of pyarrow, and so of Ray.
 _SETTINGS: Final = {
     "endpoint": "endpoint",
     "endpoint_override": "endpoint",
@@ -48,7 +49,7 @@ _BUCKET: Final = re.compile(
 _PROFILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _IP: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _DEFAULT_FILE: Final = "~/.aws/credentials"
-#: What servers are shipped with, or what their first pages tell one to type in.
+#: Default credentials of servers, or those that their tutorials suggest.
 DEFAULT_KEYS: Final = (
     ("minioadmin", "minioadmin"),
     ("minio", "minio123"),
@@ -66,7 +67,7 @@ _KEY_VARIABLES: Final = (
     ("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),
 )
 _PROFILE_VARIABLES: Final = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-#: All that say which keys of the store a process has.
+#: All variables that determine a process's credentials for the store.
 KEY_VARIABLES: Final = frozenset(
     {
         *(name for pair in _KEY_VARIABLES for name in pair),
@@ -78,7 +79,7 @@ KEY_VARIABLES: Final = frozenset(
 
 
 class S3Credentials(NamedTuple):
-    """What one is let in with; never printed."""
+    """Credentials for a server; never printed."""
 
     access_key: str
     secret_key: str
@@ -89,11 +90,11 @@ class S3Credentials(NamedTuple):
 
 
 class S3Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix in a bucket of a server, without what is secret.
+    """A prefix in a bucket of a server, without secrets.
 
-    ``endpoint`` is ``http[s]://host[:port]``. ``ca_file`` is empty where each machine uses its own.
-    ``create_bucket`` says that a missing bucket is to be made when the address is first tried.
-    ``profile`` names the keys in the credentials file; empty for those of the machine itself.
+    ``endpoint`` is ``http[s]://host[:port]``. ``ca_file`` is empty if each machine uses its own.
+    ``create_bucket``: the first probe creates a missing bucket. ``profile`` names the credentials
+    in the credentials file; empty for the machine's own.
     """
 
     bucket: str
@@ -106,7 +107,7 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
     profile: str = ""
 
     def __str__(self) -> str:
-        """The address that means the same on every machine."""
+        """The address in the form that means the same on every machine."""
         settings = {
             "endpoint": self.endpoint,
             "region": self.region,
@@ -127,10 +128,10 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
-    """What the address means on this machine.
+    """Parse an address, with missing settings from this machine's environment.
 
     Raises:
-        ConfigError: it cannot be used; the message never quotes what might be a secret.
+        ConfigError: It is invalid; the message never quotes what might be a secret.
     """
     parts = urlsplit(text)
     if "@" in parts.netloc:
@@ -165,13 +166,13 @@ def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
 
 
 def parse_beside(text: str, store: S3Address, environ: Mapping[str, str]) -> S3Address:
-    """What the address means on this machine to those who use ``store``.
+    """Parse an address as processes that use ``store`` understand it.
 
-    In the same bucket the settings of ``store`` hold where ``text`` has none. One that names
-    another endpoint is in another bucket, whatever the bucket's name.
+    In the same bucket, settings that ``text`` lacks come from ``store``. An address with another
+    endpoint is another bucket, whatever the bucket's name.
 
     Raises:
-        ConfigError: see `parse_address`.
+        ConfigError: See `parse_address`.
     """
     address = parse_address(text, environ)
     given = _settings(address.place, urlsplit(text).query)
@@ -185,12 +186,13 @@ def parse_beside(text: str, store: S3Address, environ: Mapping[str, str]) -> S3A
 
 
 def as_reached_from_here(address: S3Address, environ: Mapping[str, str]) -> S3Address:
-    """The address to connect to, which may be another than that which is known everywhere.
+    """The address to connect to from this machine, which may differ from the shared one.
 
-    One with a profile stays as it is: the variable is about the server of this machine's own keys.
+    An address with a profile stays as it is: ``TUNEMQ_S3_REACHED_AT`` is about the server of this
+    machine's own credentials.
 
     Raises:
-        ConfigError: ``TUNEMQ_S3_REACHED_AT`` cannot be used.
+        ConfigError: ``TUNEMQ_S3_REACHED_AT`` is invalid.
     """
     text = environ.get(_REACHED_AT_VARIABLE, "")
     if not text or address.profile:
@@ -200,12 +202,12 @@ def as_reached_from_here(address: S3Address, environ: Mapping[str, str]) -> S3Ad
 
 
 def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
-    """The file with the certificates to trust; empty for those that everybody trusts.
+    """Find the file with the certificates to trust; empty for the system's default ones.
 
-    Without TLS there is nothing to trust, and reading a whole file of certificates takes 50 ms.
+    Without TLS there is no certificate to check, and reading a file of certificates takes 50 ms.
 
     Raises:
-        ConfigError: it is not there, or has no certificate in it.
+        ConfigError: The file does not exist, or has no certificate.
     """
     if not address.endpoint.startswith("https://"):
         return ""
@@ -213,7 +215,7 @@ def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
     if file:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-        except OSError as error:  # ssl's is one
+        except OSError as error:  # ssl.SSLError derives from it
             why = why_not_trusted(file, error)
             raise ConfigError(
                 f"the storage {address.place}: {why}; correct ca_file, or "
@@ -228,7 +230,7 @@ def is_amazon(endpoint: str) -> bool:
 
 
 def are_default_keys(environ: Mapping[str, str]) -> bool:
-    """Whether the keys that `find_keys` finds are such that everybody knows; False for none."""
+    """Whether `find_keys` finds well-known default credentials; False if it finds none."""
     try:
         return find_keys(environ)[:2] in DEFAULT_KEYS
     except StoreError:
@@ -236,26 +238,28 @@ def are_default_keys(environ: Mapping[str, str]) -> bool:
 
 
 def own_profiles(environ: Mapping[str, str]) -> set[str]:
-    """The profiles in the credentials file whose keys are those of this machine itself."""
+    """The profiles in the credentials file that hold this machine's own credentials."""
     return {environ[name] for name in _PROFILE_VARIABLES if environ.get(name)}
 
 
 def find_keys(environ: Mapping[str, str], profile: str = "") -> S3Credentials:
-    """The keys in the environment, else in the credentials file.
+    """Find credentials in the environment, else in the credentials file.
 
     Args:
-        profile: of an address. Its keys are in the credentials file, or nowhere: those of this
-            machine itself belong to other stores.
+        environ: The environment variables.
+        profile: The profile of an address. Its credentials come only from the credentials file:
+            this machine's own ones belong to other stores.
 
     Raises:
-        StoreError: there are none, or half of them; says which variables and files were looked at.
+        StoreError: There are none, or half of them; names the variables and files that were
+            checked.
     """
     if profile:
         return _keys_in_file(environ, profile)
     for names in _KEY_VARIABLES:
         values = [environ.get(name, "") for name in names]
         if all(values):
-            # A token belongs to the keys that it was issued with.
+            # A session token belongs to the credentials that it was issued with.
             token = environ.get("AWS_SESSION_TOKEN", "") if names is _KEY_VARIABLES[0] else ""
             return S3Credentials(values[0], values[1], token)
         if any(values):
@@ -281,7 +285,7 @@ def _keys_in_file(environ: Mapping[str, str], of_address: str = "") -> S3Credent
             "there are no keys for the store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             f"write them into {file or _DEFAULT_FILE}, on each machine that uses it."
         )
-    # No section lends its values to others: a profile has keys of its own, or none.
+    # No default section: a profile has its own credentials, or none.
     found = configparser.RawConfigParser(default_section="")
     try:
         found.read_string(file.read_text(encoding="utf-8"), str(file))
@@ -329,7 +333,7 @@ def _endpoint(place: str, given: Mapping[str, str], environ: Mapping[str, str]) 
     try:
         parts = urlsplit(text)
         is_usable = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         is_usable = False
     if (
         not is_usable

@@ -1,8 +1,7 @@
-"""`S3Client`: the verbs of S3, each tried once. The only module that imports ``minio``.
+"""`S3Client`: the operations of S3, without retries. The only module that imports ``minio``.
 
-That client's own retries and its multi-part upload are not used: they begin a whole file anew, and
-cannot be called off. PUT, GET, DELETE, ListV2 and multi-part are all that is asked: every S3 server
-has them.
+It does not use that client's retries and multipart upload: they restart a whole file, and cannot be
+cancelled. It needs only PUT, GET, DELETE, ListV2 and multipart uploads, which every S3 server has.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from tunemq_shared.objects.object_store import (
 )
 from tunemq_shared.objects.s3_address import S3Address, S3Credentials
 
-#: Handed to a connection at once, and taken from it; in between a transfer can be called off.
+#: Bytes per send or receive; a transfer can be cancelled in between.
 BLOCK: Final = 2**18
 
 _TYPE: Final = "application/octet-stream"
-#: What of TLS another try will not mend.
+#: TLS errors that a retry does not fix.
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
-#: Of one object's name: the server works, and another try would end the same.
+#: Errors about one object's name: the server works, and a retry would fail too.
 _INVALID_NAME: Final = ("KeyTooLongError", "XMinioInvalidObjectName")
 
 
@@ -58,9 +57,13 @@ class S3Client(Minio):
     """See `ObjectClient`; the place is one bucket of a server.
 
     Args:
-        connect_s: Seconds to connect, and to send one block: urllib3 knows no other limit for that.
+        address: The bucket and its server.
+        keys: The credentials.
+        ca_file: Certificates to trust; empty for the default ones.
+        connect_s: Seconds to connect, and to send one block: urllib3 has no separate limit for
+            that.
         read_s: Seconds until the next bytes of an answer.
-        at_once: So many connections are kept.
+        at_once: How many connections are kept.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class S3Client(Minio):
         self._base_url.virtual_style_flag = not address.path_style
 
     def url(self, name: str = "") -> str:
-        """Where requests about an object go, or about the bucket: its host depends on both."""
+        """The URL for requests about an object, or about the bucket; its host depends on both."""
         with self._asking("it has no address"):
             region = self._get_region(self._bucket)
             built = self._base_url.build(
@@ -127,7 +130,7 @@ class S3Client(Minio):
                     int(total or response.headers.get("Content-Length", "-1")), response
                 )
             except BaseException:
-                response.close()  # nobody reads the rest
+                response.close()  # the rest will not be read
                 raise
             finally:
                 response.release_conn()
@@ -161,7 +164,7 @@ class S3Client(Minio):
         parts = [Part(number, etag) for number, etag in enumerate(etags, 1)]
         with self._asking(action):
             done = self._complete_multipart_upload(self._bucket, name, upload, parts)
-        if not done.etag:  # an error with status 200, which S3 allows itself here alone
+        if not done.etag:  # an error with status 200, which S3 allows only for this request
             raise StoreInternalError(f"{self._address.place}: {action}: its parts were not joined.")
 
     def abort_upload(self, name: str, upload: str) -> None:
@@ -175,7 +178,7 @@ class S3Client(Minio):
     def unfinished(self) -> Iterator[IncompleteUpload]:
         """See `ObjectClient.unfinished`.
 
-        All of the bucket: MinIO takes a prefix here for the name of one object.
+        Lists the whole bucket: MinIO takes a prefix here for the name of one object.
         """
         marker = None
         while True:
@@ -183,7 +186,7 @@ class S3Client(Minio):
                 with self._asking("unfinished uploads cannot be listed"):
                     found = self._list_multipart_uploads(self._bucket, key_marker=marker)
             except NoSuchUpload:
-                return  # so rclone says that there are none
+                return  # rclone answers so if there are none
             for upload in found.uploads:
                 yield IncompleteUpload(upload.object_name or "", upload.upload_id or "")
             marker = found.next_key_marker
@@ -197,7 +200,7 @@ class S3Client(Minio):
     def _build_headers(
         self, host: str, headers: Any = None, body: Any = None, creds: Any = None
     ) -> Any:
-        """The client's own, which hashes what it signs; see `PartBody.check`."""
+        """Build the request's headers and check the hash that they sign; see `PartBody.check`."""
         built, date = super()._build_headers(host, headers, body, creds)
         if isinstance(body, PartBody) and body.sha256:
             found = str(built["x-amz-content-sha256"])
@@ -207,7 +210,7 @@ class S3Client(Minio):
 
     @contextlib.contextmanager
     def _asking(self, action: str) -> Iterator[None]:
-        """Whatever the client raises becomes a StoreError that says what could not be done."""
+        """Convert every exception of the client to a StoreError that says what failed."""
         address = self._address
         try:
             yield
@@ -221,7 +224,7 @@ class S3Client(Minio):
         except urllib3.exceptions.HTTPError as error:
             reason = _reason(error)
             if isinstance(reason, StoreError):
-                raise reason from None  # from our own body, while it was sent
+                raise reason from None  # our own body raised it during sending
             if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TRUST:
                 raise s3_errors.untrusted(address, action, str(reason)) from error
             raise s3_errors.unreachable(address, action, str(reason)) from error
@@ -229,7 +232,7 @@ class S3Client(Minio):
             raise s3_errors.no_s3(address, action, str(error)) from error
 
     def _strange(self, error: InvalidResponseError | ServerError, action: str) -> StoreError:
-        """The client takes for a strange answer what is only called ``text/xml``, as by rclone."""
+        """Interpret an error answer with the content type ``text/xml``, as rclone sends it."""
         status = int(getattr(error, "_code", 0) or getattr(error, "status_code", 0))
         body: str = getattr(error, "_body", None) or ""
         try:
@@ -258,14 +261,14 @@ class S3Client(Minio):
 
 
 def _sendable(data: bytes | PartBody) -> bytes:
-    # What is empty and a file would be sent in chunks, which S3 refuses.
+    # An empty file-like body would be sent in chunks, which S3 rejects.
     if not isinstance(data, PartBody):
         return data
     return data.rewound() if data else b""
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The innermost of what urllib3 wraps."""
+    """The innermost exception of those that urllib3 wraps."""
     for inner in error.args:
         if isinstance(inner, BaseException):
             return _reason(inner)

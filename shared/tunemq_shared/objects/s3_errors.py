@@ -1,4 +1,4 @@
-"""What an S3 server's refusal means to the person who set it up: what is wrong, and what to do."""
+"""Explain S3 errors to the person who set up the store: what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.objects.object_client import StoreInternalError, StoreRequestDenied
 from tunemq_shared.objects.s3_address import S3Address
 
-#: Refusals that another try may not meet, beside all of status 5xx, 408 and 429.
+#: Errors for which a retry may help, besides all with status 5xx, 408 and 429.
 _TRANSIENT: Final = frozenset(
     {
         "SlowDown",
@@ -47,18 +47,19 @@ _WRONG_REGION: Final = frozenset(
 def rejected(
     address: S3Address, action: str, code: str, status: int, message: str
 ) -> StoreUnavailable | StoreRequestDenied:
-    """The error for a refusal; `StoreUnavailable` where another try may help.
+    """Make the error for a rejected request; `StoreUnavailable` if a retry may help.
 
     Args:
-        doing: What was refused, as in ``a/b cannot be written``.
+        address: The store.
+        action: What was rejected, as in ``a/b cannot be written``.
         code: S3's, as in ``NoSuchBucket``.
         status: HTTP's.
-        message: The server's own words.
+        message: The server's own message.
     """
     where = f"{address.place} at {address.endpoint}: {action}"
     said = f"{code}: {message.rstrip('.')}" if message else code
     if code in _TRANSIENT or status >= 500 or status in (408, 429):
-        # Other statuses than 500 say that it is too busy, full, or away behind a proxy.
+        # Statuses other than 500 mean that it is busy, full, or unreachable behind a proxy.
         kind = StoreInternalError if status == 500 and code not in _TRANSIENT else StoreUnavailable
         return kind(f"{where}: the server cannot do it now ({said}).")
     if code == "NoSuchBucket":
@@ -83,7 +84,7 @@ def rejected(
 
 
 def unreachable(address: S3Address, action: str, reason: str) -> StoreUnavailable:
-    """The error for a server that does not answer."""
+    """Make the error for a server that does not answer."""
     return StoreUnavailable(
         f"{address.place} at {address.endpoint}: {action}: the server cannot be reached "
         f"({reason}); check that it runs and that endpoint is its address."
@@ -91,7 +92,7 @@ def unreachable(address: S3Address, action: str, reason: str) -> StoreUnavailabl
 
 
 def untrusted(address: S3Address, action: str, reason: str) -> StoreRequestDenied:
-    """The error for a TLS connection that could not be made."""
+    """Make the error for a failed TLS connection."""
     return StoreRequestDenied(
         f"{address.place} at {address.endpoint}: {action}: no secure connection can be made "
         f"({reason}); check http or https in endpoint, that ca_file (or "
@@ -101,7 +102,7 @@ def untrusted(address: S3Address, action: str, reason: str) -> StoreRequestDenie
 
 
 def no_s3(address: S3Address, action: str, reason: str) -> StoreRequestDenied:
-    """The error for an answer that no S3 server gives."""
+    """Make the error for an answer that no S3 server gives."""
     return StoreRequestDenied(
         f"{address.place} at {address.endpoint}: {action}: what answers there does not speak S3 "
         f"({reason}); check host, port, and http or https in endpoint.",

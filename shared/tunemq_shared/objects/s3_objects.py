@@ -1,4 +1,4 @@
-"""`S3Objects`: objects below a prefix of a bucket of MinIO, or of another server that speaks S3."""
+"""`S3Objects`: an `ObjectStore` in a bucket of MinIO, or of another S3 server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tunemq_shared.objects.s3_client import S3Client
 
 
 class S3Objects(RemoteObjects):
-    """See `ObjectStore`; the keys to the server are looked for when it is made, and when refused.
+    """See `ObjectStore`; reads the credentials when it is made, and after a denied request.
 
     Args:
-        environ: Where keys and certificates are named; see `tunemq_shared.objects.s3_address`.
-        reading: Files with keys are read within it.
+        address: The bucket, prefix and server.
+        environ: Names credentials and certificates; see `tunemq_shared.objects.s3_address`.
+        reading: A context in which key files are read.
 
     Raises:
-        StoreError: there are no keys.
-        ConfigError: there is no such certificate.
+        StoreError: There are no credentials.
+        ConfigError: The file of certificates is invalid.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class S3Objects(RemoteObjects):
         try:
             retried(client.create, cancel)
         except StoreRequestDenied as error:
-            # Somebody was faster; whether we may use it is seen by the next try.
+            # Another process made it first; the next try shows whether we may use it.
             if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 raise
         return True

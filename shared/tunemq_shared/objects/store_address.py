@@ -1,6 +1,6 @@
 """Addresses of stores: a path, or ``s3://bucket/prefix?settings``.
 
-Nothing is opened here.
+This module opens no store.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from urllib.parse import quote, unquote, urlsplit
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.objects.s3_address import SCHEME, parse_address
 
-#: A folder may be called so, but hardly ever is.
+#: Probably a mistyped address: folders hardly ever have such names.
 _CUT_SHORT: Final = re.compile(r"(s3|https?|file):", re.IGNORECASE)
 
 
 def is_remote(address: str) -> bool:
-    """Whether it is the address of an object store."""
+    """Whether this is the address of an object store."""
     return address.startswith(SCHEME)
 
 
 def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """What the address means here, so that it means the same elsewhere; without keys.
+    """Normalise an address so that it means the same on every machine; contains no credentials.
 
     Args:
         text: A path, a ``file://`` or ``s3://`` address.
-        environ: What is not in the address; this process's environment unless another is given.
+        environ: Source of settings that the address lacks; by default this process's environment.
 
     Raises:
-        ConfigError: it cannot be used; says which part and why.
+        ConfigError: It is invalid; says which part and why.
     """
     if is_remote(text):
         return str(parse_address(text, os.environ if environ is None else environ))
@@ -52,17 +52,17 @@ def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> st
 
 
 def without_settings(address: str) -> str:
-    """A store's address as people know it, for messages."""
+    """A store's address without settings, for messages."""
     return address.partition("?")[0] if is_remote(address) else address
 
 
 def name_in(address: str) -> str:
-    """The name of the search whose address in a store this is: its last part."""
+    """The name of the search at this address in a store: its last part."""
     return unquote(without_settings(address)).rstrip("/").rpartition("/")[2]
 
 
 def join(address: str, name: str) -> str:
-    """The address of what is called ``name`` (with ``/`` where it is deeper) below another."""
+    """The address of ``name`` (a relative path with ``/``) below another address."""
     if not is_remote(address):
         return os.path.join(address, name)
     place, mark, settings = address.partition("?")

@@ -1,8 +1,8 @@
-"""Which stores a submitted search may use: the one place that decides.
+"""`StorePermissions`: which stores a submitted search may use, decided in this one place.
 
-Credentials belong to addresses: those of a farm to the server of its own store, those of a profile
-to the addresses that name it. A search may use the farm's store, and those that the administrator
-allows to its owner. Variables of a search change neither addresses nor credentials.
+Credentials belong to addresses: a farm's to the server of its own store, a profile's to the
+addresses that name it. A search may use the farm's store, and those that the administrator allows
+its owner. A search's environment variables change neither addresses nor credentials.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from tunemq_shared.objects.store_address import is_remote, without_settings
 from tunemq_shared.protocol.messages import BlobRef
 from tunemq_shared.protocol.node_orders import TrialSpec
 
-#: Beginnings and names of the variables that say where stores are and how one is let in.
+#: Prefixes and names of the variables for stores' addresses and credentials.
 _PREFIXES: Final = ("AWS_", "MINIO_", "TUNEMQ_S3_")
 _NAMES: Final = frozenset({"HOME", "SSL_CERT_FILE"})
 
 
 class StorePermissions(msgspec.Struct, frozen=True):
-    """What a process that runs a submitted search may do with credentials of stores.
+    """The stores and credentials that a process of a submitted search may use.
 
     Attributes:
-        allowed: the canonical addresses of the farm's store and of others, with all below them.
-            One without a profile is at the server of the farm's store; see `why_not_allowed`.
-        environ: the farm's variables that name stores and credentials, which hold whatever the
-            search's variables say.
+        allowed: The canonical addresses of the farm's store and of others, each with all below it.
+            One without a profile is on the server of the farm's store; see `why_not_allowed`.
+        environ: The farm's variables for stores and credentials, which override the search's.
     """
 
     allowed: tuple[str, ...] = ()
     environ: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        """Without the credentials."""
+        """The addresses without the credentials."""
         return f"StoreRules({self.allowed!r})"
 
     def check(self, address: str, field: str) -> None:
-        """Return if the search may use this address, with the credentials that belong to it.
+        """Check that the search may use this address, with the credentials that belong to it.
 
         Args:
-            field: where the address was given, for the error.
+            address: Of a remote store.
+            field: Where the address was given, for the error.
 
         Raises:
-            ConfigError: it may not.
+            ConfigError: It may not.
         """
         if any(_is_below(address, one, self.environ) for one in self.allowed):
             return
@@ -61,10 +61,10 @@ class StorePermissions(msgspec.Struct, frozen=True):
         )
 
     def check_order(self, order: TrialSpec) -> None:
-        """Return if a node may go to all stores that this order names.
+        """Check that a node may use all stores that this order names.
 
         Raises:
-            ConfigError: it may not.
+            ConfigError: It may not.
         """
         for field, address in _addresses(order):
             if is_remote(address):
@@ -72,12 +72,12 @@ class StorePermissions(msgspec.Struct, frozen=True):
 
 
 def why_not_allowed(address: str, own: str, environ: Mapping[str, str]) -> str:
-    """What keeps an administrator from allowing this address, and what to do; empty if nothing.
+    """Say why an administrator cannot allow this address, and what to do; empty if possible.
 
     Args:
-        address: canonical, of a remote store.
-        own: the farm's store.
-        environ: of the scheduler.
+        address: Canonical, of a remote store.
+        own: The farm's store.
+        environ: The scheduler's environment.
     """
     is_near = is_remote(own) and _server(address, environ) == _server(own, environ)
     known = parse_address(address, environ)
@@ -97,7 +97,7 @@ def why_not_allowed(address: str, own: str, environ: Mapping[str, str]) -> str:
 
 
 def store_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that name stores and credentials."""
+    """Select the variables for stores' addresses and credentials."""
     return {
         name: value
         for name, value in environ.items()
@@ -122,13 +122,13 @@ def _is_below(address: str, allowed: str, environ: Mapping[str, str]) -> bool:
 
 
 def _place(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
-    """All that says to whom a request goes and with which keys, and the prefix last."""
+    """Everything that determines a request's target and credentials; the prefix comes last."""
     known = parse_address(address, environ)
     return *_server(address, environ), known.profile, known.bucket, known.prefix
 
 
 def _server(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
-    """All that says which server a request goes to."""
+    """Everything that determines the server of a request."""
     known = parse_address(address, environ)
     return known.endpoint.lower(), known.path_style, known.ca_file
 

@@ -1,8 +1,8 @@
-"""How often a process asks its stores, how often they fail, and since when one does.
+"""Count a process's requests to its stores, their failures, and how long a store has failed.
 
-TRAFFIC.so_far()        what this process says of itself
-counted(store)          counts what is done meanwhile as a request
-CountedClient(connect)  counts each request in `TRAFFIC`, and looks for the keys anew when refused
+TRAFFIC.so_far()        this process's counts
+counted(store)          a context that counts as one request
+CountedClient(connect)  counts each request in `TRAFFIC`, and reloads credentials when denied
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from tunemq_shared.objects.object_client import (
 from tunemq_shared.objects.object_store import ObjectInfo
 from tunemq_shared.protocol.messages import Message
 
-#: A store that was not asked for so long is not said to fail any more: an attempt and its pause are
-#: shorter.
+#: Seconds without a request after which a store no longer counts as failing: a try and its pause
+#: are shorter.
 _FORGOTTEN_S: Final = 120.0
-#: From so many bytes on an upload counts apart: a disk that is nearly full takes small ones still.
+#: Uploads of this size count separately: a nearly full disk still accepts small ones.
 _LARGE_BYTES: Final = 2**20
-#: So much of an error is told.
+#: The most characters of an error that are reported.
 _PROBLEM_CHARS: Final = 500
-#: No process counts further: what says so was not counted.
+#: Upper limits: larger counts in a message are forged.
 _MOST: Final = 2**60
 _MOST_S: Final = 1e10
 
 
 class StoreTraffic(Message, frozen=True):
-    """What a process, or a node, has asked of stores since it began.
+    """The requests of a process or node to stores since it began.
 
-    ``failures`` of the ``requests`` were refused or not answered. ``queue_bytes`` wait to be sent.
-    ``failing_s``: for so long no request to a store, or no large upload, has succeeded, 0 while all
-    do; ``problem`` is its last error.
+    ``failures`` of the ``requests`` were denied or not answered. ``queue_bytes`` wait to be sent.
+    ``failing_s``: seconds for which no request to a store, or no large upload, has succeeded; 0
+    while all succeed. ``problem`` is the store's last error.
     """
 
     requests: int = 0
@@ -56,7 +56,7 @@ class StoreTraffic(Message, frozen=True):
 
     @property
     def is_possible(self) -> bool:
-        """Whether a process could have counted this; what others say has to be looked at."""
+        """Whether a process can have counted this; values from messages must be checked."""
         return (
             0 <= self.failures <= self.requests <= _MOST
             and 0 <= self.queue_bytes <= _MOST
@@ -65,7 +65,7 @@ class StoreTraffic(Message, frozen=True):
         )
 
     def plus(self, other: StoreTraffic) -> StoreTraffic:
-        """Both together, with the problem of the store that has failed longest."""
+        """Add two counts, with the problem of the store that has failed longest."""
         longest = max(self, other, key=lambda one: one.failing_s)
         return StoreTraffic(
             self.requests + other.requests,
@@ -76,7 +76,7 @@ class StoreTraffic(Message, frozen=True):
         )
 
     def shown(self, who: str) -> str:
-        """What is wrong with a store, for people; empty where all is well."""
+        """Describe a failing store for people; empty if all work."""
         if not self.failing_s:
             return ""
         return (
@@ -85,12 +85,12 @@ class StoreTraffic(Message, frozen=True):
 
     @property
     def ended(self) -> StoreTraffic:
-        """What stays of it when the process has ended: the counts."""
+        """The counts that remain when the process has ended."""
         return msgspec.structs.replace(self, queue_bytes=0, failing_s=0.0, problem="")
 
 
 class _Failing(NamedTuple):
-    """A store's first failure since it answered, and its last one; on the monotonic clock."""
+    """A store's first failure since its last success, and the latest one; monotonic times."""
 
     since: float
     last: float
@@ -98,7 +98,7 @@ class _Failing(NamedTuple):
 
 
 class TrafficCount:
-    """Counts the requests of a process. **Threads.** Any may call anything."""
+    """Counts the requests of a process. **Threads.** Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -106,13 +106,13 @@ class TrafficCount:
         self._failing: dict[str, _Failing] = {}
 
     def answered(self, store: str) -> None:
-        """A store did what it was asked."""
+        """Count a request that succeeded."""
         with self._lock:
             self._requests += 1
             self._failing.pop(store, None)
 
     def failed(self, store: str, problem: str) -> None:
-        """A store refused a request, or did not answer."""
+        """Count a request that a store denied or did not answer."""
         now = time.monotonic()
         with self._lock:
             self._requests += 1
@@ -122,7 +122,7 @@ class TrafficCount:
             self._failing[store] = _Failing(since, now, encodable(_shortened(problem)))
 
     def so_far(self) -> StoreTraffic:
-        """All of it."""
+        """The counts of all stores together."""
         now = time.monotonic()
         with self._lock:
             self._failing = {
@@ -138,12 +138,12 @@ class TrafficCount:
         return now - failing.last < _FORGOTTEN_S
 
 
-#: This process's.
+#: The counts of this process.
 TRAFFIC: Final = TrafficCount()
 
 
 def _shortened(problem: str) -> str:
-    """No longer than may be told, cut between words."""
+    """Shorten a text between words to the limit."""
     if len(problem) <= _PROBLEM_CHARS:
         return problem
     return problem[: _PROBLEM_CHARS - 4].rsplit(" ", 1)[0] + " ..."
@@ -151,10 +151,10 @@ def _shortened(problem: str) -> str:
 
 @contextlib.contextmanager
 def counted(store: str) -> Iterator[None]:
-    """Count what is done meanwhile as one request to a store.
+    """Count the enclosed work as one request to a store.
 
-    Errors that are neither a refusal nor no answer, such as a missing object, are answers, or are
-    no fault of the store's.
+    Other errors than a denial or no answer, such as a missing object, count as success: the store
+    answered, or is not at fault.
     """
     try:
         yield
@@ -169,13 +169,13 @@ def counted(store: str) -> Iterator[None]:
 
 
 class CountedClient:
-    """An `ObjectClient` that counts what is asked, and takes new keys after a refusal.
+    """An `ObjectClient` that counts requests, and reloads the credentials after a denied one.
 
-    The request that was refused fails; the next one is made with the keys that are there then.
+    The denied request fails; later requests use the new credentials.
 
     Args:
-        connect: makes a client, which looks for the keys to the store.
-        store: names the store.
+        connect: Reads the credentials and makes a client.
+        store: The store's name.
     """
 
     def __init__(self, connect: Callable[[], ObjectClient], store: str) -> None:
@@ -248,7 +248,7 @@ class CountedClient:
             raise
 
     def _renew(self, rejected: ObjectClient) -> None:
-        # Others may still use the old one, and keys may be just about to be replaced.
+        # Other threads may still use the old client, and the credentials may be just changing.
         with contextlib.suppress(TuneError):
             if self._client is rejected:
                 self._client = self._connect()

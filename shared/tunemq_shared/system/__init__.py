@@ -1,1 +1,1 @@
-"""Processes, files and folders, as Linux has them."""
+"""Processes, files and folders on Linux."""

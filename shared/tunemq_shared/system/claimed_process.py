@@ -1,11 +1,11 @@
-"""Proves that a process is what another party says: by the kernel, and not by its number alone.
+"""Verify by the kernel that a process id from a message belongs to the claimed process.
 
-A process that runs user code names process ids in its messages. Who acts on such a number may have
-more rights than the sender, and the number may belong to any process of the machine.
+A process that runs user code sends process ids in its messages. The receiver that acts on such an
+id may have more rights than the sender, and the id may belong to any process of the machine.
 
 A ``/proc`` that is mounted with hidepid=, as systemd's ProtectProc= does, hides processes: those of
-other users, and those of one's own that `tunemq_shared.system.process_control.keep_memory_private`.
-To be hidden is not to have ended.
+other users, and those of the same user that called
+`tunemq_shared.system.process_control.keep_memory_private`. A hidden process has not ended.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Final
 
 from tunemq_shared.system.processes import is_readable
 
-#: The kernel never gives a greater number (PID_MAX_LIMIT).
+#: The kernel's largest pid (PID_MAX_LIMIT).
 MAX_PID: Final = 2**22
-#: By `os.pidfd_open`: the number is that of a thread.
+#: Errors of `os.pidfd_open` if the id is a thread's.
 _NO_PROCESS: Final = frozenset({errno.EINVAL, errno.ENOENT})
 
 
 class ProcessMismatch(Exception):
-    """The number belongs to another process than was claimed; says why."""
+    """The id belongs to another process than was claimed; says why."""
 
 
 def open_claimed(pid: int, *, parent: int | None = None, user: int | None = None) -> int:
-    """A descriptor (pidfd) of the process ``pid``, if it is what it should be.
+    """Open a descriptor (pidfd) of the process ``pid`` and verify that it is the claimed one.
 
-    The descriptor stands for the process that was examined, also when the number is another's.
+    The descriptor stands for the verified process, even if its id is reused later.
 
     Args:
-        pid: the number that was claimed.
-        parent: the process whose child it has to be; by default any.
-        user: the user that all of its user ids have to be; by default any.
+        pid: The claimed id.
+        parent: The process that must be its parent; by default any.
+        user: The user that all of its user ids must be; by default any.
 
     Raises:
-        NotThatProcess: it is another process.
-        ProcessLookupError: there is no such process, or no longer.
-        PermissionError: it runs, and /proc hides it: what it is cannot be known.
-        OSError: no descriptor is left.
+        ProcessMismatch: It is another process.
+        ProcessLookupError: There is no such process, or it has ended.
+        PermissionError: It runs, but /proc hides it, so that it cannot be verified.
+        OSError: No descriptor is left.
     """
     if not 0 < pid <= MAX_PID:
         raise ProcessMismatch(f"{pid} is the number of no process")
@@ -61,7 +61,7 @@ def open_claimed(pid: int, *, parent: int | None = None, user: int | None = None
 
 
 def is_hidden(pid: int) -> bool:
-    """Whether a process has this number, and /proc does not show which it is."""
+    """Whether a process has this id, and /proc hides it."""
     try:
         with open(f"/proc/{pid}/stat", "rb"):
             return False
@@ -70,20 +70,20 @@ def is_hidden(pid: int) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether a process has this number, hidden or not; it may have ended, unless waited for."""
+    """Whether a process, hidden or not, has this id; a zombie counts."""
     if not 0 < pid <= MAX_PID:
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is another user's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether every process that had the other end of a socket pair has closed it, or ended."""
+    """Whether all processes with the other end of a socket pair closed it or ended."""
     poller = select.poll()
     poller.register(sock, 0)
     return any(events & select.POLLHUP for _, events in poller.poll(0))
@@ -98,7 +98,7 @@ def _prove(pid: int, pidfd: int, parent: int | None, user: int | None) -> None:
 
 
 def _status(pid: int, pidfd: int) -> dict[str, list[int]]:
-    """The lines about its parent and its users; in the name before them line breaks are escaped."""
+    """Read the lines about parent and users; line breaks in the name are escaped."""
     found = {}
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:

@@ -1,7 +1,7 @@
-"""Walks and removes folders that others made, however deep: the standard library's ways recurse.
+"""Walk and remove folders of any depth that trials made: the standard library's ways recurse.
 
-Python 3.11 gives up a thousand folders down, with a RecursionError that looks like no trouble of a
-disk, and paths end at 4,096 bytes; `os.mkdir` and `os.chdir` in turn have no such end.
+Python 3.11 fails a thousand folders down, with a RecursionError that does not look like a disk
+problem, and paths end at 4,096 bytes; but `os.mkdir` and `os.chdir` have no such limit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk` from the top down: each folder's path, folders and other names.
+    """Walk top down like `os.walk`: yields each folder's path, folders and other names.
 
-    Folders that cannot be read, or whose path is too long, are passed over; no link is followed.
+    Unreadable folders, and those with paths that are too long, are skipped; links are not followed.
     """
     waiting = [os.fspath(top)]
     while waiting:
@@ -36,10 +36,10 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
 
 
 def remove_tree(top: str | os.PathLike[str]) -> None:
-    """Remove a folder with all that is in it, whatever its rights; what cannot be removed stays.
+    """Remove a folder and its content, whatever the permissions; unremovable entries stay.
 
-    Deep folders are first renamed to the top, a level at a time, so that neither a path nor the
-    number of open folders grows with their depth.
+    Deep folders are first renamed into the top folder, level by level, so that neither paths nor
+    the number of open folders grow with the depth.
     """
     try:
         top_fd = os.open(top, _OPEN)
@@ -59,7 +59,7 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
 
 
 def _empty(name: str, top_fd: int) -> bool:
-    """Remove an entry of the top folder; returns whether folders in it came to the top instead."""
+    """Remove an entry of the top folder; returns whether it moved inner folders to the top."""
     try:
         fd = os.open(name, _OPEN, dir_fd=top_fd)
     except OSError:
@@ -86,7 +86,7 @@ def _empty(name: str, top_fd: int) -> bool:
 
 
 def _allow_moving(name: str, folder_fd: int) -> None:
-    """A folder that gets another parent is written to: its ``..`` changes."""
+    """Make a folder writable: moving it to another parent changes its ``..`` entry."""
     fd = os.open(name, _OPEN, dir_fd=folder_fd)
     try:
         _make_writable(fd)

@@ -1,7 +1,7 @@
-"""Opens files in folders where trials' code writes, too: whatever it put there in their place.
+"""Open files in folders that trials' code can write to, whatever it put in their place.
 
-A FIFO would hold up the process that opens it, so would a lease (F_SETLEASE; 45 s for each file),
-and a link would lead out of the folder.
+A FIFO would block the process that opens it, and so would a lease (F_SETLEASE; 45 s per file); a
+link would lead out of the folder.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-#: What opening says of a link, of a FIFO that nobody reads, of a socket, of a folder.
+#: Errors of opening a link, a FIFO without a reader, a socket, a folder.
 _NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 
-#: So often a file is made that a trial's code replaces by something else at the same time.
+#: Retries if a trial's code replaces the file at the same time.
 TRIES: Final = 100
-#: So long a lease is waited for where that harms nobody: servers of NFS and Samba give theirs back
-#: when they are asked to, a trial may not.
+#: Seconds to wait for another process's lease where waiting is harmless: NFS and Samba servers
+#: release theirs when asked, a trial may not.
 LEASE_S: Final = 5.0
 _LEASE_PAUSE_S: Final = 0.01
 
@@ -30,14 +30,15 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_plain(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0) -> int | None:
-    """A descriptor of a regular file; None if something else is there.
+    """Open a regular file; returns its descriptor, or None if there is something else.
 
     Args:
-        flags: as for `os.open`.
-        lease_s: how long it waits for a lease of another process; for nothing else it ever waits.
+        path: The file.
+        flags: As for `os.open`.
+        lease_s: Seconds to wait for another process's lease; it never waits for anything else.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError if there is nothing, BlockingIOError if
+        OSError: It cannot be opened; FileNotFoundError if there is nothing, BlockingIOError if
             another process keeps a lease on it.
     """
     deadline = time.monotonic() + lease_s
@@ -54,17 +55,17 @@ def open_plain(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0
                 return None
             raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.set_blocking(descriptor, True)  # whoever inherits it may not expect otherwise
+        os.set_blocking(descriptor, True)  # a child that inherits it may expect that
         return descriptor
     os.close(descriptor)
     return None
 
 
 def open_regular(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0) -> int:
-    """A descriptor of a regular file; see `open_plain`.
+    """Open a regular file; see `open_plain`.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError also where something else is there.
+        OSError: It cannot be opened; FileNotFoundError also if there is something else.
     """
     descriptor = open_plain(path, flags, lease_s=lease_s)
     if descriptor is None:
@@ -73,13 +74,14 @@ def open_regular(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0
 
 
 def open_to_read(path: str | os.PathLike[str], *, restores_rights: bool = False) -> BufferedReader:
-    """A regular file to read from.
+    """Open a regular file for reading.
 
     Args:
-        restores_rights: where its rights forbid that, and this process may change them, it does.
+        path: The file.
+        restores_rights: Change permissions that forbid reading, if this process may.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError also where something else is there.
+        OSError: It cannot be opened; FileNotFoundError also if there is something else.
     """
     try:
         return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
@@ -94,26 +96,27 @@ def open_to_read(path: str | os.PathLike[str], *, restores_rights: bool = False)
 
 
 def read_plain(path: str | os.PathLike[str]) -> bytes:
-    """The content of a regular file; a lease is waited for.
+    """Read a regular file; waits for another process's lease.
 
     Raises:
-        OSError: as `open_regular`.
+        OSError: As `open_regular`.
     """
     with os.fdopen(open_regular(path, os.O_RDONLY, lease_s=LEASE_S), "rb") as file:
         return file.read()
 
 
 def open_to_write(path: str, flags: int) -> int:
-    """A descriptor of a regular file in a trial's folder; both are made if need be.
+    """Open a regular file in a trial's folder for writing; both are made if missing.
 
-    Whatever else has their names, and a file whose lease its holder keeps, is renamed to
-    ``NAME.not-a-file``: one trial's files are no reason to end a search.
+    Other kinds of files with these names, and a file whose lease is not released, are renamed to
+    ``NAME.not-a-file``: one trial's files must not end a search.
 
     Args:
-        flags: as for `os.open`; O_CREAT is added.
+        path: The file.
+        flags: As for `os.open`; O_CREAT is added.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: It cannot be opened.
     """
     problem = OSError(errno.EEXIST, "something else than a file is put there", path)
     may_allow = True
@@ -142,10 +145,10 @@ def open_to_write(path: str, flags: int) -> int:
 
 
 def make_folder(path: str) -> None:
-    """Make a trial's folder unless it is there; something else of its name is moved aside.
+    """Make a trial's folder if it is missing; another kind of file there is renamed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be made.
     """
     problem = OSError(errno.EEXIST, "something else than a folder is put there", path)
     for _ in range(TRIES):
@@ -163,7 +166,7 @@ def make_folder(path: str) -> None:
 
 
 def allow(path: str, mode: int) -> None:
-    """Give the owner of what has this name these rights, if this process may; follow no link."""
+    """Give the owner of this path these permissions, if this process may; follow no link."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -174,13 +177,13 @@ def allow(path: str, mode: int) -> None:
 
 @contextmanager
 def opened_below(folder: Path, name: str) -> Iterator[Path]:
-    """A path that leads to one regular file, as long as it is open, whatever is renamed meanwhile.
+    """Yield a path that leads to one open regular file, whatever is renamed meanwhile.
 
-    No folder of ``name`` may be a link, nor the last two of ``folder``, which a trial's user may
-    replace: a link into ``/proc/self`` has the rights of whoever follows it.
+    No folder of ``name`` may be a link, nor the last two of ``folder``, which a trial's user can
+    replace: a link into ``/proc/self`` has the rights of the process that follows it.
 
     Raises:
-        OSError: there is no such file, or something else.
+        OSError: There is no such file, or something else.
     """
     path = folder / name
     *folders, last = path.relative_to(folder.parents[1]).parts
@@ -205,10 +208,10 @@ def opened_below(folder: Path, name: str) -> Iterator[Path]:
 
 
 def read_below(folder: Path, name: str, limit: int) -> bytes:
-    """The content of a small file, as `opened_below` finds it.
+    """Read a small file, found as by `opened_below`.
 
     Raises:
-        OSError: there is no such file, or something else, or it has more than ``limit`` bytes.
+        OSError: There is no such file, or something else, or it has more than ``limit`` bytes.
     """
     with opened_below(folder, name) as file, file.open("rb") as opened:
         data = opened.read(limit + 1)
@@ -218,10 +221,10 @@ def read_below(folder: Path, name: str, limit: int) -> bytes:
 
 
 def move_aside(path: str) -> None:
-    """Rename what is no file of ours to the first free ``NAME.not-a-file``, ``...-2``, and so on.
+    """Rename a foreign file to the first free ``NAME.not-a-file``, ``...-2``, and so on.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: It cannot be renamed.
     """
     aside, number = f"{path}.not-a-file", 1
     while os.path.lexists(aside):

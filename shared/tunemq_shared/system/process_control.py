@@ -1,4 +1,4 @@
-"""What Linux lets a process say about itself and its parent, and Python does not offer."""
+"""Linux process attributes that Python does not offer: parent death, privacy, capabilities."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 #: capabilities(7), and the version of the structs that `capget` and `capset` take.
 _CAP_SYS_PTRACE: Final = 19
 _CAPABILITY_VERSION: Final = 0x20080522
-#: No user's and no group's number: who gives it learns what is set.
+#: An invalid user and group id: setting it changes nothing and returns the current one.
 _NOBODY: Final = 2**32 - 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
-    """Have the kernel send ``with_signal`` to this process when its parent thread ends.
+    """Make the kernel send ``with_signal`` to this process when its parent thread ends.
 
-    ``parent`` is the pid that the parent is supposed to have. If it is gone already, nobody would
-    ever send the signal, so this process ends at once. An exec of a set-user-id program clears
-    the wish.
+    ``parent`` is the parent's expected pid. If the parent has already ended, the signal would never
+    come, so this process exits at once. An exec of a set-user-id program clears the setting.
     """
     _prctl(_PR_SET_PDEATHSIG, int(with_signal))
     if os.getppid() != parent:
@@ -42,34 +41,34 @@ def become_subreaper() -> None:
 
 
 def set_name(name: str) -> None:
-    """Show ``name`` (15 bytes of it) in ps and top."""
+    """Set the name that ps and top show; the kernel keeps 15 bytes of it."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode(errors="replace")[:15]))
 
 
 def keep_memory_private(private: bool = True) -> None:
-    """Let nobody but root read this process's memory, environment and descriptors; or take it back.
+    """Allow only root to read this process's memory, environment and descriptors, or undo that.
 
-    Children that are forked are as private as this process; an exec ends it.
+    Forked children inherit it; an exec ends it.
     """
     _prctl(_PR_SET_DUMPABLE, int(not private))
 
 
 def leave_no_core_file() -> None:
-    """If this process crashes, or one that it starts, nothing of its memory is written to a disk.
+    """Disable core files for this process and its children, so that no memory is written to disk.
 
-    For those that hold keys and do not `keep_memory_private`.
+    For processes that hold keys and do not `keep_memory_private`.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def is_memory_private() -> bool:
-    """Whether `keep_memory_private` holds."""
+    """Whether `keep_memory_private` is in effect."""
     return bool(_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) != 1)
 
 
 def no_new_privileges() -> None:
-    """From now on no program that this process or a descendant executes gets another's rights."""
+    """Prevent programs that this process or a descendant executes from gaining privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -86,13 +85,13 @@ class _Capabilities(ctypes.Structure):
 
 
 def look_into_no_other_users_process() -> None:
-    """Give up root's right to what is below ``/proc/PID`` of other users' processes, for good.
+    """Drop root's right to access ``/proc/PID`` of other users' processes, permanently.
 
-    With it a link to ``/proc/PID/cwd`` or ``/proc/PID/root`` leads past closed folders, whatever
-    user `files_as` names. Call it before the process starts threads: they keep the right.
+    With it, a link to ``/proc/PID/cwd`` or ``/proc/PID/root`` leads past closed folders, whatever
+    user `files_as` sets. Call it before the process starts threads: they would keep the right.
     """
     header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
-    rights = (_Capabilities * 2)()  # of the numbers 0 to 31, and of those above
+    rights = (_Capabilities * 2)()  # capabilities 0 to 31, and those above
     _called("capget", _libc.capget(ctypes.byref(header), rights))
     for name, _ in _Capabilities._fields_:
         setattr(rights[0], name, getattr(rights[0], name) & ~(1 << _CAP_SYS_PTRACE))
@@ -100,13 +99,13 @@ def look_into_no_other_users_process() -> None:
 
 
 def files_as(uid: int, gid: int) -> None:
-    """Have the calling thread, and those that it starts, open files as another user would.
+    """Make the calling thread, and threads that it starts, open files as another user.
 
-    Nothing else changes: signals, the right to start processes as anybody, and whose the process
-    is. For root. What `die_with_parent` asked for in this thread is forgotten.
+    Nothing else changes: signals, the right to start processes as any user, and the process's
+    owner. It needs root. It clears the setting of `die_with_parent` in this thread.
 
     Raises:
-        PermissionError: this process may not.
+        PermissionError: This process may not.
     """
     for call, number in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
         call(ctypes.c_uint(number))
@@ -115,7 +114,7 @@ def files_as(uid: int, gid: int) -> None:
 
 
 def files_user() -> tuple[int, int]:
-    """The user and the group that the calling thread opens files as."""
+    """The user and the group as which the calling thread opens files."""
     numbers = [call(ctypes.c_uint(_NOBODY)) for call in (_libc.setfsuid, _libc.setfsgid)]
     uid, gid = (number & _NOBODY for number in numbers)
     return uid, gid

@@ -1,4 +1,4 @@
-"""Standard streams that may be closed (``>&-``), or on a full disk: a search needs none of them."""
+"""Handle standard streams that are closed (``>&-``) or on a full disk: a search needs none."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _NULL: Final = os.devnull
 
 
 def fill_closed_descriptors() -> None:
-    """Open the null device as each of the descriptors 0, 1 and 2 that is closed.
+    """Open the null device for each of the descriptors 0, 1 and 2 that is closed.
 
-    A journal or a socket that gets such a number receives what C code prints, and what children
-    print that inherit it.
+    Otherwise a journal or a socket could get such a number, and receive the output of C code and of
+    children that inherit it.
     """
     for descriptor in range(_STDIN, _STDERR + 1):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest number that is free: those below it are not.
+            # It gets this number: the lowest free one.
             os.set_inheritable(os.open(_NULL, os.O_RDWR), True)
 
 
 def fill_closed_streams() -> None:
-    """Have a command print into nothing where its stdout or stderr is closed."""
+    """Replace a closed stdout or stderr by the null device."""
     fill_closed_descriptors()
     if sys.stdout is None:
         sys.stdout = open(_NULL, "w", encoding="utf-8")  # noqa: SIM115  until the process ends
@@ -35,7 +35,7 @@ def fill_closed_streams() -> None:
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr; lose it where that is closed or on a full disk."""
+    """Write a line to stderr; drop it if that is closed or on a full disk."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"{text}\n")

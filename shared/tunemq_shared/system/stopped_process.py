@@ -1,6 +1,6 @@
-"""Notices child processes that are stopped: a trial of the same user can send SIGSTOP to them.
+"""Detect stopped child processes: a trial of the same user can send SIGSTOP to them.
 
-Such a process answers nothing and does not end, so whoever waits for it would wait for ever.
+A stopped process answers nothing and does not end, so that its parent could wait for ever.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Final
 
 from tunemq_shared.system.processes import stat_of
 
-#: Between two looks at a process.
+#: Seconds between two checks of a process.
 POLL_INTERVAL_S: Final = 5.0
-#: A debugger may stop a process for one look.
+#: How many checks in a row must agree: a debugger may stop a process briefly.
 _LOOKS: Final = 2
-#: By a signal, and by a debugger.
+#: States of a process that a signal or a debugger stopped.
 _STATES: Final = frozenset({b"T", b"t"})
 
 
 class StoppedProcessDetector:
-    """Counts the looks in a row at which a process was stopped."""
+    """Counts consecutive checks at which a process was stopped."""
 
     def __init__(self) -> None:
         self._looks = 0
 
     def look(self, pid: int) -> bool:
-        """Whether the process was stopped at several looks, `POLL_INTERVAL_S` seconds apart."""
+        """Check the process; True if several checks, `POLL_INTERVAL_S` seconds apart, agree."""
         self._looks = self._looks + 1 if _is_stopped(pid) else 0
         return self._looks >= _LOOKS
 
@@ -37,7 +37,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _is_stopped_child(pid: int) -> bool:
-    """Whether a child of this process is stopped by a signal, as the kernel tells its parent."""
+    """Whether a signal stopped a child of this process, by the kernel's report to its parent."""
     try:
         stop = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
     except OSError:  # it has ended, or is no child

@@ -1,4 +1,4 @@
-"""Finds out whether a folder takes files, by writing one."""
+"""Test whether a folder is writable, by writing a file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import tempfile
 
 
 def write_probe(folder: str, *, sync: bool = True) -> None:
-    """Write a file in a folder, with all its way to the disk unless not ``sync``, and remove it.
+    """Write and remove a file in a folder; ``sync`` forces it to the disk.
 
-    The file has no name where the file system can do that, so that nobody meets it.
+    The file has no name if the file system supports that, so that no other process sees it.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"probe")
