@@ -1,1 +1,1 @@
-"""The commands of `tunemq`: each module reads arguments, calls the scheduler, and prints."""
+"""The commands of `tunemq`: each module parses arguments, calls the scheduler, and prints."""

@@ -1,4 +1,4 @@
-"""The checkpoints that an experiment has, found from its folder or from its place in a store."""
+"""`ExperimentCheckpoints`: an experiment's checkpoints, found by its folder or store address."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tunemq_shared.protocol.messages import CheckpointCommitted
 
 @dataclass(frozen=True)
 class JournalledCheckpoint:
-    """One checkpoint that the journal knows.
+    """One checkpoint in the journal.
 
     Attributes:
-        trial: the id of its trial.
-        committed: what the journal says of it.
-        is_newest: whether it is its trial's newest.
+        trial: The id of its trial.
+        committed: The event that committed it.
+        is_newest: Whether it is its trial's newest.
     """
 
     trial: str
@@ -58,12 +58,12 @@ class JournalledCheckpoint:
 
 
 class ExperimentCheckpoints:
-    """All checkpoints of one experiment, and the store that has them.
+    """All checkpoints of one experiment, and the store that holds them.
 
     Args:
-        runner: the state that the journal gives.
-        store: where the files are; closed by `opened`.
-        address: of the store, or the folder.
+        runner: The state replayed from the journal.
+        store: Holds the files; closed by `opened`.
+        address: The store's address, or the folder.
     """
 
     def __init__(self, runner: TrialRunner, store: CheckpointStore, address: str) -> None:
@@ -72,7 +72,7 @@ class ExperimentCheckpoints:
         self.address = address
 
     def all(self) -> list[JournalledCheckpoint]:
-        """By trial in the order of the search, the oldest first."""
+        """All checkpoints, sorted by trial, oldest first."""
         return [
             JournalledCheckpoint(trial, committed, committed is kept[-1])
             for trial in sorted([*self.runner.finished, *self.runner.live])
@@ -81,14 +81,14 @@ class ExperimentCheckpoints:
         ]
 
     def there(self) -> set[str]:
-        """The keys of all checkpoints that the store has, known or not."""
+        """The keys of all checkpoints in the store, including those that the journal lacks."""
         return set(self.store.list_checkpoints())
 
     def unknown(self) -> dict[str, str]:
-        """Checkpoints in the store that this journal does not know, with their manifests' hashes.
+        """Checkpoints in the store that the journal lacks, with their manifests' hashes.
 
-        There are some where the journal is not the newest one. Only in an object store do they
-        matter to anybody: they may refer to objects of others.
+        They exist if the journal is not the newest copy. They matter only in an object store, where
+        they may refer to objects of other checkpoints.
         """
         if not isinstance(self.store, RemoteCheckpointStore):
             return {}
@@ -101,10 +101,10 @@ class ExperimentCheckpoints:
         }
 
     def named(self, name: str) -> JournalledCheckpoint:
-        """The checkpoint with this key; of a trial's id or name, the newest one.
+        """Find the checkpoint with this key; for a trial's id or name, its newest one.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: There is none.
         """
         found = None
         for one in self.all():
@@ -124,12 +124,12 @@ class ExperimentCheckpoints:
 
 @contextmanager
 def opened(experiment: str) -> Iterator[ExperimentCheckpoints]:
-    """The checkpoints of the experiment at a local folder or at its address in a store.
+    """Open the checkpoints of the experiment at a local folder or at its address in a store.
 
     Raises:
-        ConfigError: there is no experiment.
-        JournalError: its journal cannot be read.
-        StoreError: its store cannot be reached.
+        ConfigError: There is no experiment.
+        JournalError: Its journal cannot be read.
+        StoreError: Its store cannot be reached.
     """
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
         if is_remote(experiment):
@@ -155,7 +155,7 @@ def opened(experiment: str) -> Iterator[ExperimentCheckpoints]:
 
 
 def _fetched_journal(address: str, scratch: str) -> Path:
-    """A folder with the copy of the journal that is in the store."""
+    """Copy the journal from the store to a folder, and return that."""
     objects = open_objects(address)
     objects.probe(is_read_only=True)
     try:

@@ -1,4 +1,4 @@
-"""``tunemq checkpoints``: list, verify, get and rm, on an experiment's folder or address."""
+"""``tunemq checkpoints``: list, verify, get and rm, by an experiment's folder or address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.system.folder_trees import remove_tree
 
-#: Exit code where checkpoints are damaged or missing.
+#: Exit code if checkpoints are damaged or missing.
 EXIT_DAMAGED = 1
 
 
@@ -56,7 +56,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
-    """Print a table of what is kept."""
+    """Print a table of the checkpoints."""
     with opened(options.experiment) as kept:
         found, there = kept.all(), kept.there()
         table = Table(box=None, pad_edge=False)
@@ -68,7 +68,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             size, newest = decimal(one.committed.size), "newest" if one.is_newest else ""
             state = newest if one.key in there else "not there"
             cells = (one.key, one.trial, str(one.committed.step), size, state)
-            # Text, not str: what users named may look like markup.
+            # Text, not str: users' names may look like markup.
             table.add_row(*(Text(clean(cell)) for cell in cells))
         if found:
             Console().print(table)
@@ -84,7 +84,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Read checkpoints as a restore would, and say which are damaged."""
+    """Read checkpoints as a restore would, and report the damaged ones."""
     damaged = []
     with opened(options.experiment) as kept, tempfile.TemporaryDirectory() as scratch:
         chosen = [kept.named(name) for name in options.checkpoints] or kept.all()
@@ -115,7 +115,7 @@ def get(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Remove checkpoints, but for the objects in them that others refer to."""
+    """Remove checkpoints, except for their objects that other checkpoints refer to."""
     with opened(options.experiment) as kept:
         chosen = {one.key: one for one in map(kept.named, options.checkpoints)}
         if not options.yes and not _agreed(chosen.values()):
@@ -143,7 +143,7 @@ def _agreed(chosen: Iterable[JournalledCheckpoint]) -> bool:
 
 
 def _with_bar(chosen: list[JournalledCheckpoint], what: str) -> Iterable[JournalledCheckpoint]:
-    """Each in turn, with a bar of the bytes that are done, on stderr where that is a terminal."""
+    """Yield each checkpoint; shows a bar of the bytes done if stderr is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=sum(one.committed.size for one in chosen))

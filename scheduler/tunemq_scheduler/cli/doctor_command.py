@@ -1,4 +1,4 @@
-"""``tunemq doctor``: looks a farm over, and says what is wrong and how to mend it."""
+"""``tunemq doctor``: checks a farm, and prints each problem with its fix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tunemq_shared.objects.s3_address import KEY_VARIABLES
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
-#: Something given is of no use, as argparse has it.
+#: Exit code for invalid arguments, the same as argparse's.
 EXIT_WRONG_USE: Final = 2
 
-#: What the shipped systemd unit starts the scheduler with.
+#: The variable with the scheduler's options in the shipped systemd unit.
 _OPTIONS_VARIABLE: Final = "TUNEMQ_SCHEDULER_OPTIONS"
 
 _WORST_FIRST: Final = (FindingLevel.PROBLEM, FindingLevel.WARNING, FindingLevel.OK)
@@ -84,7 +84,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, and say what was found; the exit status."""
+    """Check the farm and print the findings; returns the exit status."""
     try:
         found = _examined(options, os.environ)
     except ConfigError as wrong:
@@ -104,9 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def shown(findings: Iterable[Finding]) -> str:
-    """Findings as lines for a person: one for each check, below it what is wrong and the fix.
+    """Format findings for a person: one line per check, and below it each problem and its fix.
 
-    What a node or a server has said of itself has no control characters here.
+    Control characters in text from nodes and servers are replaced.
     """
     found = list(findings)
     width = max(len(one.check) for one in found)
@@ -138,7 +138,7 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
         from tunemq_scheduler.security.store_access import StoreKeys, StoreRole
 
     def role_keys(given: str) -> StoreKeys:
-        """What --store-keys says."""
+        """Parse one --store-keys argument."""
         name, _, file = given.partition("=")
         roles = [str(role) for role in StoreRole if role is not StoreRole.SCHEDULER]
         path = os.path.abspath(os.path.expanduser(file))
@@ -173,13 +173,13 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
 
 
 def _option_of_unit(name: str, environ: Mapping[str, str]) -> str:
-    """An option that the scheduler's unit passes to it; empty where it passes none."""
+    """An option in the scheduler's systemd unit; empty if it has none."""
     found = re.search(rf"(?:^|\s)--{name}(?:=|\s+)(\S+)", environ.get(_OPTIONS_VARIABLE, ""))
     return found[1] if found else ""
 
 
 def _place(found: Sequence[Finding]) -> Callable[[Finding], int]:
-    """Sorts findings of one check together, where the first of them is."""
+    """Make a sort key that groups findings by check, in the order of first appearance."""
     first: dict[str, int] = {}
     for number, one in enumerate(found):
         first.setdefault(one.check, number)

@@ -1,6 +1,6 @@
 """``tunemq ls``, ``show``, ``logs``, ``stop``, ``pause``, ``resume``, ``retry``, ``rm``, ``why``.
 
-About experiments of a farm that are there; `tunemq_scheduler.cli.submit_command` makes them.
+These commands work on a farm's experiments; `tunemq_scheduler.cli.submit_command` makes them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def list_experiments(client: FarmClient, options: argparse.Namespace) -> int:
-    """Print a table of them."""
+    """Print a table of experiments."""
     request = r.ListExperiments(owner=options.whose, is_all=not options.active)
     found = client.ask(request, a.ExperimentList)
     if options.json:
@@ -86,7 +86,7 @@ def list_experiments(client: FarmClient, options: argparse.Namespace) -> int:
 
 
 def show_experiment(client: FarmClient, options: argparse.Namespace) -> int:
-    """Print what is known of one."""
+    """Print one experiment and its trials."""
     request = r.ShowExperiment(name=options.experiment, trials=options.trials)
     detail = client.ask(request, a.ExperimentDetail)
     if options.json:
@@ -99,7 +99,7 @@ def show_experiment(client: FarmClient, options: argparse.Namespace) -> int:
 
 
 def show_log(client: FarmClient, options: argparse.Namespace) -> int:
-    """Print a log, as it is or as it grows."""
+    """Print a log, once or as it grows."""
     from tunemq_scheduler.api.log_following import follow, log_pages
 
     name, trial = named(options)
@@ -134,7 +134,7 @@ def pause(client: FarmClient, options: argparse.Namespace) -> int:
 
 
 def resume(client: FarmClient, options: argparse.Namespace) -> int:
-    """Go on with an experiment."""
+    """Continue an experiment."""
     return _done(client, r.ResumeExperiment(name=options.experiment), options)
 
 
@@ -154,7 +154,7 @@ def remove(client: FarmClient, options: argparse.Namespace) -> int:
 
 
 def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
-    """Say why it is as it is."""
+    """Explain why an experiment or trial waits or ended."""
     name, trial = named(options)
     why = client.ask(r.ExplainState(name=name, trial=trial), a.Explanation)
     if options.json:

@@ -1,4 +1,4 @@
-"""What all commands that ask a farm have in common: where it is, and how they end."""
+"""Arguments and exit codes that all commands for a farm share."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tunemq_shared.system.process_control import leave_no_core_file
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
 
-#: The scheduler refused, or what was waited for went wrong.
+#: The scheduler rejected the request, or the experiment failed.
 EXIT_REJECTED: Final = 1
 #: Redis cannot be reached (EX_UNAVAILABLE).
 EXIT_UNAVAILABLE: Final = 69
 #: The farm has no scheduler, or it does not answer (EX_TEMPFAIL).
 EXIT_NO_SCHEDULER: Final = 75
 
-#: For the end of each command's help.
+#: Epilog of each command's help.
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 refused, or failed; 2 and 64 something given is of no use; 69 Redis"
     " cannot be reached, or takes no writes; 75 no scheduler runs there."
@@ -47,7 +47,7 @@ FarmAction = Callable[["FarmClient", argparse.Namespace], int]
 def add_command(
     groups: Any, name: str, act: FarmAction, what: str, *, more: str = "", epilog: str = EXIT_CODES
 ) -> argparse.ArgumentParser:
-    """Add a command that asks a farm, with the options that all of them have."""
+    """Add a command for a farm, with the options that all of them have."""
     parser: argparse.ArgumentParser = groups.add_parser(
         name, help=what, description=f"{what[0].upper()}{what[1:]}. {more}", epilog=epilog
     )
@@ -57,7 +57,7 @@ def add_command(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where the farm is, and for whom the answer is."""
+    """Add the options for the farm's address, the key file and the output format."""
     parser.add_argument(
         "--redis",
         metavar="URL",
@@ -73,11 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(act: FarmAction, options: argparse.Namespace) -> int:
-    """Ask the farm; the exit status.
+    """Run a command with a client of the farm; returns the exit status.
 
     Raises:
-        UserError: something given is of no use.
-        BugError: ours.
+        UserError: An argument is invalid.
+        BugError: A defect of TuneMQ.
     """
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
@@ -103,27 +103,28 @@ def run(act: FarmAction, options: argparse.Namespace) -> int:
         if isinstance(problem, RedisUnavailable):
             return EXIT_UNAVAILABLE
         return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REJECTED
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # for instance, `| head` has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def write_json(answer: object) -> None:
-    """Write an answer for programs, in one line that no terminal obeys."""
+    """Write an answer as one line of JSON, with control characters escaped."""
     sys.stdout.write(f"{harmless_json(msgspec.json.encode(answer).decode())}\n")
 
 
 def tell(text: str) -> None:
-    """A line for people, beside what the command answers."""
+    """Print a message for people to stderr, separate from the command's answer."""
     sys.stdout.flush()
     sys.stderr.write(f"tunemq: {harmless(text)}\n")
 
 
 def add_experiment(parser: argparse.ArgumentParser, *, trial: str = "") -> None:
-    """The argument that names an experiment.
+    """Add the argument that names an experiment.
 
     Args:
-        trial: what a trial is named for; empty where none can be.
+        parser: Gets the argument.
+        trial: Help for the optional trial argument; empty for none.
     """
     if not trial:
         parser.add_argument("experiment", metavar="NAME", help="of the experiment")
@@ -133,10 +134,10 @@ def add_experiment(parser: argparse.ArgumentParser, *, trial: str = "") -> None:
 
 
 def named(options: argparse.Namespace) -> tuple[str, str]:
-    """The experiment, and the trial or nothing, that a command line names.
+    """The names of the experiment and of the trial in the arguments; no trial is "".
 
     Raises:
-        ConfigError: it names two trials.
+        ConfigError: They name two trials.
     """
     name, slash, trial = options.experiment.partition("/")
     if slash and options.trial:

@@ -1,4 +1,4 @@
-"""What a farm answers, as people read it."""
+"""Format a farm's answers as tables for people."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _STYLES: Final = {
     **dict.fromkeys(("FINISHED", "TERMINATED"), "green"),
     **dict.fromkeys(("FAILED", "ERROR"), "red"),
 }
-#: Characters of a reason in a table.
+#: The most characters of a reason in a table.
 _REASON: Final = 60
 _J_PER_WH: Final = 3600.0
 
 
 def show_experiments(rows: Sequence[a.ExperimentRow], now: float | None = None) -> None:
-    """A table of experiments."""
+    """Print a table of experiments."""
     now = time.time() if now is None else now
     show(
         [
@@ -57,7 +57,7 @@ def show_experiments(rows: Sequence[a.ExperimentRow], now: float | None = None) 
 
 
 def show_detail(detail: a.ExperimentDetail, now: float | None = None) -> None:
-    """An experiment and its trials."""
+    """Print an experiment and a table of its trials."""
     now = time.time() if now is None else now
     row = detail.experiment
     facts = [
@@ -95,7 +95,7 @@ def show_detail(detail: a.ExperimentDetail, now: float | None = None) -> None:
 
 
 def show_nodes(rows: Sequence[a.NodeRow], now: float | None = None) -> None:
-    """A table of nodes."""
+    """Print a table of nodes."""
     now = time.time() if now is None else now
     show(
         [
@@ -114,7 +114,7 @@ def show_nodes(rows: Sequence[a.NodeRow], now: float | None = None) -> None:
 
 
 def show(columns: Sequence[TableColumn]) -> None:
-    """A table: with colours, and as wide as the terminal, where there is one."""
+    """Print a table; on a terminal with colours, fitted to its width."""
     console = Console()
     if not console.is_terminal:
         write_lines(text_table(columns))
@@ -128,13 +128,13 @@ def show(columns: Sequence[TableColumn]) -> None:
             no_wrap=True,
         )
     for cells in zip(*(column.cells for column in columns), strict=True):
-        # Text, not str: what users named may look like markup.
+        # Text, not str: users' names may look like markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
     console.print(table)
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Lines of text; what is in them of others steers no terminal."""
+    """Print lines of text with control characters escaped."""
     sys.stdout.writelines(f"{harmless(line)}\n" for line in lines)
 
 
@@ -177,14 +177,14 @@ def _trial_note(trial: a.TrialRow) -> str:
 
 
 def _gpu_use(trials: Sequence[a.TrialRow]) -> list[TableColumn]:
-    """What they used of GPUs, where any used one: how busy these were, memory and energy."""
+    """The column of GPU use (utilisation, memory, energy), if any trial used a GPU."""
     if not any(trial.devices_used for trial in trials):
         return []
     return [_column("gpu", (_used_of_gpus(trial.devices_used) for trial in trials), rank=3)]
 
 
 def _used_of_gpus(uses: Sequence[a.DeviceUseRow]) -> str:
-    """All that a trial used of GPUs in short, as far as it is known: ``87% 12.3 GB 40.1 Wh``."""
+    """Summarise a trial's GPU use, as far as it is known: ``87% 12.3 GB 40.1 Wh``."""
     busy = [(one.utilisation, one.seconds) for one in uses if one.utilisation is not None]
     seconds = sum(weight for _, weight in busy)
     told = []
@@ -222,7 +222,7 @@ def _gpus(row: a.NodeRow) -> str:
 
 
 def _troubles(row: a.NodeRow, gpu: a.GpuRow) -> Iterator[str]:
-    """What is the matter with a GPU, in lines."""
+    """Iterate over lines about problems of a GPU."""
     if gpu.withheld is not None:
         yield device_set_aside(row.node, gpu.uuid, gpu.withheld)
     if gpu.foreign and gpu.foreign not in (gpu.withheld or ""):

@@ -35,7 +35,7 @@ from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, o
 from tunemq_shared.code.config_packing import peek_config
 from tunemq_shared.protocol.messages import JournalRecord, decode_records
 
-#: Exit code where the journal is damaged, or was.
+#: Exit code if the journal is damaged.
 EXIT_DAMAGED = 1
 
 
@@ -89,7 +89,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def show_entries(options: argparse.Namespace) -> int:
-    """Print the entries."""
+    """Print the journal's records."""
     with _opened(options.path) as (path, lost):
         if lost:
             sys.stderr.write(f"{harmless(lost)}\n")
@@ -100,7 +100,7 @@ def show_entries(options: argparse.Namespace) -> int:
             for line in lines:
                 sys.stdout.write(f"{harmless(line)}\n")
             sys.stdout.flush()
-        except BrokenPipeError:  # ``| head`` has seen enough
+        except BrokenPipeError:  # for instance, ``| head`` has ended
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  written at exit
     return 0
 
@@ -114,7 +114,7 @@ def _lines(path: Path, trial: str | None, *, as_json: bool) -> Iterator[str]:
 
 
 def _turns(path: Path) -> Iterator[tuple[int, list[JournalRecord]]]:
-    """All turns that are there, up to the first damage, each with its number."""
+    """Iterate over all turns with their numbers, up to the first damage."""
     last = -1
     for number in numbers(path, TURNS_SUFFIX):
         segment = turns_file(path, number)
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_journal(options: argparse.Namespace) -> int:
-    """Read and replay all of it."""
+    """Read and replay the whole journal."""
     with _opened(options.path) as (path, lost):
         if lost:
             sys.stdout.write(
@@ -207,7 +207,7 @@ def check_journal(options: argparse.Namespace) -> int:
 
 
 def _examined_while_used(path: Path) -> JournalCheckResult:
-    """Its search may take a snapshot meanwhile, and remove what is just being read."""
+    """Check the journal; repeats if a snapshot of its running search removed files meanwhile."""
     while True:
         files = numbers(path, TURNS_SUFFIX)
         try:
@@ -239,7 +239,7 @@ def _described(found: RecoveredJournal) -> list[str]:
 
 
 def salvage_journal(options: argparse.Namespace) -> int:
-    """Make a new journal of what can be read."""
+    """Write a new journal from the readable part of a damaged one."""
     path = _local(options.path)
     done = salvage(path, replay_as_far_as_possible)
     if options.json:
@@ -260,7 +260,7 @@ def salvage_journal(options: argparse.Namespace) -> int:
 
 
 def told_lost(done: SalvageResult) -> str:
-    """What the new journal lacks, for people."""
+    """Describe for people what the new journal lacks."""
     if done.gone:
         files = ", ".join(map(str, done.gone))
         behind = f", {done.unusable} of them whole," if done.unusable else ""
@@ -296,12 +296,12 @@ def _lost_history(done: SalvageResult) -> list[str]:
     ]
 
 
-# --- where it is ----------------------------------------------------------------------------------
+# --- finding the journal --------------------------------------------------------------------------
 
 
 @contextmanager
 def _opened(given: str) -> Iterator[tuple[Path, str]]:
-    """The journal of the experiment at a folder, or at an address, and what that copy lacks."""
+    """Open the experiment's journal in a folder or store; yields it, and what a copy lacks."""
     if not is_remote(given):
         yield _local(given), ""
         return

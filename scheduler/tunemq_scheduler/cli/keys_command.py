@@ -1,4 +1,4 @@
-"""``tunemq keys``: makes the keys of a farm and changes them, and says which file goes where."""
+"""``tunemq keys``: makes and rotates a farm's keys, and says where each key file belongs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def make(options: argparse.Namespace) -> int:
-    """``new``."""
+    """Run ``keys new``."""
     folder = KeyFolder(options.folder)
     files = folder.create(options.names or [login_name()])
     _say(
@@ -93,7 +93,7 @@ def make(options: argparse.Namespace) -> int:
 
 
 def add_submitters(options: argparse.Namespace) -> int:
-    """``add``."""
+    """Run ``keys add``."""
     folder = KeyFolder(options.folder)
     files = folder.add(options.names)
     _say(f"Made keys for {_joined(options.names)}. Copy:")
@@ -102,7 +102,7 @@ def add_submitters(options: argparse.Namespace) -> int:
 
 
 def remove_submitters(options: argparse.Namespace) -> int:
-    """``remove``."""
+    """Run ``keys remove``."""
     folder = KeyFolder(options.folder)
     files = folder.remove(options.names)
     _say(
@@ -114,7 +114,7 @@ def remove_submitters(options: argparse.Namespace) -> int:
 
 
 def rotate_keys(options: argparse.Namespace) -> int:
-    """``rotate``."""
+    """Run ``keys rotate``."""
     return _step(
         options,
         KeyFolder.rotate,
@@ -125,7 +125,7 @@ def rotate_keys(options: argparse.Namespace) -> int:
 
 
 def promote_keys(options: argparse.Namespace) -> int:
-    """``promote``."""
+    """Run ``keys promote``."""
     return _step(
         options,
         KeyFolder.promote,
@@ -136,7 +136,7 @@ def promote_keys(options: argparse.Namespace) -> int:
 
 
 def drop_keys(options: argparse.Namespace) -> int:
-    """``drop``."""
+    """Run ``keys drop``."""
     return _step(
         options,
         KeyFolder.drop,
@@ -146,7 +146,7 @@ def drop_keys(options: argparse.Namespace) -> int:
 
 
 def show_keys(options: argparse.Namespace) -> int:
-    """``show``."""
+    """Run ``keys show``."""
     path = Path(options.folder).expanduser()
     keys = KeyFolder(options.folder).keys() if path.is_dir() else read_key_file(path)
     rows = _rows(keys)

