@@ -1,1 +1,1 @@
-"""What a farm is looked over for: probes of its services, and `tunemq doctor`."""
+"""Security checks of a farm: probes of its services, and `tunemq doctor`."""

@@ -1,4 +1,4 @@
-"""The certificates of Redis and the store that a farm's head meets or trusts: when they expire."""
+"""Expiry of the TLS certificates of Redis and the store, as the farm's head sees them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tunemq_shared.objects.s3_address import as_reached_from_here, find_ca_file,
 from tunemq_shared.objects.store_address import is_remote
 
 _ANSWER_S: Final = 10.0
-#: A file with more is a bundle of public authorities, of which some expire and none of which is
-#: the farm's.
+#: A file with more is a bundle of public authorities: some of them expire, and none is the farm's.
 _MOST_AUTHORITIES: Final = 10
 
 
@@ -26,10 +25,10 @@ class Certificate(NamedTuple):
     """One of a farm's certificates.
 
     Attributes:
-        name: what it is for: ``redis``, ``redis_ca``, ``store`` or ``store_ca``.
-        place: the server that shows it, or the file that it is in, for people.
-        expires: when it does, in Unix time; None where that cannot be said. Raises OSError,
-            ValueError or TuneError where it cannot be looked at.
+        name: Its use: ``redis``, ``redis_ca``, ``store`` or ``store_ca``.
+        place: The server that presents it, or its file, for people.
+        expires: Returns its expiry in Unix time; None if unknown. Raises OSError, ValueError or
+            TuneError if it cannot be read.
     """
 
     name: str
@@ -38,12 +37,12 @@ class Certificate(NamedTuple):
 
 
 def certificates_of(url: str, store: str, environ: Mapping[str, str]) -> Iterator[Certificate]:
-    """Those of Redis and of the store: the server's, and of the file by which it is trusted.
+    """Iterate over the certificates of Redis and the store: the servers' and the trusted ones.
 
     Args:
-        url: of Redis.
-        store: the address of the store; empty where it is unknown.
-        environ: where certificates of the store are named.
+        url: Of Redis.
+        store: The store's address; empty if unknown.
+        environ: Names the store's certificates.
     """
     redis = parse_redis(url)
     if redis.tls:
@@ -84,13 +83,13 @@ def _of_server(endpoint: str, ca_file: str) -> float | None:
 
 
 def _expiry(connection: socket.socket) -> float | None:
-    """When the certificate that the other side has shown expires; Unix time."""
+    """Expiry of the server's certificate, in Unix time."""
     assert isinstance(connection, ssl.SSLSocket)
     return _not_after(connection.getpeercert())
 
 
 def _first_in(ca_file: str) -> float | None:
-    """When the first certificate in a file that is to be trusted expires; Unix time."""
+    """Earliest expiry of the certificates in a file of trusted ones, in Unix time."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(ca_file)
     found = context.get_ca_certs()

@@ -1,4 +1,4 @@
-"""What a check found: all is well, something to know, or what has to be mended, and how."""
+"""`Finding`: the result of a check: fine, a warning, or a problem with its fix."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import msgspec
 
 
 class FindingLevel(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
-    #: The check was done, and nothing is wrong.
+    #: The check ran and found nothing wrong.
     OK = "ok"
-    #: It works, and there is something to know; nobody is kept from anything.
+    #: It works, but a person should know about it.
     WARNING = "warning"
-    #: It has to be mended.
+    #: A person has to fix it.
     PROBLEM = "problem"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        check: its name, which stays the same from version to version: small words and hyphens, such
-            as ``redis-password``.
-        level: how much it matters.
-        what: was found, in a sentence, with the field and the value; without any secret.
-        fix: what to do, as a command or a line of a file where there is one; empty where all is
-            well.
-        refuses: the scheduler and workers do not start on it without ``--insecure``.
+        check: Its name, which is stable across versions: lower-case words and hyphens, such as
+            ``redis-password``.
+        level: Its severity.
+        what: A sentence about what was found, with the field and the value; without any secret.
+        fix: What to do, if possible as a command or a line of a file; empty if nothing is wrong.
+        refuses: The scheduler and workers do not start with it, except with ``--insecure``.
     """
 
     check: str
@@ -38,21 +37,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     refuses: bool = False
 
     def __post_init__(self) -> None:
-        """A finding that somebody has to act on says how."""
+        """Check that exactly the findings that need action have a fix."""
         if (self.level is FindingLevel.OK) == bool(self.fix):
             raise ValueError(f"{self.check}: a fix is for what has to be mended, and for all of it")
 
 
 def ok(check: str, what: str) -> Finding:
-    """Nothing is wrong."""
+    """Make a finding that nothing is wrong."""
     return Finding(check=check, level=FindingLevel.OK, what=what)
 
 
 def warning(check: str, what: str, fix: str) -> Finding:
-    """Something to know."""
+    """Make a finding that a person should know about."""
     return Finding(check=check, level=FindingLevel.WARNING, what=what, fix=fix)
 
 
 def problem(check: str, what: str, fix: str, *, refuses: bool = False) -> Finding:
-    """Something to mend; with ``refuses``, nothing starts on it without ``--insecure``."""
+    """Make a finding that a person has to fix; ``refuses`` prevents a start."""
     return Finding(check=check, level=FindingLevel.PROBLEM, what=what, fix=fix, refuses=refuses)

@@ -1,6 +1,7 @@
-"""Uploads with a forged signature, which `tunemq_scheduler.security.store_probes` sends to a store.
+"""Uploads with forged signatures, which `tunemq_scheduler.security.store_probes` sends to a store.
 
-Each names a real access key, which is no secret, and is signed by nobody. A server must refuse all.
+Each names a real access key, which is not secret, and has an invalid signature. A server must
+reject all.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
-#: Content that is sent in chunks, with a checksum behind it, and that nobody signed.
+#: Marks content that is sent in chunks with a trailing checksum, without a signature.
 UNSIGNED: Final = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _NO_SIGNATURE: Final = "0" * 64
 _CONTENT: Final = b"probe"
 
 
 class ForgedRequest(NamedTuple):
-    """A request; ``weakness`` is what a server has that takes it."""
+    """A request; ``weakness`` is the CVE of a server that accepts it."""
 
     weakness: str
     query: str
@@ -30,11 +31,13 @@ class ForgedRequest(NamedTuple):
 
 
 def forgeries(folder: str, name: str, access_key: str, region: str) -> Iterator[ForgedRequest]:
-    """PUT requests that would write the object ``folder/name``.
+    """Iterate over forged PUT requests that would write the object ``folder/name``.
 
     Args:
-        folder: its key up to the last slash; empty for none.
-        access_key: of a user who may write there.
+        folder: The object's key up to the last slash; empty for none.
+        name: The rest of the key.
+        access_key: Of a user with the right to write there.
+        region: The server's.
     """
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     credential = f"{access_key}/{now[:8]}/{region}/s3/aws4_request"

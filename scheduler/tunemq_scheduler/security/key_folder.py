@@ -1,7 +1,7 @@
 """`KeyFolder`: the key files of a farm, made and changed together.
 
-``scheduler.toml`` has all keys, and the other files are made from it. Of a table with two keys the
-newer one came by `rotate`; which of them stands first, and so signs, says how far the change is.
+``scheduler.toml`` has all keys, and the other files derive from it. If a table has two keys, the
+newer one came from `rotate`; the first one signs, so their order shows the step of the rotation.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Si
 
 SCHEDULER_FILE: Final = KeyRole.SCHEDULER.value
 WORKER_FILE: Final = KeyRole.WORKER.value
-#: Of whom there are keys beside the submitters: in commands, what the files are called for.
+#: The name, in commands, of the keys of scheduler and workers.
 WORKER: Final = "worker"
 
-#: An id begins with when the key was made, in Unix time, so that ids say which is newer.
+#: Length of the Unix time that begins an id, so that ids show which key is newer.
 _TIME_BYTES: Final = 4
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _HEAD: Final = """\
 # {file}: keys of a TuneMQ farm, made by `tunemq keys`. Whoever can read them can speak in its name.
 """
 
-#: The tables that are no submitter's; the last one is in no file but the scheduler's.
+#: The tables of no submitter; the last one is only in the scheduler's file.
 _FARM_TABLES: Final = (ORDERS, EVENTS, JOURNALS)
-#: Each table's keys, in the order of the file.
+#: The keys of each table, in the order of the file.
 Tables = dict[str, tuple[SigningKey, ...]]
 
 
 def made_at(key: SigningKey) -> int:
-    """When a key was made; Unix time."""
+    """The Unix time at which a key was made."""
     return int.from_bytes(key.id[:_TIME_BYTES], "big")
 
 
 class KeyFolder:
-    """The folder that `tunemq keys new` makes.
+    """The folder of key files that `tunemq keys new` makes.
 
     Args:
-        path: of the folder.
+        path: Of the folder.
     """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser().absolute()
 
     def keys(self) -> KeyFile:
-        """All keys.
+        """Read all keys.
 
         Raises:
-            ConfigError: there are none, or they cannot be used.
+            ConfigError: There are none, or the file is not usable.
         """
         return read_key_file(self.path / SCHEDULER_FILE)
 
     def create(self, names: Iterable[str]) -> list[str]:
-        """Make the keys of a new farm with these submitters; the names of its files.
+        """Make the keys of a new farm with these submitters; returns the names of its files.
 
         Raises:
-            ConfigError: there are keys already, a name cannot be used, or the disk refuses.
+            ConfigError: There are keys already, a name is invalid, or the disk cannot be written.
         """
         names = tuple(dict.fromkeys(names))
         _check_names(names)
@@ -95,10 +95,10 @@ class KeyFolder:
             return self._write({table: (_new_key(),) for table in every})
 
     def add(self, names: Iterable[str]) -> list[str]:
-        """Make keys for further submitters; the names of the files that are others now.
+        """Make keys for further submitters; returns the names of the changed files.
 
         Raises:
-            ConfigError: one of them has keys, or a name cannot be used.
+            ConfigError: One of them has keys, or a name is invalid.
         """
         names = tuple(dict.fromkeys(names))
         _check_names(names)
@@ -113,10 +113,10 @@ class KeyFolder:
             return self._write(tables | {_table(name): (_new_key(),) for name in names})
 
     def remove(self, names: Iterable[str]) -> list[str]:
-        """Have no keys of these submitters any more; the names of the files that are others now.
+        """Remove the keys of these submitters; returns the names of the changed files.
 
         Raises:
-            ConfigError: there are none of one of them.
+            ConfigError: One of them has no keys.
         """
         with self._locked():
             tables = self._tables()
@@ -129,13 +129,16 @@ class KeyFolder:
             return changed
 
     def rotate(self, whose: Iterable[str] = ()) -> list[str]:
-        """Have a second key in each table, which is believed and does not sign yet.
+        """Add a second key to each table, which verifies but does not sign yet.
 
         Args:
-            whose: "worker", "journals", or submitters; without names all but the journals'.
+            whose: "worker", "journals", or submitters; by default all but the journals'.
+
+        Returns:
+            The names of the changed files.
 
         Raises:
-            ConfigError: there is a second key in one of them already.
+            ConfigError: One of the tables has a second key already.
         """
         with self._locked():
             tables = self._tables()
@@ -151,10 +154,10 @@ class KeyFolder:
             return self._write(tables | added)
 
     def promote(self, whose: Iterable[str] = ()) -> list[str]:
-        """Have the newer key of each table sign.
+        """Make the newer key of each table sign; returns the names of the changed files.
 
         Raises:
-            ConfigError: there is none that does not sign yet.
+            ConfigError: The newest keys sign already.
         """
         with self._locked():
             tables = self._tables()
@@ -170,10 +173,10 @@ class KeyFolder:
             return self._write(tables | turned)
 
     def drop(self, whose: Iterable[str] = ()) -> list[str]:
-        """Believe no key any more but that which signs.
+        """Remove the keys that do not sign; returns the names of the changed files.
 
         Raises:
-            ConfigError: there are no others, or a newer one does not sign yet.
+            ConfigError: There are none, or a newer key does not sign yet.
         """
         with self._locked():
             tables = self._tables()
@@ -188,19 +191,19 @@ class KeyFolder:
                 raise ConfigError(f"there are no old keys in {self.path}: nothing to drop.")
             return self._write(tables | {table: tables[table][:1] for table in chosen})
 
-    # --- what they share --------------------------------------------------------------------------
+    # --- shared helpers ---------------------------------------------------------------------------
 
     def _tables(self) -> Tables:
         keys = self.keys()
         submitters = {_table(name): its for name, its in keys.submitters.items()}
-        # Files that an earlier TuneMQ made have no key for journals.
+        # Key files of an earlier TuneMQ have no key for journals.
         journals = keys.journals or (_new_key(),)
         return {ORDERS: keys.orders, EVENTS: keys.events, JOURNALS: journals, **submitters}
 
     def _chosen(self, tables: Tables, whose: Iterable[str]) -> list[str]:
         named = set(whose)
         if not named:
-            # What lies in the store is signed once: with its key gone it could not be read.
+            # Journals in the store are signed once: without their key they could not be read.
             return [table for table in tables if table != JOURNALS]
         chosen = [ORDERS, EVENTS] if WORKER in named else []
         chosen += [JOURNALS] if JOURNALS in named else []
@@ -221,10 +224,10 @@ class KeyFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let nobody else change the files meanwhile.
+        """Lock the folder against other processes that change it.
 
         Raises:
-            ConfigError: there is no such folder.
+            ConfigError: There is no such folder.
         """
         try:
             folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -240,7 +243,7 @@ class KeyFolder:
             os.close(folder)
 
     def _write(self, tables: Tables) -> list[str]:
-        """Write what changed, that with all keys last: until then nothing was done."""
+        """Write the changed files, the one with all keys last: it commits the change."""
         wanted: dict[str, Mapping[str, tuple[SigningKey, ...]]]
         wanted = {WORKER_FILE: {table: tables[table] for table in (ORDERS, EVENTS)}}
         for table, its in tables.items():

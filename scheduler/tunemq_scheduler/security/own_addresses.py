@@ -1,4 +1,4 @@
-"""The addresses at which other machines reach this one."""
+"""Find the addresses at which other machines can reach this one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LOCAL: Final = re.compile(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL\n")
 
 
 def own_addresses() -> list[str]:
-    """All but the loopback's, and those that are of one link only; in order.
+    """List this machine's addresses, sorted, except loopback and link-local ones.
 
     Raises:
-        OSError: the kernel does not show them.
+        OSError: The kernel does not show them.
     """
     found: set[ipaddress.IPv4Address | ipaddress.IPv6Address] = set()
     found |= {ipaddress.IPv4Address(text) for text in _LOCAL.findall(_IPV4.read_text())}
-    if _IPV6.exists():  # not where IPv6 is off
+    if _IPV6.exists():  # missing if IPv6 is off
         lines = _IPV6.read_text().splitlines()
         found |= {ipaddress.IPv6Address(int(line.split()[0], 16)) for line in lines}
     return sorted(str(one) for one in found if not (one.is_loopback or one.is_link_local))

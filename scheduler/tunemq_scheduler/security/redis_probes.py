@@ -1,7 +1,7 @@
-"""Asks a Redis what it would let others do, and whether it keeps what it is given.
+"""Probe a Redis: what it would allow strangers, and whether it keeps its data.
 
-Nothing is changed there. What we may not ask, because whoever runs it gave us few rights, is said
-to be unknown; what matters most is seen without rights: whether a stranger is let in.
+The probes change nothing. Results that need rights which this user lacks are reported as unknown.
+The most important one needs no rights: whether Redis lets a stranger in.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "red
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
 
 _KEEPS_ALL: Final = "noeviction"
-#: From this version on, of Redis and of Valkey, a user may have the right to read a key only.
+#: From this version of Redis and Valkey on, a user's right can be limited to reading a key.
 _READ_ONLY_KEYS: Final = (7,)
-#: Which queues take commands for Celery workers: each worker's, as long as it has not taken leave.
+#: The set of queues for commands to Celery workers: one per worker that has not deregistered.
 _PIDBOX: Final = "_kombu.binding.celery.pidbox"
-#: Kombu's mark between the parts of a binding.
+#: Kombu's separator of the parts of a binding.
 _BINDING_MARK: Final = b"\x06\x16"
 _PASSWORDS: Final = (
     "have it listen on 127.0.0.1 alone (bind in redis.conf), or load deploy/redis/users.acl, which"
@@ -38,15 +38,16 @@ _PASSWORDS: Final = (
 
 
 def refuse_dangers(url: str, *, is_insecure: bool, tell: Callable[[str], None]) -> None:
-    """Return if a scheduler may use this Redis.
+    """Check that a scheduler may use this Redis.
 
     Args:
-        is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
-        tell: shows a line to people.
+        url: Of Redis.
+        is_insecure: ``--insecure`` was given: problems are only shown.
+        tell: Shows a line to people.
 
     Raises:
-        ConfigError: it may not; says all that is wrong, and how to mend it.
-        WireUnavailable: Redis cannot be reached.
+        ConfigError: It may not; names all problems and their fixes.
+        RedisUnavailable: Redis cannot be reached.
     """
     address, line = parse_address(url), RedisConnection(url)
     try:
@@ -59,11 +60,11 @@ def refuse_dangers(url: str, *, is_insecure: bool, tell: Callable[[str], None]) 
 
 
 def probe(url: str) -> list[Finding]:
-    """What is wrong with a Redis, as it looks from here and to this user; all checks.
+    """Run all checks of a Redis, from this machine and as this user.
 
     Raises:
-        ConfigError: this is no address of one.
-        WireUnavailable: it cannot be reached, or does not let us in.
+        ConfigError: The address is invalid.
+        RedisUnavailable: Redis cannot be reached, or rejects the login.
     """
     address, line = parse_address(url), RedisConnection(url)
     try:
@@ -82,7 +83,7 @@ def probe(url: str) -> list[Finding]:
         line.close()
 
 
-# --- who is let in --------------------------------------------------------------------------------
+# --- access ---------------------------------------------------------------------------------------
 
 
 def _check_access(
@@ -121,20 +122,20 @@ def _check_access(
 
 
 def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_dangers.RedisRisk]:
-    """Whether others reach without a password what we reach on this machine: it is tried.
+    """Try whether other machines could reach a local Redis without a password.
 
-    What Redis says of its settings is not how others reach it: in a container it listens to all,
-    of whom only this machine is passed on.
+    Redis's own settings do not answer that: in a container it listens on all addresses, but only
+    this machine may be forwarded to it.
 
     Raises:
-        OSError: where to try it is not known.
+        OSError: This machine's addresses are unknown.
     """
     port = int(told.get("tcp_port", "0")) if address.path else address.port
     if not port:
         return
     for host in own_addresses():
         from_outside = address._replace(path="", host=host, port=port, verify=False)
-        # A socket does not say whether its Redis is reached by TLS elsewhere.
+        # A unix socket does not tell whether Redis uses TLS on its port.
         ways = (False, True) if address.path else (address.tls,)
         if any(redis_dangers.lets_everybody_in(from_outside._replace(tls=tls)) for tls in ways):
             what = (
@@ -155,7 +156,7 @@ def _untried(address: RedisAddress, error: OSError) -> Finding:
 
 
 def _check_lua(address: RedisAddress, release: RedisRelease) -> Finding:
-    """A warning only: vendors mend old versions, and no role but the scheduler's runs scripts."""
+    """Check for CVEs of Lua scripts: at most a warning, since only the scheduler runs scripts."""
     if not release.number:
         return _unknown(LUA, address, "INFO")
     if address.is_local or not release.has_lua_cves:
@@ -173,7 +174,7 @@ def _check_lua(address: RedisAddress, release: RedisRelease) -> Finding:
 
 
 def _check_rights(address: RedisAddress, line: RedisConnection, release: RedisRelease) -> Finding:
-    if address.is_default_user:  # what that means stands above
+    if address.is_default_user:  # `redis-default-user` reports that already
         return ok(RIGHTS, "it is the default user, see redis-default-user")
     role = role_of(address.user)
     if lacks := lacking(line, role):
@@ -200,7 +201,7 @@ def _check_rights(address: RedisAddress, line: RedisConnection, release: RedisRe
     )
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def _check_eviction(address: RedisAddress, told: dict[str, str]) -> Finding:
@@ -254,7 +255,7 @@ def _check_writes(address: RedisAddress, line: RedisConnection) -> Finding:
     return ok(WRITES, "it takes orders and results")
 
 
-# --- who else is there ----------------------------------------------------------------------------
+# --- other clients --------------------------------------------------------------------------------
 
 
 def _check_remote_control(address: RedisAddress, line: RedisConnection) -> Finding:
@@ -278,11 +279,11 @@ def _worker_name(binding: bytes) -> str:
     return queue.removesuffix(".celery.pidbox")
 
 
-# --- asking ---------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def _info(line: RedisConnection) -> dict[str, str]:
-    """What Redis says of itself; nothing where we may not ask."""
+    """Redis's ``INFO``; empty if this user may not ask for it."""
     text = _asked(line, "INFO")
     if text is not None:
         lines = text.decode(errors="replace").splitlines()
@@ -295,10 +296,10 @@ def _release(line: RedisConnection, told: dict[str, str]) -> RedisRelease:
 
 
 def _asked(line: RedisConnection, *command: str) -> Any:
-    """The answer to a command; None where we may not ask, or it does not know that.
+    """The answer to a command; None if Redis rejects it or does not know it.
 
     Raises:
-        WireUnavailable: it went away.
+        RedisUnavailable: The connection broke.
     """
     try:
         return line.ask([command])[0]

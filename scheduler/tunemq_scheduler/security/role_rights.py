@@ -1,7 +1,7 @@
-"""Finds the rights that a role's user lacks in Redis, by commands that change nothing there.
+"""Find the rights that a role's user lacks in Redis, by commands that change nothing.
 
-`ACL DRYRUN` would say it, but needs an administrator and Redis 7. Redis looks at a user's rights
-before it looks at the key, so each command is tried on a key that is not there.
+`ACL DRYRUN` would tell, but needs an administrator and Redis 7. Redis checks a user's rights before
+it looks at the key, so each command is tried on a key that does not exist.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REPLY, _LEASE, _ANSWER = (
 )
 _EVENTS, _QUEUE = redis_keys.events(_NOBODY), redis_keys.queue(_NOBODY)
 _PIDBOX: Final = "_kombu.binding.celery.pidbox"
-#: There is no way to try LPUSH that does nothing; nobody sees the key in between.
+#: LPUSH cannot be tried without effect; no other client sees the key in between.
 _PUSH: Final = "redis.call('LPUSH', KEYS[1], '') redis.call('DEL', KEYS[1])"
 
 SCHEDULER: Final = "scheduler"
-#: By the name of its user in deploy/redis/users.acl, what each role does.
+#: The commands of each role, by the name of its user in deploy/redis/users.acl.
 _TRIED: Final[Mapping[str, tuple[RedisCommand, ...]]] = MappingProxyType(
     {
         SCHEDULER: (
@@ -85,37 +85,37 @@ _TRIED: Final[Mapping[str, tuple[RedisCommand, ...]]] = MappingProxyType(
 
 
 def lacking(line: RedisConnection, role: str) -> list[str]:
-    """The commands that the connection's user may not give to do what its role does.
+    """List the commands that its role needs and the connection's user may not run.
 
     Args:
-        line: an open connection.
-        role: as its user is called in deploy/redis/users.acl.
+        line: An open connection.
+        role: The name of its user in deploy/redis/users.acl.
 
     Raises:
-        WireUnavailable: Redis went away.
+        RedisUnavailable: The connection broke.
     """
     found: list[str] = []
     for command in _TRIED[role]:
         if _PUSH in command and {"eval", "del"} & set(found):
-            continue  # it would say nothing, or leave the key
+            continue  # it would tell nothing, or leave the key
         if not _may(line, command):
             found.append(_name(command))
     return found
 
 
 def may_write_the_lease(line: RedisConnection, role: str) -> bool:
-    """Whether a role that only reads the scheduler's lease may write it, too.
+    """Whether a role that should only read the scheduler's lease can also write it.
 
     Raises:
-        WireUnavailable: Redis went away.
+        RedisUnavailable: The connection broke.
     """
-    # To a key of another type nothing is added.
+    # XADD changes nothing at a key of another type.
     probe = ("XADD", redis_keys.SCHEDULER, "NOMKSTREAM", "*", "f", "")
     return role in {"worker", "submitter"} and _may(line, probe)
 
 
 def role_of(user: str) -> str:
-    """The role of a user, by its name; a user of another name is taken for the scheduler's."""
+    """The role of a user, by its name; other names count as the scheduler's."""
     return user if user in _TRIED else SCHEDULER
 
 
@@ -130,7 +130,7 @@ def _may(line: RedisConnection, command: RedisCommand) -> bool:
 
 
 def _name(command: RedisCommand) -> str:
-    """As ACL calls it."""
+    """The command's name in ACL's syntax."""
     if _PUSH in command:
         return "lpush"
     name, *rest = (str(part).lower() for part in command)

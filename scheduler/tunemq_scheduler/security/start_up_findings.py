@@ -1,4 +1,4 @@
-"""What a scheduler or a worker does about findings when it starts: refuse, tell, or go on."""
+"""`refuse`: stops a scheduler or worker at its start, or shows warnings, by its findings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tunemq_shared.base.errors import ConfigError
 
 
 def refuse(findings: Iterable[Finding], *, is_insecure: bool, tell: Callable[[str], None]) -> None:
-    """Return if one may start on this; what does not keep anybody from starting is told.
+    """Stop the start if a finding requires it; show all other findings.
 
     Args:
-        is_insecure: whether ``--insecure`` was given: then all is only told.
-        tell: shows a line to people.
+        findings: The results of the checks.
+        is_insecure: ``--insecure`` was given: findings are only shown.
+        tell: Shows a line to people.
 
     Raises:
-        ConfigError: one may not; says all that is wrong, and how to mend it.
+        ConfigError: The start is refused; names all problems and their fixes.
     """
     wrong = [finding for finding in findings if finding.level is not FindingLevel.OK]
     reasons = [finding for finding in wrong if finding.refuses and not is_insecure]

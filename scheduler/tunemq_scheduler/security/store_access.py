@@ -1,8 +1,7 @@
-"""Tries what the roles of a farm do in its store, with the keys of each role that is at hand.
+"""Try each role's operations in the farm's store, with the available keys.
 
-Each role writes, reads and removes an object of its own, called ``.tunemq-probe-...``, where the
-policies in ``deploy/minio`` let that role write. What a role may not remove is removed with the
-scheduler's keys.
+Each role writes, reads and removes its own object, called ``.tunemq-probe-...``, where the policies
+in ``deploy/minio`` let that role write. The scheduler's keys remove objects that a role may not.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from tunemq_shared.objects.s3_address import (
 from tunemq_shared.objects.s3_client import S3Client
 from tunemq_shared.objects.s3_errors import WRONG_KEYS
 
-#: Seconds until a server's next bytes, and for all that a role tries, with all retries.
+#: Seconds until a server's next bytes, and for all operations of a role with their retries.
 _ANSWER_S: Final = 5.0
 _ROLE_S: Final = 15.0
 _CHECK: Final = "store-access"
-#: What the scheduler alone may write, and then reads: a search's journal, under names of each
-#: length, and its Tuner, of a search at any depth.
+#: Objects that only the scheduler may write, and that it trusts: a search's journal, under names
+#: of each length, and its Tuner, of a search at any depth.
 _SCHEDULERS_OWN: Final = (
     "search/journal/000001/ready",
     "search/journal/0000009/ready",
@@ -50,7 +49,7 @@ _NO_RIGHT: Final = "AccessDenied"
 
 
 class StoreRole(StrEnum):
-    """Who has keys of the store."""
+    """A role with its own keys of the store."""
 
     SCHEDULER = "scheduler"
     WORKER = "worker"
@@ -58,14 +57,14 @@ class StoreRole(StrEnum):
 
 
 class _Rights(NamedTuple):
-    """What a role does in the store: where it writes, and whether it lists and removes objects."""
+    """A role's rights in the store: where it writes, and whether it lists and removes objects."""
 
     writes_in: str
     lists: bool
     removes: bool
 
 
-#: As deploy/minio grants them. {probe}: the name of a probe.
+#: As in deploy/minio. {probe}: the name of a probe.
 _RIGHTS: Final[Mapping[StoreRole, _Rights]] = {
     StoreRole.SCHEDULER: _Rights("{probe}", lists=True, removes=True),
     StoreRole.WORKER: _Rights("{probe}/trial/checkpoint_000000/probe", lists=False, removes=False),
@@ -74,7 +73,7 @@ _RIGHTS: Final[Mapping[StoreRole, _Rights]] = {
 
 
 class StoreKeys(NamedTuple):
-    """The keys of a role: the environment in which they are found, and where that has them from."""
+    """The keys of a role: the environment that holds them, and the file that it names."""
 
     role: StoreRole
     environ: Mapping[str, str]
@@ -82,7 +81,7 @@ class StoreKeys(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Where a person corrects them."""
+        """Where a person can correct the keys."""
         return self.file or (
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that"
             " AWS_SHARED_CREDENTIALS_FILE names"
@@ -90,16 +89,16 @@ class StoreKeys(NamedTuple):
 
 
 def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
-    """What each role can do in a store on a server.
+    """Try each role's operations in a store on a server.
 
     Args:
         address: ``s3://...``.
-        every: the scheduler's keys, and behind them those of other roles.
+        every: The scheduler's keys, followed by those of other roles.
 
     Raises:
-        ConfigError: the address cannot be used.
-        StoreUnavailable: the server does not answer.
-        StoreError: there are no keys, or its certificate is not trusted.
+        ConfigError: The address is invalid.
+        StoreUnavailable: The server does not answer.
+        StoreError: There are no keys, or its certificate is not trusted.
     """
     place = _ProbedPrefix(address, every[0])
     try:
@@ -109,15 +108,15 @@ def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
 
 
 class _ProbedPrefix:
-    """A prefix on a server, as each role reaches it.
+    """A prefix on a server, which each role accesses with its own client.
 
     Args:
-        address: see `try_store`.
-        owner: the scheduler's keys, which remove what others have left.
+        address: See `try_store`.
+        owner: The scheduler's keys, which remove the other roles' leftovers.
 
     Raises:
-        ConfigError: the address cannot be used.
-        StoreError: there are no keys.
+        ConfigError: The address is invalid.
+        StoreError: There are no keys.
     """
 
     def __init__(self, address: str, owner: StoreKeys) -> None:
@@ -127,14 +126,14 @@ class _ProbedPrefix:
         known = parse_address(address, owner.environ)
         self._name, self._bucket = known.place, known.bucket
         self._prefix = f"{known.prefix}/" if known.prefix else ""
-        #: Probes that may be there.
+        #: Names of probes that may still exist.
         self._left: set[str] = set()
 
     def tried(self, keys: StoreKeys) -> list[Finding]:
-        """What a role can do.
+        """Try a role's operations and return the findings.
 
         Raises:
-            StoreUnavailable: the server does not answer.
+            StoreUnavailable: The server does not answer.
         """
         rights, cancel = _RIGHTS[keys.role], CancelToken(_ROLE_S)
         try:
@@ -166,13 +165,13 @@ class _ProbedPrefix:
             return [self._rejected(keys, rejection, action)]
 
     def tidied(self) -> list[Finding]:
-        """Remove what roles had to leave; what is said of probes that stay."""
+        """Remove the roles' leftovers; returns findings about those that stay."""
         found: list[Finding] = []
         for name in self._left:
             try:
                 self._owner.remove(name, "it cannot be removed")
             except StoreRequestDenied:
-                continue  # such keys have not written it either, or are a finding already
+                continue  # such keys did not write it either, or are a finding already
             except StoreError as error:
                 found.append(
                     warning(
@@ -184,17 +183,17 @@ class _ProbedPrefix:
         return found
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         for client in self._clients:
             client.close()
 
     def _is_written(self, code: str, cancel: CancelToken) -> bool:
-        """Write something where code lies, with the scheduler's keys; whether it is there."""
+        """Write a probe where code lies, with the scheduler's keys; returns whether it exists."""
         self._left.add(code)
         try:
             _asked(lambda: self._owner.put(code, _CONTENT, "it cannot be written"), cancel)
         except StoreRequestDenied:
-            return False  # a finding of the scheduler's
+            return False  # the scheduler's own check reports it
         return True
 
     def _removed(
@@ -221,7 +220,7 @@ class _ProbedPrefix:
         )
 
     def _forged(self, keys: StoreKeys, client: S3Client, cancel: CancelToken) -> list[Finding]:
-        """What is wrong where such keys may write what is the scheduler's."""
+        """Report the scheduler's objects that such keys may write."""
         search, taken = _probe(), []
         for own in _SCHEDULERS_OWN:
             name = f"{self._prefix}{search}/{own}"
@@ -278,11 +277,11 @@ class _ProbedPrefix:
 
 
 def _asked(call: Callable[[], object], cancel: CancelToken) -> None:
-    """Do it, again and again for a while where the server cannot do it now.
+    """Call it, with retries while the server fails temporarily.
 
     Raises:
-        StoreUnavailable: the server does not answer.
-        Refused: it will not do it.
+        StoreUnavailable: The server does not answer.
+        StoreRequestDenied: It denies the request.
     """
     try:
         retried(call, cancel)

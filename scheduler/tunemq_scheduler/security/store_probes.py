@@ -1,9 +1,9 @@
-"""Asks an object store what it would let others do.
+"""Probe an object store: what would it allow strangers?
 
-Tried are: to be nobody, to have keys that everybody knows, to forge a signature.
+The probes are requests without keys, with well-known keys, and with forged signatures.
 
-What is tried is harmless: objects that are written for it are called ``.tunemq-probe-...``, below
-the farm's prefix, and are removed again. Nothing of the farm's is read, changed or removed.
+They are harmless: the objects that they write are called ``.tunemq-probe-...``, below the farm's
+prefix, and are removed. They do not read, change or remove any other object of the farm.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tunemq_shared.objects.s3_address import (
 from tunemq_shared.objects.s3_client import S3Client
 from tunemq_shared.objects.store_address import is_remote
 
-#: Seconds between two clocks: from here on somebody should know; S3 refuses from 15 minutes on.
+#: Seconds between two clocks: a warning from the first on; S3 rejects requests from 15 minutes on.
 SKEW_S: Final = 60.0
 MAX_SKEW_S: Final = 840.0
-#: What is answered to keys that may list, and to such as the server knows, which may not.
+#: Answers to keys that may list, and to keys that the server knows but that may not.
 _LET_IN: Final = "let in"
 _KNOWN: Final = frozenset({_LET_IN, "AccessDenied", "NoSuchBucket"})
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
-#: What servers such as rclone say, with HTTP's 400, to a request that nobody signed.
+#: Error codes with HTTP status 400 of servers such as rclone to an unsigned request.
 _LACKS_SIGNATURE: Final = frozenset(
     {"UnsupportedAlgorithm", "MissingFields", "MissingSecurityHeader"}
 )
@@ -65,15 +65,16 @@ _S3_TLS: Final = (
 
 
 def refuse_open_store(address: str, *, is_insecure: bool, tell: Callable[[str], None]) -> None:
-    """Return if a scheduler may use this store, which has been seen to work.
+    """Check that a scheduler may use this store, which is known to work.
 
     Args:
-        is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
-        tell: shows a line to people.
+        address: Of the store.
+        is_insecure: ``--insecure`` was given: problems are only shown.
+        tell: Shows a line to people.
 
     Raises:
-        ConfigError: it may not; says all that is wrong, and how to mend it.
-        StoreError: see `probe_store`.
+        ConfigError: It may not; names all problems and their fixes.
+        StoreError: See `probe_store`.
     """
     try:
         found = probe_store(address)
@@ -89,16 +90,16 @@ def refuse_open_store(address: str, *, is_insecure: bool, tell: Callable[[str], 
 
 
 def probe_store(address: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """What is wrong with a store, as it looks from here; for a folder there is nothing to find.
+    """Run all checks of a store from this machine; a folder has no findings.
 
     Args:
-        address: such as ``s3://bucket/prefix?endpoint=...``.
-        environ: where keys and certificates are named; this process's unless another is given.
+        address: Such as ``s3://bucket/prefix?endpoint=...``.
+        environ: Names keys and certificates; by default this process's environment.
 
     Raises:
-        ConfigError: the address cannot be used.
-        StoreUnavailable: the store does not answer.
-        StoreError: there are no keys for it, or its certificate is not trusted.
+        ConfigError: The address is invalid.
+        StoreUnavailable: The store does not answer.
+        StoreError: There are no keys for it, or its certificate is not trusted.
     """
     environ = os.environ if environ is None else environ
     if not is_remote(address):
@@ -108,9 +109,9 @@ def probe_store(address: str, environ: Mapping[str, str] | None = None) -> list[
 
 
 class _ProbeAnswer(NamedTuple):
-    """An answer: HTTP's status, 0 for none; the ``Date`` in its head, and S3's word for why not.
+    """An answer: the HTTP status, 0 for none; the ``Date`` header; and S3's error code.
 
-    Both are empty without one.
+    Date and code may be empty.
     """
 
     status: int
@@ -122,24 +123,24 @@ class _ProbeAnswer(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the server did what it was asked."""
+        """Whether the request succeeded."""
         return 200 <= self.status < 300
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another server is to be asked."""
+        """Whether the answer is a redirect."""
         return 300 <= self.status < 400
 
     @property
     def is_rejected(self) -> bool:
-        """Whether whoever asked may not; 400 may also say that another place is to be asked."""
+        """Whether the request was denied; 400 may also mean that another server is responsible."""
         if self.status == 400:
             return self.word in _LACKS_SIGNATURE
         return 400 < self.status < 500 and self.status not in (408, 429)
 
 
 class _Asker:
-    """Sends requests as anybody may."""
+    """Sends unsigned requests, as any stranger can."""
 
     def __init__(self, endpoint: str, ca_file: str) -> None:
         self._endpoint = endpoint
@@ -158,10 +159,10 @@ class _Asker:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> _ProbeAnswer:
-        """What the server answers.
+        """Send a request and return the answer.
 
         Raises:
-            StoreUnavailable: nothing.
+            StoreUnavailable: There is no answer.
         """
         try:
             self._connection.request(method, target, body, dict(headers or {}))
@@ -176,7 +177,7 @@ class _Asker:
 
 
 class _S3Probe:
-    """One look at a bucket of an S3 server."""
+    """All checks of one bucket on an S3 server."""
 
     def __init__(self, address: S3Address, environ: Mapping[str, str]) -> None:
         self._address = address
@@ -185,14 +186,14 @@ class _S3Probe:
         self._client = self._client_of(self._keys)
         where = urlsplit(self._client.url())
         self._asker = _Asker(f"{where.scheme}://{where.netloc}", self._ca_file)
-        #: The names of probes that the server took, or may have taken.
+        #: The names of probes that the server stored, or may have stored.
         self._written: set[str] = set()
 
     def findings(self) -> list[Finding]:
-        """All that is found.
+        """Run all checks.
 
         Raises:
-            StoreUnavailable: the server does not answer.
+            StoreUnavailable: The server does not answer.
         """
         try:
             listed = self._list_as_anybody()
@@ -209,7 +210,7 @@ class _S3Probe:
         return found + left
 
     def _list_as_anybody(self) -> _ProbeAnswer:
-        """The answer to whoever wants to know what is in the bucket, and says not who he is."""
+        """List the bucket without keys; returns the answer."""
         query = {"list-type": "2", "max-keys": "1", "prefix": self._address.prefix}
         return self._asker.ask("GET", self._target("", urlencode(query)))
 
@@ -227,7 +228,7 @@ class _S3Probe:
         )
 
     def _default_keys(self) -> Finding:
-        """Whether we have well-known keys, or the server knows such."""
+        """Check whether our keys are well-known, or the server accepts well-known ones."""
         endpoint = self._address.endpoint
         if self._keys[:2] in DEFAULT_KEYS:
             return problem(
@@ -256,7 +257,7 @@ class _S3Probe:
             )
         for pair in DEFAULT_KEYS:
             answer = self._answer_to(S3Credentials(*pair))
-            # Who is told that he may not is known, where others are told something else.
+            # A server denies keys that it knows otherwise than those that it does not know.
             if answer != nobodys and answer in _KNOWN:
                 return problem(
                     "store-keys",
@@ -268,7 +269,7 @@ class _S3Probe:
         return ok("store-keys", f"The server {endpoint} knows no keys that everybody knows.")
 
     def _answer_to(self, keys: S3Credentials) -> str:
-        """What somebody with these keys is told: S3's word for why not; empty for no answer."""
+        """S3's error code for a listing with these keys; empty for no answer."""
         with contextlib.closing(self._client_of(keys)) as client:
             try:
                 next(client.listed(self._name()), None)
@@ -279,7 +280,7 @@ class _S3Probe:
             return _LET_IN
 
     def _anonymous(self, listed: _ProbeAnswer) -> Finding:
-        """Whether somebody without keys may list, write, read or remove."""
+        """Check whether requests without keys can list, write, read or remove."""
         name = self._name()
         answers = {"list": listed, "write": self._put(name)}
         is_there = answers["write"].is_done or self._put_ours(name)
@@ -309,7 +310,7 @@ class _S3Probe:
         return ok("store-anonymous", f"Without keys one gets nowhere in {place}{untried}.")
 
     def _unsigned_trailer(self) -> Finding:
-        """Whether the server writes what nobody has signed."""
+        """Check whether the server accepts uploads with forged signatures."""
         address, name = self._address, self._name()
         folder, _, last = name.rpartition("/")
         answers = {
@@ -345,7 +346,7 @@ class _S3Probe:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> _ProbeAnswer:
-        """The answer to whoever is nobody, and asks about an object."""
+        """Send a request about an object without keys; returns the answer."""
         try:
             return self._asker.ask(method, self._target(name, query), headers, body)
         except StoreUnavailable:
@@ -358,26 +359,26 @@ class _S3Probe:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"probe",
     ) -> _ProbeAnswer:
-        """Try to write a probe without a signature of ours."""
+        """Try to write a probe without our signature."""
         answered = self._ask("PUT", name, query, headers, body)
         if answered.is_done or not answered.status:
             self._written.add(name)
         return answered
 
     def _put_ours(self, name: str) -> bool:
-        """Write a probe with our keys; whether it is there."""
+        """Write a probe with our keys; returns whether it exists."""
         try:
             self._client.put(name, b"probe", "it cannot be written")
         except StoreRequestDenied:
             return False
-        except StoreError:  # it may come to be all the same
+        except StoreError:  # the server may have stored it nevertheless
             self._written.add(name)
             return False
         self._written.add(name)
         return True
 
     def _name(self) -> str:
-        """The key of a new probe."""
+        """Make the key of a new probe."""
         prefix = f"{self._address.prefix}/" if self._address.prefix else ""
         return f"{prefix}{PROBE}{secrets.token_hex(6)}"
 
@@ -396,7 +397,7 @@ class _S3Probe:
         )
 
     def _remove(self) -> list[Finding]:
-        """Remove the probes that were written; what is to be said of those that stay."""
+        """Remove the written probes; returns findings about those that stay."""
         left = []
         for name in self._written:
             try:
@@ -413,7 +414,7 @@ class _S3Probe:
 
 
 def clock_finding(place: str, date: str) -> Finding:
-    """How far this machine's clock is from the one that wrote this ``Date``."""
+    """Compare this machine's clock with a server's ``Date`` header."""
     here = time.time()
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp()
@@ -434,7 +435,7 @@ def clock_finding(place: str, date: str) -> Finding:
 
 
 def is_on_loopback(endpoint: str) -> bool:
-    """Whether what is sent to this ``http[s]://host:port`` stays on this machine."""
+    """Whether the host of this ``http[s]://host:port`` is this machine's loopback."""
     host = urlsplit(endpoint).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

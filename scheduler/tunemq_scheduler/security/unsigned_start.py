@@ -1,6 +1,6 @@
-"""Keeps a scheduler without keys from a farm whose last one had some.
+"""Keep a scheduler without keys from a farm whose last scheduler had keys.
 
-It would refuse all that nodes say, and throw it away.
+It would reject and discard all messages of the nodes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.signing.live_keys import LiveKeys
 
 _CHECK: Final = "farm-keys"
-#: Of what stands in Redis no more is shown.
+#: The most characters of a value in Redis that a message shows.
 _SHOWN: Final = 16
 
 
 def refuse_unsigned(
     url: str, keys: LiveKeys, *, is_insecure: bool, tell: Callable[[str], None]
 ) -> None:
-    """Return if a scheduler with these keys may have this farm.
+    """Check that a scheduler with these keys may run this farm.
 
     Args:
-        url: where the farm's Redis is.
-        is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
-        tell: shows a line to people.
+        url: Of the farm's Redis.
+        keys: The scheduler's keys.
+        is_insecure: ``--insecure`` was given: a problem is only shown.
+        tell: Shows a line to people.
 
     Raises:
-        ConfigError: the farm signs, and there are no keys; says how to mend it.
-        WireUnavailable: Redis cannot be reached.
+        ConfigError: The farm signs, but there are no keys; says how to fix it.
+        RedisUnavailable: Redis cannot be reached.
     """
     if keys.is_signed:
         return

@@ -1,1 +1,1 @@
-"""`tunemq doctor`: looks for what is wrong with a farm."""
+"""`tunemq doctor`: checks a farm for problems."""

@@ -1,4 +1,4 @@
-"""Whether a key of the farm stands in the arguments of a process, which everybody can list."""
+"""Check that no process has a key of the farm in its arguments, which every user can list."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tunemq_scheduler.security.findings import Finding, ok, problem
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 
-#: Shorter ones stand in many a command line by chance.
+#: Shorter secrets occur in command lines by chance.
 _SHORTEST_SECRET: Final = 6
-#: Shorter ones stand within words and paths by chance.
+#: Shorter secrets occur within words and paths by chance.
 _SHORTEST_WITHIN: Final = 12
-#: What stands before and behind a secret that is an argument, or a value or part of an address.
+#: Delimiters of a secret that is an argument, or a value, or part of an address.
 _BEFORE, _BEHIND = r"(?:^|[=:@/'\"])", r"(?:$|[=:@/'\"])"
 _SECRET_VARIABLES: Final = re.compile(
     r"(?:^|[\s'\"])(AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN|MINIO_ROOT_PASSWORD|MINIO_SECRET_KEY)"
@@ -43,11 +43,11 @@ class ListedProcess(NamedTuple):
 
 
 class KnownSecrets:
-    """What must not stand in arguments.
+    """Secrets that must not be in arguments.
 
     Args:
-        redis: the farm's Redis: no address of it with any password is to be there.
-        known: further secrets, and the password of ``redis``.
+        redis: The farm's Redis: its address with any password counts as a secret.
+        known: Further secrets.
     """
 
     def __init__(self, redis: RedisAddress, known: Iterable[str]) -> None:
@@ -66,7 +66,7 @@ class KnownSecrets:
         ]
 
     def shown_by(self, process: ListedProcess) -> str:
-        """What of them a process shows, in words; empty where it shows none."""
+        """Describe the secret in a process's arguments; empty if there is none."""
         is_ours = any("tunemq" in argument for argument in process.arguments)
         for argument in process.arguments:
             if any(map(self._is_ours_with_password, _REDIS_URL.findall(argument))):
@@ -90,7 +90,7 @@ class KnownSecrets:
 
 
 def check_arguments(secrets: KnownSecrets, processes: Iterable[ListedProcess]) -> list[Finding]:
-    """Look at the arguments of processes."""
+    """Check the arguments of processes."""
     found = [
         problem("keys-in-arguments", f"{process} shows {what} to all who list processes", _FIX)
         for process in processes
@@ -100,7 +100,7 @@ def check_arguments(secrets: KnownSecrets, processes: Iterable[ListedProcess]) -
 
 
 def running_processes() -> Iterator[ListedProcess]:
-    """All of this machine, as far as the kernel shows them to us."""
+    """Iterate over this machine's processes, as far as /proc shows them."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:

@@ -1,4 +1,4 @@
-"""Whether a certificate of Redis or of the store, or one that is to be trusted, expires soon."""
+"""Check whether a certificate of Redis or the store, or a trusted one, expires soon."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.errors import TuneError
 
-#: As the alerts have it.
+#: Same as in the alerts.
 _SOON_DAYS: Final = 14.0
 _NOW_DAYS: Final = 2.0
-#: One server is waited for so long.
+#: Seconds to wait for one server.
 _ANSWER_S: Final = 20.0
 _CHECK: Final = "certificates"
-#: OpenSSL's number for a certificate that has expired.
+#: OpenSSL's error code for an expired certificate.
 _EXPIRED: Final = 10
 
 
 def check_certificates(url: str, store: str, environ: Mapping[str, str]) -> list[Finding]:
     """Check when the certificates of Redis and of the store expire.
 
-    A server that does not answer is told of by other checks.
+    Other checks report a server that does not answer.
 
     Args:
-        url: of Redis.
-        store: its address; empty where it is unknown.
-        environ: where certificates of the store are named.
+        url: Of Redis.
+        store: The store's address; empty if unknown.
+        environ: Names the store's certificates.
     """
     found: list[Finding] = []
     known: list[str] = []

@@ -1,4 +1,4 @@
-"""Whether a disk has room, and whether a folder on it can be written."""
+"""Check whether a disk has space, and whether a folder on it is writable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.health.node_metrics import FEW_INODES, FULL_BYTES
 from tunemq_shared.system.write_probe import write_probe
 
-#: Below both it will soon be full.
+#: Less than both means nearly full.
 _SCARCE_BYTES: Final = 10 * 2**30
 _SCARCE_SHARE: Final = 0.05
 MAKE_ROOM: Final = (
@@ -24,11 +24,13 @@ MAKE_ROOM: Final = (
 def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False) -> Finding:
     """Check the disk of a folder of this machine, and whether this user can write to the folder.
 
-    Where the folder does not exist, the first existing one above it is tried.
+    If the folder does not exist, its first existing parent is checked.
 
     Args:
-        what: the folder is, for people.
-        is_in_use: a running scheduler uses the folder, so it is a problem where it is missing.
+        check: The name of the check.
+        what: The folder's use, for people.
+        folder: Its path.
+        is_in_use: A running scheduler uses the folder, so that it is a problem if it is missing.
     """
     given = os.path.abspath(folder)
     if is_in_use and not os.path.exists(given):
@@ -97,11 +99,13 @@ def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False)
 
 
 def judge_disk(check: str, what: str, free: float, size: float | None) -> Finding:
-    """What so many free bytes mean.
+    """Judge the free space of a disk.
 
     Args:
-        what: is on the disk.
-        size: of the disk, where it is known.
+        check: The name of the check.
+        what: The disk's use, for people.
+        free: Free bytes.
+        size: The disk's size in bytes, if known.
     """
     of = f" of {show_bytes(int(size))}" if size else ""
     room = f"{what}: {show_bytes(int(free))}{of} are free"

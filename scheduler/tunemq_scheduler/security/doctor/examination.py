@@ -1,6 +1,6 @@
-"""All checks of a farm, in the order in which a person reads about them.
+"""`examine`: all checks of a farm, in the order in which a person reads their findings.
 
-No check keeps the others from being made: a service that does not answer is a finding.
+No check prevents the others: a service that does not answer is a finding.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from tunemq_shared.objects.store_address import canonical_address, is_remote
 from tunemq_shared.protocol.farm_requests import ListExperiments, ListNodes
 from tunemq_shared.signing.key_files import KeyFile
 
-#: The scheduler is asked for so long.
+#: Seconds to wait for the scheduler's answer.
 _ANSWER_S: Final = 10.0
 _NEED_NODES: Final = (ExperimentState.RUNNING, ExperimentState.QUEUED)
-#: All checks of the store, and those of one folder, are waited for so long.
+#: Seconds to wait for all checks of the store, and for those of one folder.
 _STORE_S: Final = 60.0
 _FOLDER_S: Final = 20.0
 _START_SCHEDULER: Final = (
@@ -86,18 +86,17 @@ _NOT_ASKED: Final = warning(
 
 
 class DoctorTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The farm that is examined.
+    """The farm to examine.
 
     Attributes:
-        url: of its Redis.
-        keys: the path of the scheduler's key file; empty where nothing is signed.
-        store: the address of its store; empty: the scheduler's, if there is one.
-        store_if_unknown: its address where the scheduler does not answer either.
-        results: the folder of all experiments; empty: the scheduler's, if there is one.
-        results_if_unknown: that folder where the scheduler does not answer.
-        environ: what is to be found in it: keys, certificates; the store's keys are the
-            scheduler's.
-        role_keys: the store's keys of other roles.
+        url: Of its Redis.
+        keys: The path of the scheduler's key file; empty if nothing is signed.
+        store: The address of its store; empty: the scheduler's, if there is one.
+        results: The folder of all experiments; empty: the scheduler's, if there is one.
+        results_if_unknown: That folder if the scheduler does not answer.
+        store_if_unknown: The store's address if the scheduler does not answer.
+        environ: Names keys and certificates; the store's keys in it are the scheduler's.
+        role_keys: The store's keys of other roles.
     """
 
     url: str
@@ -110,15 +109,15 @@ class DoctorTarget(msgspec.Struct, frozen=True, kw_only=True):
     role_keys: tuple[StoreKeys, ...] = ()
 
     def __repr__(self) -> str:
-        """Without the password, and what else there is in it."""
+        """Nothing of its content, which may be secret."""
         return "DoctorTarget(...)"
 
 
 def examine(farm: DoctorTarget) -> list[Finding]:
-    """All that is found.
+    """Run all checks.
 
     Raises:
-        ConfigError: an address cannot be used.
+        ConfigError: An address is invalid.
     """
     with private_copy(farm.keys) as keys_read:
         found = _examine(farm, keys_read)
@@ -148,7 +147,7 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
         return [*found, *check_store(store, farm), *disks]
     description = None
     if any(one.check == WRITES and one.level is FindingLevel.PROBLEM for one in found):
-        pass  # nobody could answer, and nodes seem to be gone: consequences of that one problem
+        pass  # nothing can answer and nodes seem gone: consequences of that one problem
     elif farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
     else:
@@ -164,7 +163,7 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
 
 
 def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
-    """What ``--insecure`` makes of findings: what it lets start is no problem any more."""
+    """Reduce findings that ``--insecure`` permits to warnings."""
     return [
         msgspec.structs.replace(one, level=FindingLevel.WARNING)
         if one.level is FindingLevel.PROBLEM and one.refuses
@@ -176,7 +175,7 @@ def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
 def _ask_scheduler(
     farm: DoctorTarget, keys_read: str, keys: KeyFile
 ) -> tuple[FarmDescription | None, tuple[str, ...], list[Finding]]:
-    """What the scheduler says of the farm, the searches that need nodes, and its reports."""
+    """Ask the scheduler for the farm's description, searches that need nodes, and its reports."""
     owner = next(iter(keys.submitters), "")
     try:
         with FarmClient(
@@ -211,10 +210,12 @@ def _look_at_nodes(
 
 
 def check_store(address: str, farm: DoctorTarget, *, is_in_use: bool = False) -> list[Finding]:
-    """Whether the farm's roles can use its store, and others cannot; ends in time.
+    """Check that the farm's roles can use its store, and others cannot, within a time limit.
 
     Args:
-        is_in_use: a running scheduler says that this is its store.
+        address: Of the store; empty if unknown.
+        farm: The farm to examine.
+        is_in_use: A running scheduler uses this store.
     """
     if not address:
         return [
@@ -279,7 +280,7 @@ def _check_folders(
 
 
 def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:
-    """What must stay secret, as far as it is known here."""
+    """The secrets that are known on this machine."""
     found = set(secrets_in(keys))
     try:
         store = find_keys(environ)

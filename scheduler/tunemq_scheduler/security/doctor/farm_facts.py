@@ -1,7 +1,7 @@
-"""What there is to know of a farm's nodes and scheduler, read from Redis.
+"""`read_farm`: reads the metrics of a farm's nodes from Redis.
 
-It is read there, not asked of the scheduler: a farm without one is looked over, too, and a node
-that the scheduler refuses is known to nobody else.
+It does not ask the scheduler: a farm without one can be examined too, and the scheduler does not
+know nodes that it rejects.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _LONGEST_WORD: Final = 80
 
 
 class NodeReport(NamedTuple):
-    """A node that lives, as it describes itself.
+    """A live node, as it describes itself.
 
     Attributes:
-        clock_ahead_s: of its clock before Redis's; None where it does not say.
+        instance_id: Its node instance.
+        node_metrics: Its latest metrics.
+        clock_ahead_s: Seconds by which its clock is ahead of Redis's; None if unknown.
     """
 
     instance_id: str
@@ -42,7 +44,7 @@ class NodeReport(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people know it."""
+        """The node's name, or its instance id if unknown."""
         return (
             self.node_metrics.about.node
             if self.node_metrics.about is not None
@@ -51,12 +53,13 @@ class NodeReport(NamedTuple):
 
 
 class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was read.
+    """What `read_farm` found.
 
     Attributes:
-        unreadable: of nodes whose words nobody is to believe, the instance and why.
-        sealed: how many sign what they say, while there are no keys here to check it with.
-        clock_ahead_s: of this machine's clock before Redis's.
+        nodes: The live nodes with valid metrics, sorted by name.
+        unreadable: Maps each instance whose metrics are invalid to the reason.
+        signed: The number of nodes that sign their metrics although there is no key here to verify.
+        clock_ahead_s: Seconds by which this machine's clock is ahead of Redis's.
     """
 
     nodes: tuple[NodeReport, ...]
@@ -66,15 +69,15 @@ class FarmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
-    """Read it.
+    """Read the metrics of all nodes.
 
     Args:
-        line: a connection as a user who may do what the scheduler may.
-        events: verifies what nodes say.
+        line: A connection with the scheduler's rights.
+        events: Verifies the nodes' messages.
 
     Raises:
-        WireError: this user may not.
-        WireUnavailable: Redis cannot be reached.
+        TransportError: This user lacks the rights.
+        RedisUnavailable: Redis cannot be reached.
     """
     line.connect()
     before = time.time()
@@ -92,7 +95,7 @@ def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
             line.connect()
             continue
         if said is None:
-            continue  # it has ended meanwhile
+            continue  # its lease expired meanwhile
         if len(said) > NODE_METRICS_BYTES:
             unreadable[instance_id] = (
                 f"has {len(said)} bytes, and {NODE_METRICS_BYTES} are the most"
@@ -123,7 +126,7 @@ def read_farm(line: RedisConnection, events: MessageSigner) -> FarmReport:
 
 
 def _harmless(node_metrics: NodeMetrics) -> NodeMetrics:
-    """What stands in commands that people copy has nothing in it that a shell understands."""
+    """Make a node's words safe for commands that people copy to a shell."""
     about = node_metrics.about
     if about is not None:
         about = NodeDescription(
@@ -142,7 +145,7 @@ def _harmless(node_metrics: NodeMetrics) -> NodeMetrics:
 
 
 def harmless_word(said: str) -> str:
-    """A word of a node's without what a shell or a terminal understands."""
+    """Replace characters of a node's word that a shell or terminal interprets."""
     return _STRANGE.sub("?", said[:_LONGEST_WORD])
 
 
@@ -166,12 +169,12 @@ def _node_metrics_keys(line: RedisConnection) -> list[str]:
 
 
 def _ahead(node_metrics: NodeMetrics, left_ms: int, now: float) -> float | None:
-    """How far a node's clock was ahead when it said this, which Redis knows by what is left."""
+    """Seconds by which a node's clock was ahead; the key's remaining time gives its age."""
     if node_metrics.clock is None or left_ms < 0:
         return None
     return node_metrics.clock - (now - (redis_keys.LEASE_TTL_S - left_ms / 1000))
 
 
 def _unix(answer: list[bytes]) -> float:
-    """The Unix time that Redis says in seconds and microseconds."""
+    """Convert Redis's seconds and microseconds to Unix time."""
     return int(answer[0]) + int(answer[1]) / 1e6

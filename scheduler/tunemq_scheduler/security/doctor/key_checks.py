@@ -1,4 +1,4 @@
-"""Checks of what must stay private: key files, and what is in them."""
+"""Check that key files are private, and that the farm signs its messages if it must."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class PrivateFile(NamedTuple):
     """A file that only its owner may read.
 
     Attributes:
-        what: is in it, for people.
+        path: Of the file.
+        what: Its content, for people.
     """
 
     path: Path
@@ -31,10 +32,12 @@ class PrivateFile(NamedTuple):
 def private_files(
     keys: str, redis: RedisAddress, environ: Mapping[str, str]
 ) -> Iterator[PrivateFile]:
-    """Those that this machine's processes of the farm read, as far as they are there.
+    """Iterate over the private files that this machine's processes of the farm read.
 
     Args:
-        keys: the path of the key file; empty where there is none.
+        keys: The path of the key file; empty if there is none.
+        redis: May name a private key.
+        environ: May name the store's credentials file.
     """
     if keys:
         yield PrivateFile(Path(keys), "the farm's key file")
@@ -47,7 +50,7 @@ def private_files(
 
 
 def check_private_files(files: Iterable[PrivateFile]) -> list[Finding]:
-    """Whether nobody else may read or change them."""
+    """Check that only their owner can read or change the files."""
     looked_at = list(files)
     found = [
         problem("key-files", wrong, fix) for file in looked_at for wrong, fix in _wrong_with(file)
@@ -58,12 +61,13 @@ def check_private_files(files: Iterable[PrivateFile]) -> list[Finding]:
 
 @contextlib.contextmanager
 def private_copy(path: str) -> Iterator[str]:
-    """The key file; or a copy of one that others may read, with which the farm is looked at.
+    """Yield a key file's path; for one that others may read, a private copy's path.
 
-    That others may read it is told by `check_private_files`.
+    `check_private_files` reports that others may read it; with the copy the other checks still
+    work.
 
     Args:
-        path: of the file; empty where there is none.
+        path: Of the file; empty if there is none.
     """
     try:
         about = os.stat(path)
@@ -82,12 +86,16 @@ def private_copy(path: str) -> Iterator[str]:
 
 
 def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
-    """The keys in a file, none where it is of no use; and whether all is signed that has to be.
+    """Read the key file and check that everything is signed that must be.
 
-    That others may read the file is told by `check_private_files`.
+    `check_private_files` reports a file that others may read.
 
     Args:
-        path: of the file; empty where there is none.
+        path: Of the file; empty if there is none.
+        redis: The farm's Redis.
+
+    Returns:
+        The keys, none if the file is not usable; and the findings.
     """
     if not path:
         if redis.is_local:
@@ -117,7 +125,7 @@ def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
 
 
 def secrets_in(keys: KeyFile) -> Iterator[str]:
-    """The keys as they are written in files."""
+    """Iterate over the keys in base64, as files hold them."""
     tables = (keys.orders, keys.events, keys.journals, *keys.submitters.values())
     for table in tables:
         for key in table:
@@ -139,7 +147,7 @@ def _judged(path: str, keys: KeyFile) -> Finding:
 
 
 def _wrong_with(file: PrivateFile) -> Iterator[tuple[str, str]]:
-    """What is wrong with it, and how to mend that."""
+    """Iterate over a file's problems with their fixes."""
     path, named = file.path, f"{file.what}, {file.path},"
     try:
         about = path.stat()

@@ -1,6 +1,6 @@
-"""Checks of a farm's nodes: what is installed there, whose their GPUs are, their disks and clocks.
+"""Check a farm's nodes: their versions, libraries, GPUs, disks and clocks.
 
-Without I/O: they judge what `farm_facts` has read.
+These checks do no I/O: they judge what `farm_facts` read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tunemq_scheduler.security.doctor.reports import check_node_reports
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.safe_text import harmless
 
-#: Clocks that differ by less: a network and a busy machine do that.
+#: Seconds; smaller differences of clocks come from the network and busy machines.
 _DIFFERS_S: Final = 5.0
-#: Signatures of requests to Redis and to the store end after minutes.
+#: Seconds; signatures of requests to Redis and the store expire after minutes.
 _WRONG_S: Final = 60.0
-#: A line names so many searches.
+#: The most searches that a line names.
 _NAMED: Final = 5
-#: It has to be the scheduler's, whatever other nodes have.
+#: This package must match the scheduler's, whatever other nodes have.
 _PICKLER: Final = "cloudpickle"
-#: CVE-2025-32434 and CVE-2026-24747: until then a checkpoint could run code with `weights_only`.
+#: CVE-2025-32434 and CVE-2026-24747: in older ones `weights_only` checkpoints could run code.
 _SAFE_TORCH: Final = (2, 10)
 _NODE_DISK_FIX: Final = (
     "look at the folders of its --workdir and --cache on its machine (df -h; df -i; ls -ld; findmnt"
@@ -41,7 +41,7 @@ _NODE_DISK_FIX: Final = (
 
 
 class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
-    """What nodes have to have; of Python only the first two numbers."""
+    """The versions that nodes must have; of Python only the first two numbers."""
 
     tunemq: str
     python: str
@@ -50,14 +50,14 @@ class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_farm(cls, farm: FarmDescription | None) -> RequiredVersions:
-        """Those of the scheduler, and where there is none, of this interpreter."""
+        """The scheduler's versions; without a scheduler, this interpreter's."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         tunemq = importlib.metadata.version("tunemq")
         if farm is None:
             pickler = str(cloudpickle.__version__)
             return cls(tunemq=tunemq, python=python, cloudpickle=pickler, whose="this machine")
         return cls(
-            tunemq=tunemq,  # else the scheduler would not have answered
+            tunemq=tunemq,  # a scheduler of another version would not have answered
             python=farm.python,
             cloudpickle=farm.cloudpickle,
             whose="the scheduler",
@@ -67,10 +67,12 @@ class RequiredVersions(msgspec.Struct, frozen=True, kw_only=True):
 def check_nodes(
     farm_report: FarmReport, wanted: RequiredVersions, searches: Sequence[str] = ()
 ) -> list[Finding]:
-    """All checks of the nodes, and of the clocks of all machines.
+    """Run all checks of the nodes, and of the clocks of all machines.
 
     Args:
-        searches: those that run or are queued, for which a farm without nodes is a problem.
+        farm_report: The nodes as read from Redis.
+        wanted: The versions that nodes must have.
+        searches: Running and queued ones, for which a farm without nodes is a problem.
     """
     nodes = farm_report.nodes
     if not nodes and not farm_report.unreadable and not farm_report.signed:
@@ -96,7 +98,7 @@ def _no_node(searches: Sequence[str]) -> Finding:
 
 
 def check_messages(farm_report: FarmReport) -> list[Finding]:
-    """Whether what nodes say can be believed."""
+    """Check that the nodes' messages are valid."""
     found = [
         problem(
             "nodes",
@@ -120,7 +122,7 @@ def check_messages(farm_report: FarmReport) -> list[Finding]:
 
 
 def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> list[Finding]:
-    """Whether nodes have the Python, the cloudpickle and the TuneMQ of the scheduler."""
+    """Check that nodes have the scheduler's versions of Python, cloudpickle and TuneMQ."""
     found: list[Finding] = []
     for node in nodes:
         about = node.node_metrics.about
@@ -164,7 +166,7 @@ def check_versions(nodes: Iterable[NodeReport], wanted: RequiredVersions) -> lis
 
 
 def check_libraries(nodes: Iterable[NodeReport]) -> list[Finding]:
-    """Whether the libraries that trials use are the same on all nodes."""
+    """Check that the libraries that trials use are the same on all nodes."""
     found: list[Finding] = []
     abouts = [about for node in nodes if (about := node.node_metrics.about) is not None]
     for library in sorted({name for about in abouts for name in about.libraries} - {_PICKLER}):
@@ -196,7 +198,7 @@ def check_libraries(nodes: Iterable[NodeReport]) -> list[Finding]:
 
 
 def check_gpus(nodes: Iterable[NodeReport]) -> list[Finding]:
-    """Whether each GPU belongs to one node; one that was started again counts once."""
+    """Check that each GPU belongs to one node; a restarted node counts once."""
     owners: dict[str, dict[str, str]] = {}
     for node in nodes:
         if (about := node.node_metrics.about) is not None:
@@ -217,7 +219,7 @@ def check_gpus(nodes: Iterable[NodeReport]) -> list[Finding]:
 
 
 def check_disks(nodes: Iterable[NodeReport]) -> list[Finding]:
-    """Whether nodes have room for what trials write."""
+    """Check that nodes have disk space for what trials write."""
     found = [
         problem(
             "node-disk", f"no trial begins on node {node.name}: {harmless(why)}", _NODE_DISK_FIX
@@ -237,7 +239,7 @@ def check_disks(nodes: Iterable[NodeReport]) -> list[Finding]:
 
 
 def check_clocks(farm_report: FarmReport) -> list[Finding]:
-    """Whether the clocks of Redis, of this machine and of the nodes agree; most are right."""
+    """Check that the clocks of Redis, this machine and the nodes agree with the median."""
     ahead: dict[str, float] = {"Redis": 0.0, "this machine": farm_report.clock_ahead_s}
     for node in farm_report.nodes:
         if node.clock_ahead_s is not None:
@@ -262,7 +264,7 @@ def check_clocks(farm_report: FarmReport) -> list[Finding]:
 
 
 def _most_common(versions: Iterable[str]) -> str:
-    """What most nodes have; of as many, the newest."""
+    """The most common version; the newest of equally common ones."""
     counted = Counter(version for version in versions if version)
     return max(counted, key=lambda version: (counted[version], _numbers(version), version))
 

@@ -1,6 +1,6 @@
-"""Checks of what a farm's scheduler and nodes report of themselves.
+"""Check what a farm's scheduler and nodes report about themselves.
 
-Without I/O but for `check_backup`. What the metrics' alerts know as trouble is found here, too.
+Only `check_backup` does I/O. These checks find the same problems as the alerts on metrics.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.protocol.rejections import OFTEN_HONEST
 
-#: A store that fails for less may only have been slow, or have been started again.
+#: Seconds; a store that fails for less may have been slow or restarting.
 _FAILS_S: Final = 30.0
-#: A search's copy of its journal may lag behind for less, as the alert has it.
+#: Seconds; a journal's copy may lag for less, as in the alert.
 _BEHIND_S: Final = 300.0
 _STORE: Final = "store-requests"
-#: Trials wait when a node has several times as much that no journal has.
+#: Trials wait at several times this size of unjournalled events on a node.
 _OUTBOX_BYTES: Final = 2**24
-#: Backups are made each week, at least.
+#: Seconds; backups are due weekly.
 _BACKUP_S: Final = 8 * 86400.0
-#: Characters of what a search's process said.
+#: The most characters of a search process's message.
 _SHOWN: Final = 500
 
 
 def check_scheduler_reports(listed: NodeList) -> list[Finding]:
-    """What the scheduler says of itself and of its nodes."""
+    """Check the scheduler's reports about itself and its nodes."""
     return [
         *_silent(listed.nodes),
         *_idle(listed.nodes),
@@ -42,7 +42,7 @@ def check_scheduler_reports(listed: NodeList) -> list[Finding]:
 
 
 def check_searches(rows: Iterable[ExperimentRow]) -> list[Finding]:
-    """Whether each search that runs has a process, as far as the scheduler says."""
+    """Check by the scheduler's report that each running search has a process."""
     found = [
         problem(
             "searches",
@@ -57,7 +57,7 @@ def check_searches(rows: Iterable[ExperimentRow]) -> list[Finding]:
 
 
 def check_node_reports(nodes: Iterable[NodeReport]) -> list[Finding]:
-    """What nodes say of their requests to the store, and of reports that no journal has."""
+    """Check the nodes' reports about store requests and unjournalled events."""
     found: list[Finding] = []
     for node in nodes:
         if store := node.node_metrics.store.shown(f"node {node.name}"):
@@ -80,7 +80,7 @@ def check_node_reports(nodes: Iterable[NodeReport]) -> list[Finding]:
 
 
 def check_backup(note: Path) -> list[Finding]:
-    """Whether the last backup that was noted is old; nothing where none ever was."""
+    """Check the age of the last noted backup; no finding if none was ever noted."""
     try:
         days = (time.time() - note.stat().st_mtime) / 86400
     except OSError:
@@ -106,7 +106,7 @@ def _silent(rows: Iterable[NodeRow]) -> list[Finding]:
 
 
 def _idle(rows: Iterable[NodeRow]) -> list[Finding]:
-    """Whether each node that is there was asked to take no trials."""
+    """Warn if every node is drained."""
     there = [row for row in rows if row.state in ("ready", "draining", "drained")]
     if not there or any(row.state == "ready" for row in there):
         return []
@@ -157,7 +157,7 @@ def _scheduler_store(listed: NodeList) -> list[Finding]:
 
 
 def _rejected(listed: NodeList) -> list[Finding]:
-    """What was refused since each began: a note, for it may have been long ago."""
+    """Count rejected messages: only a note, because they may be old."""
     counts = [
         f"{f'node {harmless_word(row.node)}' if row.node else 'the scheduler'} refused {row.times}"
         f" of the kind {harmless_word(row.kind)} ({harmless_word(row.reason)})"

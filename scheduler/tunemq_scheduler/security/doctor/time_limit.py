@@ -1,4 +1,4 @@
-"""`within`: what does not end by itself is waited for only so long."""
+"""`within`: limits the time of calls that have no reliable timeout."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _T = TypeVar("_T")
 
 
 def within(seconds: float, call: Callable[[], _T]) -> _T:
-    """What ``call`` returns or raises.
+    """Run ``call`` in a thread for at most ``seconds``; returns or raises what it does.
 
-    A server that sends a byte now and then, and a folder of a network that is gone, keep a thread
-    for ever, whatever the timeouts of connections: its thread stays, and ends with the process.
+    A server that sends a byte now and then, or a dead network folder, can block a thread for ever,
+    whatever the timeouts of connections. Then the thread stays until the process ends.
 
     Raises:
-        TimeoutError: it has not ended within this time.
+        TimeoutError: ``call`` did not end in time.
     """
     ended: Future[_T] = Future()
 
     def run() -> None:
         try:
             ended.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             ended.set_exception(error)
 
     threading.Thread(target=run, name="bounded check", daemon=True).start()
     try:
         return ended.result(timeout=seconds)
     except TimeoutError:
-        if ended.done():  # the call's own
+        if ended.done():  # `call` itself raised it
             raise
         raise TimeoutError(f"it has not ended within {seconds:g} s") from None
