@@ -91,7 +91,7 @@ class SearchFailed(TuneError, RuntimeError):
 
 
 class TransportError(TuneError):
-    """The message wire failed."""
+    """The transport of messages failed."""
 
 
 class RedisUnavailable(TransportError, ConnectionError):
@@ -161,7 +161,7 @@ class BugError(TuneError, RuntimeError):
 
 
 class IllegalTransition(BugError):
-    """A trial was told to do what its state forbids; carries the trial's story."""
+    """A command that a trial's state forbids; carries the trial's last events."""
 
     def __init__(self, trial: str, start: str, finish: str, story: Sequence[str] = ()) -> None:
         self.trial, self.start, self.finish, self.story = trial, start, finish, tuple(story)

@@ -42,7 +42,7 @@ class CancelToken:
 
     Args:
         timeout_s: Seconds from now until `check` raises `TransferTimedOut`.
-        deadline: That time on the monotonic clock; overrides the start of ``timeout_s``.
+        deadline: That time on the monotonic clock, if it is not ``timeout_s`` from now.
     """
 
     def __init__(self, timeout_s: float = math.inf, *, deadline: float | None = None) -> None:

@@ -150,8 +150,8 @@ def download(
 ) -> Manifest:
     """Download a checkpoint to the new ``folder`` (``files``, ``committed.json``), verified.
 
-    The folder appears by one rename. It is built in the staging folder of its cache,
-    ``<cache>/<trial>/<checkpoint>``. An existing folder, from an interrupted try, is reused.
+    ``folder`` is ``<cache>/<trial>/<checkpoint>``; it is built in the cache's staging folder and
+    appears by one rename. An existing folder, from an interrupted try, is reused.
 
     Args:
         objects: The experiment's store.

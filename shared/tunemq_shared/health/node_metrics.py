@@ -21,7 +21,7 @@ from tunemq_shared.protocol.message_limits import (
 )
 from tunemq_shared.protocol.messages import Message
 
-#: With less free space no trial can work: checkpoints and outbox need space at the same time.
+#: With less free space nothing works: a checkpoint and a journal need space at the same time.
 FULL_BYTES: Final = 256 * 2**20
 #: With fewer free inodes, a search with a few hundred trials fails.
 FEW_INODES: Final = 1000

@@ -312,9 +312,8 @@ class NodeOffered(Message, frozen=True, tag="offered"):
 class NodeLost(Message, frozen=True, tag="lost"):
     """A node instance is silent for too long: its trials may start on other nodes.
 
-    ``is_dead``: it will not come back (its node restarted, or it ended on a machine that we watch),
-    so that the scheduler can forget it. ``is_shared``: trials of other experiments were on it, or
-    may have been.
+    ``is_dead``: it will not come back (its node restarted, or it ended), so that the scheduler can
+    forget it. ``is_shared``: trials of other experiments were on it, or may have been.
     """
 
     instance_id: str
@@ -342,7 +341,7 @@ class DevicesWithheld(Message, frozen=True, tag="withheld"):
 class ExperimentResumed(Message, frozen=True, tag="resumed"):
     """A scheduler continues this journal; ``run`` counts its schedulers, the first is 1.
 
-    Interrupted and exhausted trials continue; stopped ones too, if it is cold. ``unfinished``:
+    An interrupted or exhausted search continues; a stopped one too, if it is cold. ``unfinished``:
     trials that have not ended continue; else they end where they are. ``errored``: what happens to
     trials in ERROR: empty (they stay so), ``resume`` (from their last checkpoint) or ``restart``
     (from their beginning, a new lineage). ``is_cold``: no node of the run before is left, nor any
@@ -374,8 +373,7 @@ class BatchRead(Message, frozen=True, tag="batch"):
 class ConfigSuggested(Message, frozen=True, tag="suggested"):
     """The search algorithm suggested the ``n``-th configuration (from 0), for a new trial.
 
-    ``tunemq_shared.code.config_packing`` packs ``config``; ``resources`` is what a trial of it
-    needs.
+    `tunemq_shared.code.config_packing` packs ``config``; ``resources`` is what a trial of it needs.
     """
 
     n: int

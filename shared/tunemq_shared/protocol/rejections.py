@@ -20,9 +20,9 @@ OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repea
 class RejectionCount(NamedTuple):
     """How many messages of a kind were rejected for one reason.
 
-    ``kind``: request, hello, deregistration, events, lease, vitals, output, mail, reply or
-    challenge; or key, with the reason ``wrong_type``: a key in Redis has another type than the
-    farm's. ``reason``: as in `tunemq_shared.signing.message_signing.InvalidSignature`, else
+    ``kind``: request, registration, deregistration, events, lease, node_metrics, output, command,
+    reply or challenge; or key, with the reason ``wrong_type``: a key in Redis has another type than
+    the farm's. ``reason``: as in `tunemq_shared.signing.message_signing.InvalidSignature`, else
     ``oversized``, ``unreadable``, ``version`` (of another version of TuneMQ), ``instance`` (for
     another node), ``dead_node``, ``unknown_node``, ``old_term`` or ``repeated`` (`OFTEN_HONEST` has
     these four), ``early`` (dated in the future), or ``unanswered`` (a lease that does not repeat

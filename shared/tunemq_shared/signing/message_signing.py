@@ -47,13 +47,13 @@ class SigningKey(NamedTuple):
 
 
 class InvalidSignature(TransportError):
-    """A message is not what somebody with a key said; what was said is not to be looked at.
+    """A message has no valid signature; its content must not be used.
 
     Attributes:
-        reason: why, in a word for counting: ``unreadable``, ``unsigned``, ``signed_without_keys``,
-            ``unknown_key``, ``altered``, ``unknown_submitter``; of requests also ``expired`` and
-            ``early``. As text it says the same for people, behind the name of what was refused:
-            "is not signed".
+        reason: The reason as one word, for counters: ``unreadable``, ``unsigned``,
+            ``signed_without_keys``, ``unknown_key``, ``altered``, ``unknown_submitter``; of
+            requests also ``expired`` and ``early``. The error's text completes a sentence for
+            people that begins with the message's name: "is not signed".
     """
 
     def __init__(self, text: str, reason: str) -> None:
