@@ -1,1 +1,1 @@
-"""What a search gives back: Result, ResultGrid, ExperimentAnalysis, and trials for callbacks."""
+"""Results of a search: Result, ResultGrid, ExperimentAnalysis, and trial views for callbacks."""

@@ -1,10 +1,9 @@
-"""The base of loggers and of users' callbacks: told what happens during a search.
+"""`Callback`: the base class of loggers and of user callbacks.
 
-The hooks and their signatures are Ray Tune's. A callback runs in the loop's thread between two
-turns, so a slow one makes the search wait; one that raises ends its experiment with `SearchFailed`.
-Hooks come
-after the fact was journalled, once for each fact: results that a retried trial repeats are not told
-again.
+The hooks and their signatures are Ray Tune's. A callback runs in the thread of the experiment's
+loop, between two turns: a slow callback delays the search, and an exception in one ends the
+experiment with `SearchFailed`. A hook is called once for each event, after the event was
+journalled. Results that a retried trial repeats do not call it again.
 """
 
 from __future__ import annotations
@@ -19,10 +18,18 @@ __all__ = ["Callback"]
 
 
 class Callback:
-    """Does nothing at every hook; override those that interest you.
+    """Base class of callbacks: override the hooks that you need; by default each does nothing.
 
-    In all hooks ``iteration`` counts the turns of the loop from 0 and ``trials`` holds the search's
-    trials; neither may be changed. Take ``**info`` along: later versions may tell more.
+    In all hooks ``iteration`` counts the loop's turns from 0, ``trials`` holds all trials of the
+    search, and ``trial`` is the trial concerned. Do not change them. Accept ``**info``: later
+    versions may pass more.
+
+    Example:
+        >>> from tunemq import Callback, RunConfig
+        >>> class PrintErrors(Callback):
+        ...     def on_trial_error(self, iteration, trials, trial, **info):
+        ...         print(f"{trial.trial_id} failed")
+        >>> run_config = RunConfig(callbacks=[PrintErrors()])
     """
 
     def setup(
@@ -32,28 +39,35 @@ class Callback:
         total_num_samples: int | None = None,
         **info: Any,
     ) -> None:
-        """Before the first trial: the stop criteria, and how many trials there will be."""
+        """Called before the first trial.
+
+        Args:
+            stop: the stop criteria, as in `RunConfig`.
+            num_samples: as in `TuneConfig`.
+            total_num_samples: how many trials there will be.
+            **info: more, in later versions.
+        """
 
     def on_step_begin(self, iteration: int, trials: Sequence[TrialView], **info: Any) -> None:
-        """A turn of the loop begins."""
+        """Called when a turn of the loop begins."""
 
     def on_step_end(self, iteration: int, trials: Sequence[TrialView], **info: Any) -> None:
-        """A turn of the loop ends."""
+        """Called when a turn of the loop ends."""
 
     def on_trial_start(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial starts on a host, also when it is tried again."""
+        """Called when a trial process starts to run a trial, also for a retry."""
 
     def on_trial_restore(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial that just started goes on from its checkpoint."""
+        """Called when a trial that just started continues from its checkpoint."""
 
     def on_trial_save(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial saved its state."""
+        """Called when a trial saved its state."""
 
     def on_trial_result(
         self,
@@ -63,22 +77,25 @@ class Callback:
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """A trial reported a result, which holds the automatic keys too and must not be changed."""
+        """Called when a trial reported a result; do not change it.
+
+        ``result`` contains the automatic keys too.
+        """
 
     def on_trial_complete(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial ended as it should: by itself, at a criterion, or by an algorithm."""
+        """Called when a trial terminated: by itself, by a stop criterion or by an algorithm."""
 
     def on_trial_recover(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial failed and will be tried again."""
+        """Called when a trial failed and will be retried."""
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any
     ) -> None:
-        """A trial failed for the last time and is in ERROR."""
+        """Called when a trial failed for the last time and is in ERROR."""
 
     def on_checkpoint(
         self,
@@ -88,18 +105,18 @@ class Callback:
         checkpoint: Any,
         **info: Any,
     ) -> None:
-        """A checkpoint of a trial is complete and recorded."""
+        """Called when a checkpoint of a trial is complete and recorded."""
 
     def on_experiment_end(self, trials: Sequence[TrialView], **info: Any) -> None:
-        """This run of the search ends; no other hook follows.
+        """Called when this run of the search ends, as the last hook.
 
-        A search that was paused or interrupted calls it too, and again at the end of the run that
-        resumes it: a trial whose ``status`` is PENDING or PAUSED then continues.
+        A paused or interrupted search calls it, too, and again at the end of the run that resumes
+        it; trials whose ``status`` is PENDING or PAUSED continue then.
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """What `set_state` needs after a restart; None for nothing."""
+        """Return the state that `set_state` needs after a restart; None for no state."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` returned in an earlier run."""
+        """Restore the state that `get_state` returned in an earlier run."""

@@ -1,7 +1,6 @@
-"""Cells and rows of a CSV file of which every row is one line, and no cell a formula.
+"""Writes and reads CSV cells and rows: each row is one line, and no cell is a formula.
 
-Whoever opens the file with a spreadsheet executes nothing: a text that would be a formula there has
-an apostrophe before it.
+A text that a spreadsheet would execute as a formula gets a leading apostrophe.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import msgspec
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.safe_text import plain_number, text_of
 
-#: What begins a formula, for some spreadsheet.
+#: Characters that begin a formula in some spreadsheet.
 _FORMULA: Final = frozenset("=+-@\t\uff1d\uff0b\uff0d\uff20")
-#: A cell with nothing in it.
+#: An empty cell.
 EMPTY: Final = msgspec.Raw(b"")
 
 
 def flatten(result: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, keys joined with slashes; a dict with nothing in it leaves no key."""
+    """Flatten nested dicts, joining keys with slashes; an empty dict leaves no key."""
     flat: dict[str, Any] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
@@ -35,17 +34,17 @@ def flatten(result: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def row_of(values: Iterable[Any]) -> bytes:
-    """A row without its line end."""
+    """Return a row without its line end."""
     written = io.StringIO()
     csv.writer(written, lineterminator="").writerow([_in_one_line(value) for value in values])
     return written.getvalue().encode(errors="backslashreplace")
 
 
 def columns_of(line: bytes) -> list[str]:
-    """The column names in a file's first line.
+    """Return the column names in a file's first line.
 
     Raises:
-        StoreError: it is no row of such a file.
+        StoreError: the line is not a row of such a file.
     """
     if not line:
         return []
@@ -58,10 +57,10 @@ def columns_of(line: bytes) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def cell(value: str | bool | None) -> msgspec.Raw:
-    """One rendered cell."""
+    """Return one encoded cell."""
     if value is None:
         return EMPTY
-    # Rendered beside another, because the writer quotes an empty string that is alone in its row.
+    # Encode two cells, because the writer quotes an empty string that is alone in its row.
     return msgspec.Raw(row_of(("", value))[1:])
 
 
@@ -74,12 +73,12 @@ def _in_one_line(value: Any) -> Any:
 
 
 def _as_named(column: str) -> str:
-    """A column's name as it was before it was written."""
+    """Return a column's name as it was before it was escaped."""
     return column[1:] if column.startswith("'") and _would_run(column) else column
 
 
 def _would_run(text: str) -> bool:
-    """Whether it would be a formula, without the apostrophes that may be before it."""
+    """Return whether a text, without leading apostrophes, would be a formula."""
     return text.lstrip("'")[:1] in _FORMULA
 
 

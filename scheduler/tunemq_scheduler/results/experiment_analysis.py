@@ -1,4 +1,4 @@
-"""`ExperimentAnalysis`: what `tune.run` returns, the older face of a `ResultGrid`."""
+"""`ExperimentAnalysis`: the return value of `tune.run`, an older interface to a `ResultGrid`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ExperimentAnalysis:
-    """The results of a search, by the names of Ray Tune's ``ExperimentAnalysis``.
+    """The results of a search, with the names of Ray Tune's ``ExperimentAnalysis``.
 
-    A *trial* is its `Result` here. The ``best_...`` properties go by the metric and mode that
-    ``tune.run`` was given; the ``get_best_...`` methods by others, where they are named.
+    Here, a *trial* is its `Result`. The ``best_...`` properties use the metric and mode of
+    ``tune.run``; the ``get_best_...`` methods accept others.
 
     Args:
         grid: the results.
@@ -28,17 +28,17 @@ class ExperimentAnalysis:
 
     @property
     def experiment_path(self) -> str:
-        """The search's folder."""
+        """The experiment's folder."""
         return self._grid.experiment_path
 
     @property
     def trials(self) -> list[Result]:
-        """All trials, in the order of the search."""
+        """All trials, in the search's order."""
         return list(self._grid)
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
-        """The last result of each trial, by its id."""
+        """The last result of each trial, by trial ID."""
         return {result.trial_id: result.metrics for result in self._grid}
 
     @property
@@ -72,27 +72,27 @@ class ExperimentAnalysis:
         return self._grid.get_dataframe()
 
     def dataframe(self, metric: str | None = None, mode: str | None = None) -> pd.DataFrame:
-        """One row for each trial: its last result, or the one that is best in ``metric``."""
+        """Return a table with each trial's last result, or its best in ``metric``."""
         return self._grid.get_dataframe(metric, mode)
 
     def get_best_trial(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> Result:
-        """The best trial; see `ResultGrid.get_best_result`."""
+        """Return the best trial; see `ResultGrid.get_best_result`."""
         return self._grid.get_best_result(metric, mode, scope)
 
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> dict[str, Any]:
-        """The best trial's configuration."""
+        """Return the best trial's configuration."""
         return self.get_best_trial(metric, mode, scope).config
 
     def get_best_logdir(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> str:
-        """The best trial's folder."""
+        """Return the best trial's folder."""
         return self.get_best_trial(metric, mode, scope).path
 
     def get_best_checkpoint(self, trial: Result, metric: str, mode: str) -> Checkpoint | None:
-        """The best kept checkpoint of a trial; see `Result.get_best_checkpoint`."""
+        """Return a trial's best kept checkpoint; see `Result.get_best_checkpoint`."""
         return trial.get_best_checkpoint(metric, mode)

@@ -1,9 +1,8 @@
-"""JSON of results and configurations, quickly and without changing a value.
+"""Encodes results and configurations as JSON, quickly and without changing a value.
 
-``msgspec`` is ten times as fast as the standard library but writes NaN and infinities as ``null``.
-So its output stands only where it holds no more ``null`` than there are None: then there was no
-such number. Otherwise the standard library writes ``NaN``, ``Infinity`` and ``-Infinity``, which
-``json.loads`` reads.
+``msgspec`` is ten times as fast as the standard library, but writes NaN and infinities as ``null``.
+So its output is used only if it contains no more ``null`` than there are None values. Otherwise the
+standard library writes ``NaN``, ``Infinity`` and ``-Infinity``, which ``json.loads`` reads.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import msgspec
 
 from tunemq_shared.base.safe_text import repr_of, text_of
 
-#: What msgspec raises for what JSON cannot hold: keys that are no strings, lone surrogates, deep
-#: nesting.
+#: Errors of msgspec for values that JSON cannot represent: keys that are not strings, lone
+#: surrogates, deep nesting.
 _REJECTED = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def _foreign(value: Any) -> Any:
-    """A foreign value for JSON: numpy's and torch's numbers and arrays as such, others' repr."""
-    with suppress(Exception):  # a user's method may raise anything; then the value has a repr only
+    """Convert numpy's and torch's numbers and arrays to JSON values; other objects to repr."""
+    with suppress(Exception):  # a user's method may raise anything; then use the repr
         if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
             return value.item()
         if callable(getattr(value, "tolist", None)):
@@ -37,7 +36,7 @@ _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 
 
 def to_plain(value: Any) -> Any:
-    """``value`` with nothing in it but dicts with string keys, lists and JSON's scalars."""
+    """Convert ``value`` to dicts with string keys, lists and JSON scalars."""
     try:
         return _to_plain(value)
     except Exception:  # noqa: BLE001  a user's container may raise anything when it is read
@@ -58,7 +57,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """``value`` as JSON in one line."""
+    """Encode ``value`` as JSON in one line."""
     try:
         encoded = _encode(value)
     except _REJECTED:
@@ -67,12 +66,12 @@ def to_json(value: Any) -> bytes:
 
 
 def result_to_json(result: dict[str, Any], config: msgspec.Raw, config_nulls: int) -> bytes:
-    """A result in one line, with ``config``, already encoded, in the place of its own.
+    """Encode a result as JSON in one line, with its configuration already encoded.
 
     Args:
         result: the complete result.
         config: the JSON of ``result["config"]``.
-        config_nulls: how often ``null`` stands in that.
+        config_nulls: the number of ``null`` in ``config``.
     """
     spliced = {**result, "config": config}
     try:
@@ -86,12 +85,12 @@ def result_to_json(result: dict[str, Any], config: msgspec.Raw, config_nulls: in
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether ``value`` is a number, NaN and the infinities included; booleans are none here."""
+    """Return whether ``value`` is a number, including NaN and infinities but not booleans."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """Whether ``value`` is a number other than NaN and the infinities."""
+    """Return whether ``value`` is a number other than NaN and the infinities."""
     return is_number(value) and math.isfinite(value)
 
 

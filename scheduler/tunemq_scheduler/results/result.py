@@ -1,4 +1,4 @@
-"""`Result`: what became of one trial; its history is read from its folder when asked for."""
+"""`Result`: the results of one trial; its history is read from the trial's folder on demand."""
 
 from __future__ import annotations
 
@@ -33,19 +33,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Result:
-    """What became of one trial.
+    """The outcome of one trial: its last metrics, checkpoints, error and folder.
 
     Attributes:
-        metrics: its last result, automatic keys included; empty if it never reported.
-        checkpoint: its newest checkpoint, None if it has none.
-        error: what ended it in ERROR; None otherwise.
-        path: its folder.
-        trial_id, trial_name, status: who it was, and its state when this was made.
-        best_checkpoints: its kept checkpoints, each with the result it belongs to.
-        devices_used: what it used of each GPU that it had, all its tries together (`DeviceUse`:
-            seconds, part of the time in which the device was busy, bytes, joules); empty where the
-            node does not know its GPUs one by one. Trials of less than a few seconds may not be
-            seen to use anything.
+        metrics (dict): the last result, including the automatic keys; empty if the trial never
+            reported.
+        checkpoint (Checkpoint): the newest checkpoint; None if there is none.
+        error (Exception): the error that put the trial into ERROR; otherwise None.
+        path (str): the trial's folder.
+        trial_id (str): the ID, unique in the experiment.
+        trial_name (str): the trial's name.
+        status (str): the trial's state when this object was made.
+        best_checkpoints (sequence of (Checkpoint, dict)): the kept checkpoints, each with the
+            result it belongs to.
+        devices_used (sequence of DeviceUse): the use of each GPU over all attempts: seconds, busy
+            fraction, bytes, joules. Empty where the node cannot identify its GPUs. For trials
+            of a few seconds it may be zero.
+
+    Example:
+        >>> from tunemq import Result
+        >>> Result(metrics={"loss": 0.25}, path="/results/mnist/trial_1").metrics["loss"]
+        0.25
     """
 
     metrics: dict[str, Any]
@@ -58,15 +66,21 @@ class Result:
     best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
     devices_used: Sequence[DeviceUse] = ()
     trial_config: dict[str, Any] | None = field(default=None, repr=False)
-    #: Whether ``metrics`` is the journal's last result, and nothing is added to the file any more.
+    #: Whether ``metrics`` is the journal's last result and the result file is complete.
     has_ended: bool = field(default=False, repr=False)
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> Self:
-        """A result of a trial's folder alone: its metrics and configuration, without checkpoints.
+        """Load a result from a trial's folder: metrics and configuration, without checkpoints.
+
+        Args:
+            path (str or path): the trial's folder.
+
+        Returns:
+            The result; ``status`` and ``error`` are the defaults, whatever became of the trial.
 
         Raises:
-            ConfigError: it is not a trial's folder.
+            ConfigError: the folder is not a trial's folder.
         """
         folder = os.path.abspath(os.path.expanduser(os.fspath(path)))
         try:
@@ -86,7 +100,7 @@ class Result:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The trial's configuration."""
+        """The trial's configuration, a dict."""
         if self.trial_config is not None:
             return self.trial_config
         found: dict[str, Any] = self.metrics.get("config") or {}
@@ -94,17 +108,17 @@ class Result:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """All results, from the trial's ``result.json``; a line torn by a crash is left out.
+        """All results of the trial, from its ``result.json``; lines torn by a crash are left out.
 
-        Of a trial that has ended the file is compared with the journal's last result: a step that
-        is there twice counts once, and what the file lacks is logged as a warning.
+        For a finished trial the file is compared with the journal's last result: a repeated step
+        counts once, and missing steps are logged as a warning.
         """
         path = os.path.join(self.path, RESULT_JSON)
         try:
             with open_to_read(path) as file:
                 lines = file.read().splitlines()
         except FileNotFoundError:
-            # Of a search that ran elsewhere this machine has no file of the trial at all.
+            # If the search ran on another machine, this one has no file of the trial at all.
             if self._last_step > 1 and os.path.exists(os.path.join(self.path, PARAMS_JSON)):
                 _warn(f"{path} is missing: of {self._last_step} steps only the last is known.")
             return [self.metrics] if self.metrics else []
@@ -113,14 +127,14 @@ class Result:
 
     @property
     def _last_step(self) -> int:
-        """The step of the journal's last result; 0 where the file is not to be compared with it."""
+        """The step of the journal's last result; 0 if the file must not be compared with it."""
         step = self.metrics.get(TRAINING_ITERATION) if self.has_ended else 0
         return step if isinstance(step, int) else 0
 
     def _compared(
         self, path: str, rows: list[dict[str, Any]], unreadable: int
     ) -> list[dict[str, Any]]:
-        """The rows of the trial, each step once; warns where they are not what was reported."""
+        """Return the trial's rows, each step once; warn if they differ from what was reported."""
         by_step: dict[int, dict[str, Any]] = {}
         for row in rows:
             step = row.get(TRAINING_ITERATION)
@@ -143,9 +157,9 @@ class Result:
 
     @cached_property
     def metric_analysis(self) -> dict[str, dict[str, float]]:
-        """``max``, ``min``, ``avg`` and ``last`` of each numeric metric.
+        """The ``max``, ``min``, ``avg`` and ``last`` of each numeric metric.
 
-        Nested ones are ``outer/inner``. NaN is never a maximum or minimum; it makes an average NaN.
+        Nested keys are ``outer/inner``. NaN is never a maximum or minimum; it makes an average NaN.
         """
         columns: dict[str, list[float]] = {}
         for result in self.history:
@@ -156,7 +170,7 @@ class Result:
 
     @property
     def metrics_dataframe(self) -> pd.DataFrame:
-        """All results of the trial as a pandas table, a row each; nested keys as ``outer/inner``.
+        """All results as a pandas table, one row for each; nested keys are ``outer/inner``.
 
         Raises:
             TuneError: pandas is not installed.
@@ -166,11 +180,18 @@ class Result:
         return table
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """The kept checkpoint whose result is best in ``metric``; None if no value is finite.
+        """Return the kept checkpoint whose result is best.
+
+        Args:
+            metric (str): the result key to compare; nested keys are ``outer/inner``.
+            mode (str): ``"min"`` or ``"max"``: which values are best.
+
+        Returns:
+            The checkpoint; None if there is none, or none has a finite value.
 
         Raises:
             ConfigError: ``mode`` is neither ``"min"`` nor ``"max"``.
-            MetricError: there are checkpoints, but no result of theirs has the metric.
+            MetricError: there are checkpoints, but none of their results has the metric.
         """
         sign = sign_of(mode)
         found = [(lookup(result, metric), one) for one, result in self.best_checkpoints]
@@ -183,22 +204,22 @@ class Result:
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def values(self, metric: str) -> list[float]:
-        """All numeric values of a metric, in the order in which they were reported."""
+        """Return all numeric values of a metric, in the order of the reports."""
         found = (lookup(result, metric) for result in self.history)
         return [value for value in found if is_number(value)]
 
 
 @cache
 def _warn(what: str) -> None:
-    """Say it once, however often the results of a search are looked at."""
+    """Log a warning once, however often the results are read."""
     _log.warning("%s", what)
 
 
 def sign_of(mode: str | None) -> int:
-    """1 for ``max``, -1 for ``min``.
+    """Return 1 for ``"max"`` and -1 for ``"min"``.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``mode`` is neither.
     """
     if mode not in {"min", "max"}:
         raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}.")
@@ -206,10 +227,13 @@ def sign_of(mode: str | None) -> int:
 
 
 def need_pandas(who: str) -> Any:
-    """The pandas module.
+    """Import and return pandas.
+
+    Args:
+        who: the feature that needs it, for the message.
 
     Raises:
-        TuneError: it is not installed; says how to install it.
+        TuneError: pandas is not installed; the message says how to install it.
     """
     try:
         import pandas as pd

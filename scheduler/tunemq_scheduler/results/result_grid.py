@@ -1,4 +1,4 @@
-"""`ResultGrid`: what became of all trials of a search."""
+"""`ResultGrid`: the results of all trials of a search."""
 
 from __future__ import annotations
 
@@ -16,18 +16,29 @@ from tunemq_shared.protocol.conditions import lookup
 if TYPE_CHECKING:
     import pandas as pd
 
-#: By what of its history a trial is judged.
+#: Which part of a trial's history decides its rank.
 _SCOPES: Final = ("last", "avg", "last-5-avg", "last-10-avg", "all")
 _SHOWN: Final = 10
 
 
 class ResultGrid:
-    """The results of a search, in the order of its trials.
+    """The results of all trials of a search, in the order of the trials.
+
+    A grid is a sequence of `Result`: ``len(grid)``, ``grid[0]`` and ``for result in grid`` work.
 
     Args:
-        results: one for each trial; kept as they are, so they may be made when asked for.
-        experiment_path: the search's folder.
-        metric, mode: what was optimised; the default of `get_best_result`.
+        results (sequence of Result): one for each trial. The grid does not copy them, so the
+            sequence may create them on demand.
+        experiment_path (str): the experiment's folder.
+        metric (str): the default metric of `get_best_result`.
+        mode (str): the default mode of `get_best_result`.
+
+    Example:
+        >>> from tunemq import Result, ResultGrid
+        >>> trials = [Result(metrics={"loss": x}, path=f"/results/{x}") for x in (0.5, 0.25)]
+        >>> grid = ResultGrid(trials, experiment_path="/results", metric="loss", mode="min")
+        >>> grid.get_best_result().path
+        '/results/0.25'
     """
 
     def __init__(
@@ -54,17 +65,17 @@ class ResultGrid:
 
     @property
     def errors(self) -> list[Exception]:
-        """What ended trials in ERROR."""
+        """The errors of trials that ended in ERROR."""
         return [result.error for result in self if result.error is not None]
 
     @property
     def num_errors(self) -> int:
-        """How many trials ended in ERROR."""
+        """The number of trials that ended in ERROR."""
         return sum(result.status == "ERROR" for result in self)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials ended as they should."""
+        """The number of trials that ended in TERMINATED."""
         return sum(result.status == "TERMINATED" for result in self)
 
     def get_best_result(
@@ -74,20 +85,23 @@ class ResultGrid:
         scope: str = "last",
         filter_nan_and_inf: bool = True,
     ) -> Result:
-        """The best trial.
+        """Return the result of the best trial.
 
         Args:
-            metric, mode: by what, and whether ``"min"`` or ``"max"`` is best; the search's own by
-                default.
-            scope: ``"last"`` judges a trial by its last value, ``"avg"`` by the mean of all,
-                ``"last-5-avg"`` and ``"last-10-avg"`` by the mean of the last ones, ``"all"`` by
-                its best. Everything but ``"last"`` reads the trials' files.
-            filter_nan_and_inf: leave out values that are NaN or infinite; NaN is never best.
+            metric (str): the result key to compare. Default: the search's metric.
+            mode (str): ``"min"`` or ``"max"``: which values are best. Default: the search's mode.
+            scope (str): which values of a trial to compare: ``"last"``, the mean of all (``"avg"``)
+                or of the last ones (``"last-5-avg"``, ``"last-10-avg"``), or the best (``"all"``).
+                All but ``"last"`` read the trials' files.
+            filter_nan_and_inf (bool): ignore values that are NaN or infinite. NaN is never best.
+
+        Returns:
+            The best trial's `Result`.
 
         Raises:
-            ConfigError: no metric or mode is known, or the scope does not exist.
+            ConfigError: metric or mode is missing, or the scope is invalid.
             MetricError: no trial reported the metric, or only NaN and infinities.
-            TrialError: there is no trial with a result; says how the first one failed.
+            TrialError: no trial has a result; the message says how the first one failed.
         """
         metric = metric or self._metric
         mode = mode or self._mode
@@ -112,15 +126,17 @@ class ResultGrid:
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None
     ) -> pd.DataFrame:
-        """A pandas table with one row a trial.
+        """Return a pandas table with one row for each trial.
 
         Nested keys are ``outer/inner``; ``logdir`` is the trial's folder.
 
         Args:
-            filter_metric, filter_mode: show each trial's best result in this metric, not its last.
+            filter_metric (str): show each trial's best result in this metric instead of its last
+                one.
+            filter_mode (str): ``"min"`` or ``"max"``: which values of ``filter_metric`` are best.
 
         Raises:
-            ConfigError: one of the two is given without the other.
+            ConfigError: only one of the two is given.
             TuneError: pandas is not installed.
         """
         pandas = need_pandas("ResultGrid.get_dataframe")
@@ -164,10 +180,10 @@ class ResultGrid:
 def _score(
     result: Result, metric: str, sign: int, scope: str, keep: Callable[[Any], bool]
 ) -> float | None:
-    """How good a trial is, more is better; None if it has no value to judge it by."""
+    """Return a trial's score, higher is better; None if it has no usable value."""
     if scope == "last":
         value = lookup(result.metrics, metric)
-        if value is None:  # its last result lacks it, an earlier one may have it
+        if value is None:  # an earlier result may have it
             values = result.values(metric)
             value = values[-1] if values else None
         return sign * value if keep(value) and not math.isnan(value) else None

@@ -1,4 +1,4 @@
-"""Failures of trials: written into their folders, and gathered by what caused them."""
+"""Failures of trials: writes them into the trials' folders, and groups them by cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunemq_shared.system.plain_files import open_to_write
 from tunemq_shared.system.processes import signal_name
 from tunemq_shared.trial.results import whole_seconds
 
-#: What can go wrong, the user's own code first: that is what explains the rest.
+#: Kinds of failures; the user's code first, because it often explains the others.
 KINDS: Final = (
     "user",
     "metric",
@@ -40,9 +40,9 @@ KINDS: Final = (
     "restore",
 )
 
-#: How many trials a group names.
+#: The most trials that a group names.
 _NAMED: Final = 3
-#: Memory of the causes of a search whose every trial fails differently.
+#: The most groups; bounds the memory of a search whose trials all fail differently.
 _MOST_GROUPS: Final = 100
 
 _FRAME: Final = re.compile(
@@ -62,14 +62,14 @@ class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
         trial: the trial's name.
         kind: one of `KINDS`, the classes of `tunemq_scheduler.core.failure_policy`.
         error: the exception in one line, as Python shows it: ``ValueError: too small``.
-        traceback: Python's, if there is one.
-        hostname: where it happened.
+        traceback: Python's traceback, if there is one.
+        hostname: the machine where it happened.
         at: Unix time.
         number: counts the trial's failures, from 1.
-        file: where it is written down, if it could be.
-        is_final: whether the trial ended in ERROR with it, or is tried again.
-        verdict: which failure of how many it is, or why the trial is not tried again.
-        output: the end of what it printed.
+        file: the error file, if it could be written.
+        is_final: True if the failure put the trial into ERROR, False if the trial is retried.
+        verdict: which failure of how many it is, or why the trial is not retried.
+        output: the end of the trial's output.
     """
 
     trial: str
@@ -86,7 +86,7 @@ class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def consequence(self) -> str:
-        """Its class, its budget and what follows, in one line; empty where nothing is known."""
+        """The failure's class, budget and consequence in one line; empty if unknown."""
         if not self.verdict:
             return ""
         known = CLASSES[self.kind]
@@ -99,13 +99,13 @@ class FailureGroup(msgspec.Struct, kw_only=True):
     """Failures with the same cause.
 
     Attributes:
-        kind, error: of the first of them.
-        cause: the exception it began with, where another came of it; else empty.
-        place: the line of code that raised, ``file:line in function``; empty if unknown.
-        count: how many failures.
+        kind, error: those of the first failure.
+        cause: the original exception if another one was raised from it; otherwise empty.
+        place: the line of code that raised it, ``file:line in function``; empty if unknown.
+        count: the number of failures.
         trials: the names of the first few trials, each once.
-        hostnames: where they happened, each once.
-        file: the error file of the first.
+        hostnames: the machines, each once.
+        file: the error file of the first failure.
     """
 
     kind: str
@@ -119,14 +119,14 @@ class FailureGroup(msgspec.Struct, kw_only=True):
 
 
 class FailureLog:
-    """Gathers failures by cause as they come, in bounded memory."""
+    """Groups failures by cause as they arrive, in bounded memory."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str, str], FailureGroup] = {}
         self.total = 0
 
     def add(self, failure: TrialFailure) -> FailureGroup:
-        """Count a failure; returns the group it belongs to."""
+        """Count a failure; return its group."""
         self.total += 1
         cause, place = root_cause(failure.traceback)
         shown_cause = cause if cause != failure.error else ""
@@ -149,7 +149,7 @@ class FailureLog:
         return group
 
     def groups(self) -> list[FailureGroup]:
-        """All groups: the user's own exceptions first, then the most frequent."""
+        """Return all groups: the user's own exceptions first, then the most frequent."""
         return sorted(self._groups.values(), key=lambda group: (_rank(group.kind), -group.count))
 
 
@@ -163,11 +163,11 @@ def failure_of(
     kind: str = "",
     verdict: str = "",
 ) -> TrialFailure:
-    """What a node reported, for people.
+    """Convert a node's failure event to a `TrialFailure`.
 
     Args:
         number: counts this trial's failures from 1.
-        kind: its class, by default what the fact alone tells.
+        kind: its class. Default: the class that the event alone implies.
         verdict: see `TrialFailure`.
     """
     traceback, at = "", time.time()
@@ -176,7 +176,7 @@ def failure_of(
             error, traceback, at = event.error, event.traceback, event.at
         case TrialProcessDied():
             error, at = describe_death(event.signal, event.exit_code, event.cause), event.at
-        case NodeLost():  # nobody was there to look at a clock
+        case NodeLost():  # no clock of the node gave a time
             error = f"the node that ran the trial was lost: {event.reason}"
     return TrialFailure(
         trial=trial,
@@ -193,7 +193,7 @@ def failure_of(
 
 
 def recorded_failure(command: NotifyFailure, trial: str, number: int) -> TrialFailure:
-    """What the runner wants recorded of a failure; for the rest see `failure_of`."""
+    """Convert a failure that the runner recorded to a `TrialFailure`; see `failure_of`."""
     return failure_of(
         command.failure,
         trial=trial,
@@ -206,10 +206,10 @@ def recorded_failure(command: NotifyFailure, trial: str, number: int) -> TrialFa
 
 
 def write_failure(folder: str, failure: TrialFailure) -> str:
-    """Append a failure to the trial's ``error.txt``; returns the file's path.
+    """Append a failure to the trial's ``error.txt``; return the file's path.
 
     Raises:
-        StoreError: it cannot be written; says where and why.
+        StoreError: the file cannot be written; the message says where and why.
     """
     path = os.path.join(folder, ERROR_FILE)
     when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(whole_seconds(failure.at)))
@@ -227,7 +227,7 @@ def write_failure(folder: str, failure: TrialFailure) -> str:
 
 
 def root_cause(traceback: str) -> tuple[str, str]:
-    """The exception that a traceback began with, in one line, and the code that raised it."""
+    """Return the first exception of a traceback in one line, and the code that raised it."""
     first = traceback
     for description in _CHAIN:
         first = first.partition(description)[0]
@@ -245,7 +245,7 @@ def root_cause(traceback: str) -> tuple[str, str]:
 
 
 def describe_death(signal_number: int | None, exit_code: int | None, cause: str = "") -> str:
-    """Why a trial's process ended without a word, for people; see `TrialProcessDied`."""
+    """Explain why a trial process ended without reporting; see `TrialProcessDied`."""
     if cause == "memory":
         return "the trial's process was killed because the machine had no memory left for it"
     if cause == "cuda_memory":

@@ -1,4 +1,4 @@
-"""All trials of a search as views and as results, made of what the runner knows when asked for."""
+"""Creates views and results of all trials on demand, from the runner's state."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 def _in_order(runner: TrialRunner) -> list[str]:
-    """The ids of all trials, in the order in which they were suggested."""
+    """Return the IDs of all trials, in the order of their suggestions."""
     return sorted([*runner.finished, *runner.live], key=lambda trial: int(trial.rpartition("_")[2]))
 
 
 class MadeWhenAsked(Sequence[T]):
-    """A sequence whose items are made when they are asked for, each from its key."""
+    """A sequence that creates each item from its key when it is accessed."""
 
     def __init__(self, keys: Sequence[K], make: Callable[[K], T]) -> None:
         self._keys, self._make = keys, make
@@ -51,7 +51,7 @@ class MadeWhenAsked(Sequence[T]):
 
 
 def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]:
-    """The views of all trials of a search, in its order."""
+    """Return the views of all trials of a search, in order."""
     return MadeWhenAsked(
         _in_order(runner), lambda trial: TrialView(trial, runner.summary(trial), plan)
     )
@@ -60,10 +60,10 @@ def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]
 def trial_results(
     runner: TrialRunner, plan: ExperimentPlan, *, may_run: bool = False
 ) -> Sequence[Result]:
-    """The results of all trials of a search, in its order.
+    """Return the results of all trials of a search, in order.
 
     Args:
-        may_run: another process may be running the search, and writing what it has journalled.
+        may_run: whether another process may be running the search and writing files.
     """
     place = _CheckpointSource(plan)
 
@@ -89,10 +89,10 @@ def trial_results(
 
 
 class _CheckpointSource:
-    """Where the checkpoints of a search are; nothing is read before it is asked for.
+    """Provides the checkpoints of a search; reads nothing before it is needed.
 
     Attributes:
-        is_remote: whether reading from there may take its time, or not be possible now.
+        is_remote: whether reading may be slow or impossible at the moment.
     """
 
     def __init__(self, plan: ExperimentPlan) -> None:
@@ -104,25 +104,25 @@ class _CheckpointSource:
         return open_store(self._plan.store_address)
 
     def checkpoint(self, kept: CheckpointCommitted) -> Checkpoint:
-        """One of them; what is in a bucket is downloaded when somebody wants its files."""
+        """Return a checkpoint; one in a bucket is downloaded when its files are needed."""
         plan = self._plan
         if plan.store:
             return StoredCheckpoint(plan.store, kept.key, kept.sha256)
         return RecordedCheckpoint(os.path.join(plan.folder, kept.key, FILES))
 
     def metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
-        """The result that it contains, from its manifest."""
+        """Return the result in a checkpoint's manifest."""
         return self._store.read_manifest(kept.key, kept.sha256).metrics
 
 
 class _Kept:
-    """A trial's kept checkpoints, each with its result, which is read when it is asked for."""
+    """A trial's kept checkpoints, each with its result; reads the result on demand."""
 
     def __init__(self, place: _CheckpointSource, folder: str) -> None:
         self._place, self._folder = place, folder
 
     def read(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
-        """One of them, and the result that it contains."""
+        """Return one checkpoint and its result."""
         return self._place.checkpoint(kept), self._metrics(kept)
 
     def _metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
@@ -130,18 +130,18 @@ class _Kept:
             return self._recorded.get(kept.step) or self._place.metrics(kept)
         try:
             return self._place.metrics(kept)
-        except StoreError:  # its folder was removed; its result is in the trial's file
+        except StoreError:  # its folder was deleted, but the trial's file has its result
             return self._recorded.get(kept.step, {})
 
     @cached_property
     def _recorded(self) -> dict[int, dict[str, Any]]:
-        """What this machine's files say of each step; a store is asked about the others only."""
+        """The results by step in this machine's files; only the others need the store."""
         history = Result(metrics={}, path=self._folder).history
         return {result[TRAINING_ITERATION]: result for result in history}
 
 
 def _error(view: TrialView, summary: TrialSummary) -> TrialError:
-    """What ended a trial in ERROR."""
+    """Return the error that put a trial into ERROR."""
     if summary.failure is None:
         return TrialError(f"{view.trial_name}: {summary.reason}")
     failure = failure_of(
@@ -150,7 +150,7 @@ def _error(view: TrialView, summary: TrialSummary) -> TrialError:
         hostname=summary.failed_on,
         number=summary.num_failures,
         retried=False,
-        verdict=summary.reason.partition(": ")[2],  # behind the class
+        verdict=summary.reason.partition(": ")[2],  # without the failure class
     )
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""

@@ -1,4 +1,4 @@
-"""A trial as searchers, trial schedulers, loggers and callbacks see it; never to be changed."""
+"""`TrialView`: a trial as searchers, trial schedulers, loggers and callbacks see it; read-only."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tunemq_shared.trial.results import ResultTemplate, full_result
 
 
 class TrialView:
-    """One trial, with the names that Ray Tune's plug-ins expect.
+    """One trial, with the attribute names that Ray Tune's plug-ins expect.
 
     Attributes:
         trial_id: unique in the experiment.
-        state: what the core knows of it: the trial, or what is kept of one that is over.
-        config: its configuration, unpacked.
-        evaluated_params: the sampled values of it, flattened.
-        newest: the newest recorded result, as it was reported.
+        state: the core's state: the trial, or the summary of a finished one.
+        config: the configuration, decoded.
+        evaluated_params: the sampled values of the configuration, flattened.
+        newest: the newest recorded result, as reported.
         checkpoint: the newest kept checkpoint, if any.
-        error_file: where its failures are written; None while it has none.
-        hostname, node: where its newest instance runs or ran; the node is empty where that is
-            not known any more.
+        error_file: the file with its failures; None without failures.
+        hostname, node: where its newest attempt runs or ran; the node is empty if it is no longer
+            known.
     """
 
     def __init__(self, trial_id: str, state: Trial | TrialSummary, plan: ExperimentPlan) -> None:
@@ -43,7 +43,7 @@ class TrialView:
         self.newest = summary.last_result
         self.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
         self.error_file: str | None = None
-        if summary.num_failures:  # each was written when it happened, or when that was made good
+        if summary.num_failures:  # each was written when it happened, or by log repair
             self.error_file = os.path.join(self.local_path, ERROR_FILE)
         self.hostname = self.node = ""
         self._experiment_id = plan.experiment_id
@@ -65,12 +65,12 @@ class TrialView:
 
     @property
     def experiment_tag(self) -> str:
-        """What distinguishes it from other trials, as text."""
+        """A text that distinguishes it from other trials."""
         return self.state.tag
 
     @property
     def resources(self) -> dict[str, float]:
-        """What it asks for."""
+        """The resources that it requests."""
         return self.state.resources
 
     @property
@@ -80,22 +80,22 @@ class TrialView:
 
     @property
     def attempt(self) -> int:
-        """Its newest attempt; 0 before the first."""
+        """The number of its newest attempt; 0 before the first."""
         return self.state.attempt
 
     @property
     def lineage(self) -> int:
-        """How often it was begun anew from nothing."""
+        """How often it restarted from nothing."""
         return self.state.lineage
 
     @property
     def num_failures(self) -> int:
-        """How many failures it had."""
+        """The number of its failures."""
         return self.state.num_failures
 
     @property
     def waits(self) -> tuple[str, str]:
-        """For what of the store it waits, ``save`` or ``restore``, and why; else empty texts."""
+        """The store operation it waits for, ``save`` or ``restore``, and why; else empty texts."""
         return self.state.waits if isinstance(self.state, Trial) else NO_WAIT
 
     @property
@@ -112,7 +112,7 @@ class TrialView:
         return {**result, "done": True} if self.is_finished else result
 
     def apply(self, command: c.NotifyCommand) -> None:
-        """Take over a fact."""
+        """Update the view from a notification."""
         match command:
             case c.NotifyResult():
                 self.newest = command.result
@@ -124,7 +124,7 @@ class TrialView:
                 pass
 
     def started(self, event: TrialStarted) -> None:
-        """A host runs it: automatic keys such as pid and hostname come from there."""
+        """Note the trial process that runs it, for the automatic keys such as pid and hostname."""
         self.hostname = event.hostname
         self._shown = None
         self._frame = ResultTemplate(
@@ -135,10 +135,10 @@ class TrialView:
         )
 
     def full_result(self, event: ResultReported) -> dict[str, Any]:
-        """The result with all automatic keys; built once for each event.
+        """Return the result with all automatic keys; built once for each event.
 
         Raises:
-            BugError: no host was started that could have reported it.
+            BugError: no trial process was started that could have reported it.
         """
         if self._shown is not None and self._shown[0] is event:
             return self._shown[1]

@@ -1,1 +1,1 @@
-"""What users set: TuneConfig, RunConfig, limits, policies, and the tuner that a restore loads."""
+"""Settings of a search: configs, limits, log policies, and the saved tuner for a restore."""

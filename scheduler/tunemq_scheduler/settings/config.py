@@ -1,4 +1,7 @@
-"""What users set: how to search, to run, to keep checkpoints, to fail; each checks itself."""
+"""Settings of a search: `TuneConfig`, `RunConfig`, `CheckpointConfig` and `FailureConfig`.
+
+Each class checks its fields when it is made.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +33,35 @@ _OF_REPORTERS = ("setup", "should_report", "report")
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
-    """How the search space is searched.
+    """Settings of the search itself: what to optimise, with which algorithms, and how long.
 
     Attributes:
-        metric: the reported key to optimise; needed by most search algorithms and trial schedulers.
-        mode: ``"min"`` or ``"max"``; ``"max"`` where only a metric is given.
-        search_alg: a search algorithm, or its name; random and grid search by default.
-        scheduler: a trial scheduler, or its name; first in, first out by default.
-        num_samples: how often the search space is sampled (a grid is walked as often); -1 is
-            endless.
-        max_concurrent_trials: how many trials may run at once; as many as there are slots by
-            default.
-        time_budget_s: seconds (or a timedelta) after which the search is stopped, however far it
-            is.
-        reuse_actors: let a trial's process run the next trial too, where the trainable allows it.
-            Its ``cleanup`` runs when no trial is left for it, unless the script ends before.
-        seed: of everything random in this search: the configurations, and each trial's generators.
-        nonfinite: what a NaN or infinite value of the metric means: ``"error"`` fails the trial at
-            its report, ``"worst"`` ranks it last.
+        metric (str): the reported key to optimise. Most search algorithms and trial schedulers
+            need it.
+        mode (str): ``"min"`` or ``"max"``. Default with a metric: ``"max"``.
+        search_alg (Searcher or str): a search algorithm or its name. Default: random and grid
+            search.
+        scheduler (TrialScheduler or str): a trial scheduler or its name. Default: ``"fifo"``.
+        num_samples (int): how many times to sample the search space; each sample covers every
+            grid. -1 samples without end.
+        max_concurrent_trials (int): the most trials that run at once. None or 0: as many as there
+            are slots.
+        time_budget_s (float or timedelta): seconds after which the search stops, finished or not.
+        reuse_actors (bool): let a trial process run one trial after another, where the trainable
+            allows it. Its ``cleanup`` runs when no trial is left for it, unless the script ends
+            first.
+        seed (int): seeds everything random in this search: the configurations, and the random
+            generators of each trial.
+        nonfinite (str): how to treat a metric that is NaN or infinite: ``"error"`` fails the trial
+            at that report, ``"worst"`` ranks it last.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import TuneConfig
+        >>> TuneConfig(metric="loss", mode="min", num_samples=20, time_budget_s=3600).budget_s
+        3600
     """
 
     metric: str | None = None
@@ -89,31 +103,42 @@ class TuneConfig:
 
     @property
     def budget_s(self) -> float | None:
-        """The time budget in seconds."""
+        """The time budget in seconds; None for no budget."""
         budget = self.time_budget_s
         return budget.total_seconds() if isinstance(budget, dt.timedelta) else budget
 
     @property
     def direction(self) -> Mode | None:
-        """The mode, ``max`` where only a metric was given."""
+        """The mode; ``"max"`` where only a metric is set, None without a metric."""
         return (self.mode or "max") if self.metric is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints are made and kept.
+    """Settings that say when trials save checkpoints and which checkpoints the search keeps.
 
     Attributes:
-        num_to_keep: per trial; None keeps all. The newest is always there besides.
-        checkpoint_score_attribute: a key of the result that ranks them; None keeps the newest.
-        checkpoint_score_order: ``"max"`` or ``"min"``: which scores are best.
-        checkpoint_frequency: class trainables save after every so many steps; 0 never.
-        checkpoint_at_end: class trainables save when they end.
-        num_to_keep_in_experiment: of all trials together; None keeps what each trial keeps. The
-            newest of a trial that is not over is always there besides.
-        max_bytes: of all kept checkpoints together, a number or a text such as ``"10GiB"``; the
-            worst go first. The best of all stays, and so does the newest of a trial that is not
-            over.
+        num_to_keep (int): the most checkpoints to keep for each trial; None keeps all. The newest
+            is kept in addition.
+        checkpoint_score_attribute (str): the result key that ranks checkpoints; None ranks newer
+            ones higher.
+        checkpoint_score_order (str): ``"max"`` or ``"min"``: which scores are best.
+        checkpoint_frequency (int): steps between two checkpoints of a class trainable; 0 saves
+            none.
+        checkpoint_at_end (bool): whether a class trainable saves a checkpoint when it ends.
+        num_to_keep_in_experiment (int): the most checkpoints to keep for all trials together; None
+            sets no such limit. The newest of each unfinished trial is kept in addition.
+        max_bytes (int or str): the most bytes that all kept checkpoints use together: a number, or
+            a text such as ``"10GiB"``. Above it, the worst are deleted first. The best one and the
+            newest of each unfinished trial are never deleted.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import CheckpointConfig
+        >>> CheckpointConfig(num_to_keep=2, max_bytes="10GiB").byte_limit
+        10737418240
     """
 
     num_to_keep: int | None = None
@@ -151,7 +176,7 @@ class CheckpointConfig:
 
     @property
     def byte_limit(self) -> int | None:
-        """`max_bytes` as a number; None where there is none, or it cannot be read."""
+        """`max_bytes` as a number of bytes; None where it is unset or unreadable."""
         limit = self.max_bytes
         if isinstance(limit, str):
             return parse_bytes(limit)
@@ -160,32 +185,41 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
-    """What happens when a trial fails.
+    """Settings that say how often a failed trial is retried, and when a failure ends the search.
 
-    A trial is tried again from its last checkpoint: at once, and while no new result comes after
-    growing pauses of up to a minute. A trial that used up its own time (`TrialLimits`) is not.
+    A failed trial is retried from its last checkpoint: immediately the first time, then, as long as
+    it reports no new result, after growing pauses of up to one minute. A trial that exceeded
+    ``TrialLimits(trial_s=...)`` is not retried.
 
     Attributes:
-        max_failures: how often it is tried again after an error in its code, the death of its
-            process, too much memory or a step that took too long; -1 is for ever.
-        max_storage_failures: how often in a row, with no new result in between, when its checkpoint
-            could not be kept; likewise when it could not be restored, and when its node could not
-            read its code in the store; -1 is for ever.
-        max_node_losses: how often in a row, with no new result in between, after its node, or that
-            node's forkserver (the process that trials are forked from), was lost while nothing else
-            ran there; a trial that takes one more with it is *poison* and in ERROR. Losses that
-            other trials shared do not count; after so many (at least one) the trial runs alone on
-            its node until it reports something new. -1 is for ever.
-        retry_cuda_memory: whether one that ran out of a GPU's memory is tried again. True: as a
-            failure of ``max_failures``; it would need as much again. ``"alone"``: one that asked
-            for a part of a GPU once more, with a whole one to itself from then on, which does not
-            count as a failure; any other not.
-        fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its
-            error from ``fit``.
-        log_policies: what a line that a trial prints means, should the trial fail (`LogPolicy`);
-            where several match, the first of those that say ``"do_not_retry"`` counts.
-        max_excluded_nodes: how often a failure after which a trial is kept away from its node, by a
-            log policy, does not count as its own; -1 is always.
+        max_failures (int): retries after an error in the trial's code, the death of its process,
+            too much memory, or a step that took too long; -1: no limit.
+        fail_fast (bool or str): True ends the search at the first trial in ERROR; ``"raise"`` also
+            raises that trial's error from ``fit``.
+        max_storage_failures (int): retries in a row, without a new result, after the trial's
+            checkpoint could not be stored. Counted separately: failures to restore a checkpoint,
+            and failures of the node to read the trial's code from the store. -1: no limit.
+        max_node_losses (int): retries in a row, without a new result, after the trial's node, or
+            the forkserver of that node, was lost while no other trial ran there. One more loss ends
+            the trial in ERROR as *poison*. Losses that other trials shared do not count, but after
+            this many of them (at least one) the trial runs alone on its node until it reports a new
+            result. -1: no limit.
+        retry_cuda_memory (bool or str): whether to retry a trial that ran out of GPU memory. True
+            counts it against ``max_failures``; the retry needs as much memory again. ``"alone"``
+            retries a trial that requested a part of a GPU once, on a whole GPU from then on, and
+            does not count that as a failure; other trials are not retried.
+        log_policies (sequence of LogPolicy): what to do about a trial that fails after it printed a
+            certain line. If several match, the first ``"do_not_retry"`` counts.
+        max_excluded_nodes (int): how many failures that exclude a node by a log policy do not count
+            against ``max_failures``; -1: all.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import FailureConfig
+        >>> FailureConfig(max_failures=3).fail_fast
+        False
     """
 
     max_failures: int = 0
@@ -224,30 +258,45 @@ StopCriteria = dict[str, Any] | Callable[[str, dict[str, Any]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How the experiment is run, and where its files go.
+    """Settings of the run: names, files, stop criteria, failures, output, trial environment.
 
     Attributes:
-        name: of the experiment and its folder; made of the trainable's name and the time by
-            default.
-        storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
-            With ``s3://bucket/prefix`` that default folder holds what the search writes, and
-            checkpoints, with a copy of all else, go to that store.
-        stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
-            ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
-        failure_config, checkpoint_config: see there.
-        callbacks: of yours, told beside the loggers of JSON and CSV files.
-        progress_reporter: what shows progress; a live table, or lines where there is no terminal.
-        verbose: 0 silent, 1 progress, 2 every result too.
-        preload: modules imported before trials are forked, so that each starts warm; by default the
-            installed packages that the trainable refers to, ``()`` for none.
-        sync_config: how long a transfer to the store may take, how many may wait, and what is
-            copied there besides checkpoints.
-        trial_limits: how long a step or a trial may take, and how much memory, before it is killed.
-        resume_from_checkpoint: every trial begins from this checkpoint (a `Checkpoint`, or the path
-            of its folder), which is copied into the search's store and stays there.
-        python: the interpreter that trials run in, as their nodes find it, such as
-            ``/envs/mine/bin/python``; it has the same version as the script's, and TuneMQ.
-        env_vars: variables for trials, beside or instead of those that they would have.
+        name (str): the name of the experiment and of its folder. Default: made of the trainable's
+            name and the time.
+        storage_path (str or path): the folder that holds the experiment's folder. Default:
+            ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``. With ``s3://bucket/prefix``, checkpoints
+            and a copy of all other files go to that store, and the default folder holds what the
+            search writes.
+        stop (dict, function, Stopper, or a list of these): when a trial ends. A dict
+            ``{"key": bound}`` ends a trial whose value is at least the bound (nested keys:
+            ``outer/inner``); a function takes (trial ID, result) and returns a bool.
+        failure_config (FailureConfig): retries and failures.
+        checkpoint_config (CheckpointConfig): which checkpoints are made and kept.
+        callbacks (sequence of Callback): user callbacks, called after the built-in JSON and CSV
+            loggers.
+        progress_reporter (ProgressReporter): shows progress. Default: a live table on a terminal,
+            lines elsewhere.
+        verbose (int): 0 shows nothing, 1 progress, 2 also every result.
+        preload (sequence of str): modules to import before trial processes are forked, so that each
+            starts warm. Default: the installed packages that the trainable refers to; ``()`` for
+            none.
+        sync_config (SyncConfig): how long a transfer to the store may take, how many checkpoints
+            may wait for it, and which other files are copied.
+        trial_limits (TrialLimits): time and memory limits; a trial that exceeds one is killed.
+        resume_from_checkpoint (Checkpoint, str or path): the checkpoint, or the path of its folder,
+            from which every trial starts. It is copied to the store and kept there.
+        python (str): the interpreter of the trials, as their nodes find it, such as
+            ``/envs/mine/bin/python``. It needs TuneMQ and the Python version of the script.
+        env_vars (mapping of str to str): environment variables of the trials, in addition to the
+            default ones or instead of them.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import RunConfig
+        >>> RunConfig(name="mnist", stop={"training_iteration": 10}, verbose=0).name
+        'mnist'
     """
 
     name: str | None = None
@@ -277,7 +326,7 @@ class RunConfig:
             ("sync_config", SyncConfig),
             ("trial_limits", TrialLimits),
         ):
-            if getattr(self, name) is None:  # what Ray Tune takes for the default
+            if getattr(self, name) is None:  # Ray Tune treats None as the default
                 object.__setattr__(self, name, kind())
             if not isinstance(getattr(self, name), kind):
                 raise _bad("RunConfig", name, getattr(self, name), f"give a {kind.__name__}")
@@ -298,7 +347,7 @@ class RunConfig:
         ):
             raise _bad("RunConfig", "preload", preload, "give a list of module names")
         reporter: object = self.progress_reporter
-        # Ray Tune's own reporters are no ProgressReporter of ours, and work.
+        # Ray Tune's own reporters work without deriving from our ProgressReporter.
         if reporter is not None and (
             isinstance(reporter, type)
             or not all(callable(getattr(reporter, one, None)) for one in _OF_REPORTERS)
@@ -353,7 +402,7 @@ def _check(where: str, name: str, value: object, allowed: tuple[object, ...]) ->
 
 
 def _take_flag(config: TuneConfig | CheckpointConfig, name: str) -> None:
-    """Make a field a bool: None is the default, as Ray Tune takes it, and NumPy's bools count."""
+    """Convert a field to bool. None is False, as in Ray Tune; NumPy's bools are accepted."""
     value = getattr(config, name)
     plain = value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
     if not isinstance(plain, bool | None):

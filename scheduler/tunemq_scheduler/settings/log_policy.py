@@ -1,4 +1,4 @@
-"""`LogPolicy`: what a line that a trial prints means, as users say it."""
+"""`LogPolicy`: what to do about a failed trial that printed a certain line."""
 
 from __future__ import annotations
 
@@ -10,26 +10,35 @@ from typing import Any, Final, Literal
 from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE
 from tunemq_shared.base.errors import ConfigError
 
-#: So many policies an experiment may have, each with a pattern of at most so many characters: every
-#: line of every trial is compared with all of them.
+#: The most policies of an experiment, and the most characters of a pattern: the node compares
+#: every line of every trial with all of them.
 MOST_POLICIES: Final = 20
 LONGEST_PATTERN: Final = 500
 
 
 @dataclass(frozen=True)
 class LogPolicy:
-    """What a line that a trial prints means, should the trial fail.
+    """A rule for failed trials that printed a matching line: no retry, or a retry on another node.
 
-    Each line of its ``stdout`` and ``stderr`` is searched for the pattern, whichever of its
-    processes printed it; of a longer line the first 4 KiB. As long as the trial does not fail
-    nothing follows from a match. A pattern that takes too long on a node is left out there, and a
-    warning says so. With ``fit(debug=True)`` there are no policies.
+    The node searches each line of the trial's ``stdout`` and ``stderr`` for the pattern, whichever
+    of the trial's processes printed it; of a long line only the first 4 KiB. A match has no effect
+    unless the trial fails. If a pattern takes too long, the node drops it and logs a warning. With
+    ``fit(debug=True)`` policies have no effect.
 
     Attributes:
-        pattern: a regular expression of Python's `re`.
-        action: ``"do_not_retry"``: the trial ends in ERROR, whatever ``max_failures`` says.
-            ``"exclude_node"``: it is not placed on that node any more, and tried again on another
-            one; see ``FailureConfig(max_excluded_nodes=...)``.
+        pattern (str): a regular expression for Python's `re`, of at most 500 characters.
+        action (str): ``"do_not_retry"`` ends the trial in ERROR, regardless of ``max_failures``.
+            ``"exclude_node"`` retries it on another node and never on that one; see
+            ``FailureConfig(max_excluded_nodes=...)``.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import FailureConfig, LogPolicy
+        >>> policy = LogPolicy("CUDA error: uncorrectable ECC", "exclude_node")
+        >>> FailureConfig(max_failures=2, log_policies=[policy]).log_policies[0].action
+        'exclude_node'
     """
 
     pattern: str

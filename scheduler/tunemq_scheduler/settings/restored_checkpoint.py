@@ -1,4 +1,4 @@
-"""The checkpoint of the user's from which all trials of a search begin."""
+"""Imports the user's checkpoint from which all trials of a search start."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_shared.trial.results import TRAINING_ITERATION
 
-#: Its key in the experiment's store; no trial has that name.
+#: The checkpoint's key in the store; no trial has that name.
 KEY: Final = "restored/checkpoint_0-000001"
 
 
 def import_checkpoint(
     given: Checkpoint | str | os.PathLike[str], store: CheckpointStore
 ) -> CheckpointRef:
-    """Copy a checkpoint into the store; what trials counted before is counted on.
+    """Copy a checkpoint into the store; trials continue its iteration and time counts.
 
     Raises:
         CheckpointError: it is not a usable checkpoint.
-        StoreError: the store did not take it.
+        StoreError: the store did not accept it.
     """
     if isinstance(given, Checkpoint):
         checkpoint = given
@@ -39,7 +39,7 @@ def import_checkpoint(
 
 
 def _state_in(folder: str) -> dict[str, Any]:
-    """What a trial or a `Trainable` noted beside the files it saved; nothing for other folders."""
+    """Return the state that a trial or a `Trainable` saved beside its files; else empty."""
     beside = os.path.join(os.path.dirname(folder), MANIFEST)
     if os.path.basename(folder) == FILES and os.path.isfile(beside):
         with open(beside, "rb") as file:

@@ -1,7 +1,7 @@
-"""What `Tuner.restore` needs of a `Tuner`, kept in its experiment's folder.
+"""Saves a `Tuner` in its experiment's folder, and loads it for `Tuner.restore`.
 
-The file is msgpack; the search space and the two configs in it are pickled, each by itself, so that
-one that cannot be pickled can be given again. Whoever reads them runs what is in them: restore
+The file is msgpack. It contains the search space and the two configs, each pickled separately, so
+that the user can supply one that cannot be pickled. Loading them executes code: restore only
 experiments of people whom you trust.
 """
 
@@ -28,18 +28,18 @@ _VERSION: Final = 1
 
 
 class _PickledField(msgspec.Struct, array_like=True):
-    """One thing, pickled; or why it could not be."""
+    """One pickled field, or the reason why it cannot be pickled."""
 
     pickled: bytes
     problem: str = ""
 
 
 class SavedTuner(msgspec.Struct, kw_only=True):
-    """A `Tuner` without its trainable, as `fit` began.
+    """A `Tuner` without its trainable, as it was when `fit` began.
 
     Attributes:
         trainable: the trainable's name.
-        seed: of the search, drawn where none was given.
+        seed: the search's seed, generated if the user set none.
     """
 
     version: int = _VERSION
@@ -53,10 +53,10 @@ class SavedTuner(msgspec.Struct, kw_only=True):
     run_config: _PickledField
 
     def get(self, name: str) -> Any:
-        """What was given to `Tuner` by this name.
+        """Unpickle the argument of `Tuner` with this name.
 
         Raises:
-            ConfigError: it could not be kept, or cannot be loaded; says what to do.
+            ConfigError: it could not be saved, or cannot be loaded; the message says what to do.
         """
         part: _PickledField = getattr(self, name)
         if part.problem:
@@ -67,7 +67,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
         try:
             return unpickle(part.pickled)
         except Exception as error:
-            # Whatever the user's own classes raise: told, with what helps.
+            # The user's classes may raise anything; the message says what helps.
             raise ConfigError(
                 f"the {name} of this experiment cannot be loaded ({type(error).__name__}: "
                 f"{error}); see that what it uses can be imported, or give it again: "
@@ -78,7 +78,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
 def pickle_tuner(
     param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
 ) -> dict[str, _PickledField]:
-    """The parts of a `SavedTuner`, as they are before a search changes what is in them."""
+    """Pickle the parts of a `SavedTuner` before a search changes objects in them."""
     return {
         "param_space": _pickled(param_space),
         "tune_config": _pickled(tune),
@@ -87,10 +87,13 @@ def pickle_tuner(
 
 
 def save_tuner(folder: str, parts: dict[str, _PickledField], *, name: str, seed: int) -> None:
-    """Keep a tuner in the experiment's folder, durably, as a whole or not at all.
+    """Save a tuner in the experiment's folder, durably and atomically.
 
     Args:
-        name: of the trainable.
+        folder: the experiment's folder.
+        parts: the pickled parts.
+        name: the trainable's name.
+        seed: the search's seed.
 
     Raises:
         StoreError: the file cannot be written.
@@ -108,13 +111,13 @@ def save_tuner(folder: str, parts: dict[str, _PickledField], *, name: str, seed:
         os.replace(f"{path}.new", path)
         failpoint("tuner.after_rename")
     except OSError as error:
-        with contextlib.suppress(OSError):  # it would take up room on a full disk
+        with contextlib.suppress(OSError):  # do not leave it on a full disk
             os.unlink(f"{path}.new")
         raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def read_tuner(folder: str) -> SavedTuner:
-    """The tuner that was kept in an experiment's folder; runs no code of the experiment yet.
+    """Read the tuner saved in an experiment's folder; executes no code of the experiment yet.
 
     Raises:
         ConfigError: there is none, or it is damaged.
@@ -165,9 +168,9 @@ def _versions() -> dict[str, Any]:
 
 
 def _readable_by(what: str, version: object) -> object:
-    """What two versions have in common of which each reads what the other has written.
+    """Return the part of a version that two versions share if each can read the other's files.
 
-    cloudpickle does not promise to read what another version of it wrote.
+    cloudpickle does not promise to read files of its other versions.
     """
     series = re.match(r"\d+\.\d+", str(version)) if what == "tunemq" else None
     return version if series is None else series[0]

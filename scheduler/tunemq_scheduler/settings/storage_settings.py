@@ -1,4 +1,4 @@
-"""Where an experiment's files and checkpoints go: a local folder, and a store elsewhere if any."""
+"""Resolves where an experiment's files and checkpoints go: a local folder, and a store if any."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.objects.store_address import canonical_address, is_remote, join
 
-#: An address that went through a `SpacePath`.
+#: An address that `pathlib.Path` damaged: one slash instead of two.
 _CRIPPLED: Final = re.compile(r"[a-z0-9]+:/[^/]")
 
 
 class StorageLocation(NamedTuple):
-    """A local folder, and the address of the store of checkpoints; empty for that folder."""
+    """A local folder, and the address of the checkpoint store; empty if that is the folder."""
 
     folder: str
     store: str
 
 
 def storage_of(run: RunConfig) -> StorageLocation:
-    """Where all experiments with these settings go.
+    """Return the location for all experiments with these settings.
 
     Raises:
-        ConfigError: an address cannot be used, or may not be, or two settings name different
-            stores.
+        ConfigError: an address is unusable or not allowed, or two settings name different stores.
     """
     sync = run.sync_config
     given = os.fspath(run.storage_path) if run.storage_path is not None else ""
@@ -54,22 +53,22 @@ def storage_of(run: RunConfig) -> StorageLocation:
 
 
 def make_storage(among: StorageLocation, name: str) -> StorageLocation:
-    """A new experiment's own place; a name that is taken gets a number behind it.
+    """Create the location of a new experiment; a name that exists gets a number appended.
 
     Args:
-        among: where all experiments go.
-        name: of the experiment.
+        among: the location of all experiments.
+        name: the experiment's name.
 
     Raises:
-        ConfigError: the folder cannot be made or written.
-        StoreError: the store cannot be used; says what to do. Nothing was made.
+        ConfigError: the folder cannot be created or written.
+        StoreError: the store cannot be used; the message says what to do. Nothing was created.
     """
     if not among.store:
         return StorageLocation(make_experiment_folder(among.folder, name, is_new=True), "")
     try:
         open_objects(among.store).probe()
     except StoreError as error:
-        # What the client and its sockets raised is in the message; their hundred lines help nobody.
+        # The message contains the client's error; its traceback of a hundred lines adds nothing.
         raise error.with_traceback(None) from None
 
     def is_taken(name: str) -> bool:

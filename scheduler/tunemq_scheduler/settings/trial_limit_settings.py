@@ -1,4 +1,4 @@
-"""`TrialLimits`: what a trial may take at most, as users say it."""
+"""`TrialLimits`: the most time, memory, processes and files that a trial may use."""
 
 from __future__ import annotations
 
@@ -12,46 +12,58 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol import trial_limits
 
 _TIMES = ("step_s", "trial_s", "stall_s")
-#: What Python and TuneMQ need themselves, and a little.
+#: Python and TuneMQ need almost this many descriptors themselves.
 _LEAST_FILES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLimits:
-    """What each trial may take at most. One that takes more is killed, with all that it started.
+    """Limits on each trial's time, memory, processes and files.
 
-    None, the default, is no limit. Times are seconds, or a timedelta; they are looked at about
-    twenty times while they run out, so that a trial may have a little more, and never less. Time
-    in which a trial waits counts for none of them: for a decision of the trial scheduler, for room
-    for its next checkpoint, for a checkpoint to be downloaded. Before a trial is killed for the
-    time it took, the Python stacks of all its threads are written to its ``stderr``; then it gets
-    SIGTERM, and a second later SIGKILL.
+    A trial that exceeds its time, memory or processes is killed together with everything that it
+    started. The default of every field, None, means no limit (see ``open_files`` and
+    ``core_bytes`` for the exceptions). With ``fit(debug=True)`` there are no limits.
 
-    What a trial asks for as ``"memory"`` among its resources decides where there is room for it,
-    as in Ray Tune; it is no limit. How long the whole search may take is
-    ``TuneConfig(time_budget_s=...)``. With ``fit(debug=True)`` there are no limits.
+    Times are seconds or a timedelta. The node checks a limit about twenty times while it runs out,
+    so a trial may take a little longer than the limit, and never less. Time that a trial spends
+    waiting does not count: for a decision of the trial scheduler, for space in the upload queue, or
+    for the download of a checkpoint. Before the node kills a trial for its time, it writes the
+    Python stacks of all its threads to the trial's ``stderr``, sends SIGTERM, and one second later
+    SIGKILL.
+
+    ``"memory"`` among a trial's resources decides where the trial is placed, as in Ray Tune; it is
+    not a limit. For a limit on the whole search use ``TuneConfig(time_budget_s=...)``.
 
     Attributes:
-        step_s: from one report to the next; from the start to the first, which includes imports,
-            set-up and restoring. A trial that exceeds it is tried again as after any failure.
-        trial_s: all steps together: those whose results stand, however often the trial was paused
-            or tried again, and what its process does now. A trial that exceeds it ends in ERROR; to
-            have it end well, use the stop criterion ``{"time_total_s": ...}``, which is looked at
-            after each step.
-        stall_s: without a report. The same as ``step_s`` for a trial that hangs, and counted with
-            failures of its own kind: for a search whose steps differ in what they take.
-        memory: a number of bytes or a text such as ``"2GiB"``: what the processes of a trial hold
-            together, swapped out or not; files that they have mapped do not count. Pages that they
-            share count once. It is looked at up to 50 times a second, the closer the oftener; one
-            that takes memory faster exceeds it for a moment, unless the node may make control
-            groups (``docs/inside-a-trial.md``): then the kernel holds the limit.
-        processes: how many the trial's process and all that it started may be together. It is
-            looked at as memory is: a family that forks as fast as it can may be more for a moment.
-        open_files: how many descriptors each of the trial's processes may have. None is as many as
-            the worker's own have; more than those could have (``ulimit -Hn``) there never are.
-        core_bytes: how large a core file of each of the trial's processes may be, a number of bytes
-            or a text such as ``"2GiB"``. None is none at all: where a machine writes core files,
-            one trial that crashes again and again would fill its disk.
+        step_s (float or timedelta): seconds from one report to the next, or from the start to the
+            first report (with imports, set-up and restoring). A trial that exceeds it is retried
+            like after any other failure.
+        trial_s (float or timedelta): seconds of all steps together: those of recorded results,
+            however often the trial was paused or retried, and the current one. A trial that exceeds
+            it ends in ERROR. To end it as TERMINATED, use the stop criterion
+            ``{"time_total_s": ...}``, which is checked after each step.
+        stall_s (float or timedelta): seconds without a report. Like ``step_s``, but counted as a
+            separate kind of failure: for hangs in searches whose steps differ in length.
+        memory (int or str): bytes, or a text such as ``"2GiB"``, that the processes of a trial hold
+            together, in memory or swapped out. Shared pages count once, mapped files do not count.
+            The node checks up to 50 times a second, more often near the limit; a trial that
+            allocates faster exceeds it briefly, unless the node may create control groups
+            (``docs/inside-a-trial.md``): then the kernel enforces it.
+        processes (int): the most processes of a trial, its own included. Checked like memory; a
+            trial that forks quickly may exceed it briefly.
+        open_files (int): the most file descriptors of each process of a trial. None: the worker's
+            own limit. The worker's hard limit (``ulimit -Hn``) always applies.
+        core_bytes (int or str): the largest core file of each process of a trial, as bytes or a
+            text such as ``"2GiB"``. None means no core files: a trial that crashes repeatedly would
+            fill the disk of a machine that writes them.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import TrialLimits
+        >>> TrialLimits(step_s=60, memory="2GiB", processes=16).memory
+        '2GiB'
     """
 
     step_s: float | dt.timedelta | None = None
@@ -86,7 +98,7 @@ class TrialLimits:
                 raise _bad(name, given, f"give a number from {least} on, or None for {otherwise}")
 
     def for_trials(self) -> trial_limits.TrialLimitSpec:
-        """The same as nodes are told it."""
+        """Return the limits in the form that nodes receive: seconds, bytes, and 0 for no limit."""
         step_s, trial_s, stall_s = (_seconds(getattr(self, name)) for name in _TIMES)
         return trial_limits.TrialLimitSpec(
             step_s,
@@ -100,7 +112,7 @@ class TrialLimits:
 
 
 def _seconds(given: object) -> float:
-    """The number of seconds; 0 for none, and for what is no time."""
+    """Return the seconds in a setting; 0 for None and for a value that is not a time."""
     if isinstance(given, dt.timedelta):
         return given.total_seconds()
     if isinstance(given, int | float) and not isinstance(given, bool):
@@ -109,7 +121,7 @@ def _seconds(given: object) -> float:
 
 
 def _bytes(given: object) -> int:
-    """The number of bytes; 0 for none, and for what is no number of bytes."""
+    """Return the bytes in a setting; 0 for None and for a value that is not a size."""
     if isinstance(given, str):
         return parse_bytes(given) or 0
     return given if _is_int(given) else 0
