@@ -1,1 +1,1 @@
-"""What users call: `Tuner`, `run`, and the client of a farm (submit, follow, steer)."""
+"""The public interface: `Tuner`, `run`, and the client of a farm (submit, follow, control)."""

@@ -1,4 +1,4 @@
-"""Which files a script needs: itself alone, or the folder of the modules that it imports."""
+"""Finds the files that a script needs: the script alone, or the folder of its modules."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import ConfigError
 
-#: The name that a script's Tuner has unless another one is said.
+#: The default variable name of a script's Tuner.
 _TUNER: Final = "tuner"
 
 
 class CodeLocation(NamedTuple):
-    """What is bundled (a script alone, or a folder), and the script's path in there, with ``/``."""
+    """What to bundle (a script or a folder), and the script's path inside it, with ``/``."""
 
     source: Path
     script: str
 
 
 class ScriptReference(NamedTuple):
-    """A script, and the name of its Tuner."""
+    """A script's path, and the variable name of its Tuner."""
 
     path: Path
     tuner: str
 
 
 def script_name(given: str) -> ScriptReference:
-    """What ``SCRIPT`` or ``SCRIPT:NAME`` means.
+    """Parse ``SCRIPT`` or ``SCRIPT:NAME``.
 
     Raises:
-        ConfigError: there is no such script; or it cannot be one.
+        ConfigError: the script does not exist, or is not a script.
     """
     path, colon, name = given.rpartition(":")
     if not colon or os.path.exists(given):
@@ -47,11 +47,12 @@ def script_name(given: str) -> ScriptReference:
 
 
 def code_place(script: Path, folder: str | None = None) -> CodeLocation:
-    """What of a script's surroundings is sent.
+    """Return which files to send for a script.
 
     Args:
-        folder: what is to be sent; else the script alone, or its own folder if it imports what
-            lies there.
+        script: the script's path.
+        folder: the folder to send. Default: the script's folder if the script imports modules from
+            there, else the script alone.
 
     Raises:
         ConfigError: the script is not in the folder.
@@ -71,7 +72,7 @@ def code_place(script: Path, folder: str | None = None) -> CodeLocation:
 
 
 def _imports_neighbours(script: Path) -> bool:
-    """Whether there is a module or package beside a script that it seems to import."""
+    """Return whether the script seems to import a module or package from its own folder."""
     try:
         tree = ast.parse(script.read_bytes(), str(script))
     except (SyntaxError, ValueError) as error:
@@ -87,7 +88,7 @@ def _imports_neighbours(script: Path) -> bool:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """The first parts of the names of all modules that are imported somewhere."""
+    """Yield the top-level names of all modules that the script imports anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -1,4 +1,4 @@
-"""`ExperimentHandle`: an experiment on a farm, in the hands of the script that submitted it."""
+"""`ExperimentHandle`: controls an experiment on a farm from the script that submitted it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _PAUSE_S: Final = 0.5
 
 
 class ExperimentHandle:
-    """An experiment that a farm runs, whether or not this script lives.
+    """An experiment that a farm runs, independently of this script.
 
     Args:
-        address: of the farm's Redis.
-        name: of the experiment on the farm.
-        trainable: what it runs.
+        address: the URL of the farm's Redis.
+        name: the experiment's name on the farm.
+        trainable: the experiment's trainable.
     """
 
     def __init__(self, address: str, name: str, trainable: Any) -> None:
@@ -53,33 +53,36 @@ class ExperimentHandle:
         return f"ExperimentHandle({self.name!r})"
 
     def status(self) -> ExperimentRow:
-        """How it is now.
+        """Return the experiment's current status.
 
         Raises:
-            TuneError: the farm cannot be asked, or does not know it any more.
+            TuneError: the farm cannot be reached, or no longer has the experiment.
         """
         return self._detail().experiment
 
     def stop(self) -> str:
-        """Stop it; what its trials have is saved. Says what happens."""
+        """Stop the experiment after saving its trials; return a message that says what happens."""
         return self._have(StopExperiment(name=self.name))
 
     def pause(self) -> str:
-        """Have it give its slots back until `resume`. Says what happens."""
+        """Pause the experiment and free its slots; return a message that says what happens."""
         return self._have(PauseExperiment(name=self.name))
 
     def resume(self) -> str:
-        """Go on with it. Says what happens."""
+        """Resume the experiment; return a message that says what happens."""
         return self._have(ResumeExperiment(name=self.name))
 
     def wait(self, timeout_s: float | None = None) -> ExperimentState:
-        """Wait until it is over, however often its scheduler is started again meanwhile.
+        """Wait until the experiment has ended, across restarts of the farm's scheduler.
+
+        Args:
+            timeout_s: seconds to wait at most; None waits without limit.
 
         Returns:
-            FINISHED, STOPPED or FAILED; another state when the time is over.
+            FINISHED, STOPPED or FAILED; another state after the timeout.
 
         Raises:
-            TuneError: the farm does not know it any more.
+            TuneError: the farm no longer has the experiment.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         state = None
@@ -96,10 +99,10 @@ class ExperimentHandle:
             time.sleep(_PAUSE_S)
 
     def get_results(self) -> ResultGrid:
-        """What became of its trials so far.
+        """Return the results of the experiment's trials so far.
 
         Raises:
-            TuneError: nothing of it can be read from this machine; says where it is.
+            TuneError: this machine cannot read the results; the message says where they are.
         """
         detail = self._detail()
         place = self._readable(detail)
@@ -112,14 +115,15 @@ class ExperimentHandle:
         return results_so_far(restored(place, self._trainable, ResumeOptions()), self._trainable)
 
     def attach(self, *, shows: bool) -> ResultGrid:
-        """Wait until it is over, and return its results.
+        """Wait until the experiment has ended, and return its results.
 
         Args:
-            shows: whether what it prints is shown here.
+            shows: whether to print the experiment's output here.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; it goes on, which is said.
-            TuneError: it failed, or nothing of it can be read from this machine.
+            KeyboardInterrupt: the user pressed Ctrl-C; a message says that the experiment
+                continues.
+            TuneError: the experiment failed, or this machine cannot read its results.
         """
         try:
             with FarmClient(self.address) as client:
@@ -142,7 +146,7 @@ class ExperimentHandle:
             return client.ask(ShowExperiment(name=self.name, trials=0), ExperimentDetail)
 
     def _readable(self, detail: ExperimentDetail) -> str | None:
-        """Its folder, if that is to be seen from here and no namesake's; else its store."""
+        """Return the folder if it exists here and holds the same experiment; else the store."""
         if can_restore(detail.folder) and self._is_of(detail.folder, detail.experiment.id):
             return detail.folder
         store = without_settings(detail.store)

@@ -1,6 +1,6 @@
-"""What a farm's scheduler answers its users: one struct for each kind of answer.
+"""The answers of a farm's scheduler to its users: one struct for each kind of answer.
 
-Times are Unix times on the scheduler's machine. As JSON these structs are what ``--json`` prints.
+Times are Unix times on the scheduler's machine. ``--json`` prints these structs as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 
 
 class ExperimentState(StrEnum):
-    """Where an experiment of a farm is in its life."""
+    """The states of an experiment on a farm."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -26,7 +26,7 @@ class ExperimentState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing happens to it any more unless a person asks for it."""
+        """Whether the experiment has ended: its state changes only on a user's request."""
         return self in _OVER
 
 
@@ -34,15 +34,15 @@ _OVER = frozenset({ExperimentState.FINISHED, ExperimentState.STOPPED, Experiment
 
 
 class FarmAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all answers."""
+    """Base class of all answers."""
 
 
 class ExperimentSubmitted(FarmAnswer, frozen=True, kw_only=True):
-    """An experiment is in the queue.
+    """Confirms that an experiment is in the queue.
 
     Attributes:
-        name: as it is called from now on.
-        ahead: how many wait before it.
+        name: the experiment's name from now on.
+        ahead: how many experiments wait before it.
     """
 
     name: str
@@ -51,15 +51,15 @@ class ExperimentSubmitted(FarmAnswer, frozen=True, kw_only=True):
 
 
 class ExperimentRow(FarmAnswer, frozen=True, kw_only=True):
-    """An experiment in a list.
+    """One experiment in a list.
 
     Attributes:
         reason: why it is in its state, in words.
-        trouble: why its process starts again, where one has failed and none has begun since; or
-            for how long it has not answered.
-        trials: how many are in each state (PENDING, RUNNING, PAUSED, TERMINATED, ERROR).
-        total: how many there will be; None where that is open or not known yet.
-        position: how many wait before it, while it is queued.
+        trouble: why its process restarts, if one has failed and no other has started since; or for
+            how long its process has not answered.
+        trials: the number of trials in each state (PENDING, RUNNING, PAUSED, TERMINATED, ERROR).
+        total: the final number of trials; None if it is unlimited or unknown.
+        position: how many experiments wait before it, while it is queued.
     """
 
     name: str
@@ -78,13 +78,13 @@ class ExperimentRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class ExperimentList(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `ListExperiments`: those that run, those that wait in their order, then the rest."""
+    """Answer to `ListExperiments`: running experiments, then queued ones in order, then others."""
 
     experiments: tuple[ExperimentRow, ...]
 
 
 class DeviceUseRow(FarmAnswer, frozen=True, kw_only=True):
-    """What a trial used of a GPU; see `tunemq_shared.protocol.device_use.DeviceUse`."""
+    """A trial's use of one GPU; see `tunemq_shared.protocol.device_use.DeviceUse`."""
 
     uuid: str
     model: str = ""
@@ -96,15 +96,15 @@ class DeviceUseRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class TrialRow(FarmAnswer, frozen=True, kw_only=True):
-    """A trial in a table.
+    """One trial in a table.
 
     Attributes:
-        step: the iterations done.
+        step: the number of finished iterations.
         metric: the newest value of the search's metric.
-        preemptions: how often it gave way to others that came first.
-        repeated: how many steps it did again that were done before it was stopped or lost.
+        preemptions: how often it was paused to free slots for another experiment.
+        repeated: how many steps it ran again because it was stopped or lost after them.
         note: why it waits, or the last line of its error.
-        devices_used: what it used of each GPU, without what it does now.
+        devices_used: its use of each GPU, without the current attempt.
     """
 
     trial: str
@@ -123,16 +123,16 @@ class TrialRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class ExperimentDetail(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `ShowExperiment`.
+    """Answer to `ShowExperiment`.
 
     Attributes:
-        metric: what is optimised; empty where nothing is.
+        metric: the metric to optimise; empty if there is none.
         best: the best trial so far.
-        trials: as many as were asked for.
-        hidden: how many more there are.
-        folder: of its results, on the scheduler's machine.
-        store: of its checkpoints.
-        notes: what a person should know, such as why it waits.
+        trials: the requested number of trials.
+        hidden: how many more trials there are.
+        folder: the results folder, on the scheduler's machine.
+        store: the address of the checkpoint store.
+        notes: messages for the user, such as why the experiment waits.
     """
 
     experiment: ExperimentRow
@@ -148,15 +148,16 @@ class ExperimentDetail(FarmAnswer, frozen=True, kw_only=True):
 
 
 class LogPage(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `ReadLog`.
+    """Answer to `ReadLog`.
 
     Attributes:
-        data: the bytes from ``offset`` on, without what is no whole character at its end.
-        offset: where the page begins in fact; more than was asked for where the beginning is gone.
-        end: where the next page begins.
-        size: of the whole log now.
-        is_over: whether nothing more will come once ``end`` is ``size``.
-        state: of the experiment; and ``reason`` why.
+        data: the bytes from ``offset`` on, without an incomplete character at the end.
+        offset: the actual start of the page; larger than requested if that part was deleted.
+        end: the start of the next page.
+        size: the current size of the log.
+        is_over: whether the log is complete once ``end`` equals ``size``.
+        state: the experiment's state.
+        reason: why it is in that state.
     """
 
     data: bytes
@@ -169,23 +170,26 @@ class LogPage(FarmAnswer, frozen=True, kw_only=True):
 
 
 class RequestDone(FarmAnswer, frozen=True, kw_only=True):
-    """It was done; says what, in a line for people, and the state that the experiment is in now."""
+    """Confirms a request: a message for the user, and the experiment's state after it."""
 
     text: str
     state: ExperimentState | None = None
 
 
 class Explanation(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `ExplainState`, in lines for people, the most important one first."""
+    """Answer to `ExplainState`: messages for the user, the most important one first."""
 
     lines: tuple[str, ...]
 
 
 class GpuRow(FarmAnswer, frozen=True, kw_only=True):
-    """A GPU of a node; ``used`` is the share of it that trials have, ``memory`` in bytes.
+    """A GPU of a node.
 
-    ``withheld``: why no trial begins on it now; None where it is used as always. ``foreign``: what
-    processes that are not of the farm hold of it.
+    Attributes:
+        used: the fraction of it that trials hold.
+        memory: its memory, in bytes.
+        withheld: why no trial starts on it now; None if it is in normal use.
+        foreign: what processes outside the farm use of it.
     """
 
     uuid: str
@@ -197,17 +201,17 @@ class GpuRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class NodeRow(FarmAnswer, frozen=True, kw_only=True):
-    """A node in a list.
+    """One node in a list.
 
     Attributes:
-        state: ready, draining, drained, set aside (its disk takes no trial), silent or gone.
-        health: "ok", or what is wrong with it.
-        total, used: cpu, gpu, memory and custom resources; a GPU that is withheld counts while a
-            trial has it.
-        trials: how many it hosts.
-        version: of TuneMQ there.
-        since: when this attempt introduced itself.
-        refused: how many messages it refused, because they were not what its scheduler said.
+        state: ready, draining, drained, set aside (its disk accepts no trial), silent or gone.
+        health: "ok", or the problem.
+        total, used: cpu, gpu, memory and custom resources. A withheld GPU counts while a trial
+            holds it.
+        trials: the number of its trials.
+        version: its version of TuneMQ.
+        since: when this node instance registered.
+        rejected: how many messages it rejected (bad signature, wrong version, repeated).
     """
 
     node: str
@@ -224,10 +228,10 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class RejectionRow(FarmAnswer, frozen=True, kw_only=True):
-    """How many messages of a kind were refused, for a reason; see `refusals.Refused`.
+    """The number of rejected messages of one kind, for one reason.
 
     Attributes:
-        node: who refused them; empty for the scheduler.
+        node: the node that rejected them; empty for the scheduler.
     """
 
     node: str = ""
@@ -237,13 +241,13 @@ class RejectionRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class StoreTroubleRow(FarmAnswer, frozen=True, kw_only=True):
-    """A process of the scheduler that an object store fails; see `store_traffic.StoreTraffic`.
+    """A process of the scheduler whose object store fails; see `store_traffic.StoreTraffic`.
 
     Attributes:
-        experiment: whose process it is; empty for the scheduler itself.
-        failing_s: for so long no request has succeeded; 0 while all do.
+        experiment: the experiment whose process it is; empty for the scheduler itself.
+        failing_s: seconds since the last successful request; 0 while all succeed.
         problem: the last error.
-        copy_behind_s: for so long the copy of the journal in the store has lacked turns.
+        copy_behind_s: seconds for which the journal's copy in the store has lacked turns.
     """
 
     experiment: str = ""
@@ -253,11 +257,12 @@ class StoreTroubleRow(FarmAnswer, frozen=True, kw_only=True):
 
 
 class NodeList(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `ListNodes`.
+    """Answer to `ListNodes`.
 
     Attributes:
-        refused: what the scheduler and its nodes did not believe, since each began.
-        stores: which processes of the scheduler an object store fails now.
+        rejected: the messages that the scheduler and its nodes rejected, since each of them
+            started.
+        stores: the scheduler processes whose object store fails now.
     """
 
     nodes: tuple[NodeRow, ...]
@@ -266,13 +271,13 @@ class NodeList(FarmAnswer, frozen=True, kw_only=True):
 
 
 class FarmDescription(FarmAnswer, frozen=True, kw_only=True):
-    """Answers `DescribeFarm`.
+    """Answer to `DescribeFarm`.
 
     Attributes:
-        store: where blobs go, as its address is for everybody.
-        scheduler: who it is, for people.
+        store: the public address of the blob store.
+        scheduler: a readable name of the scheduler.
         results: the folder of all experiments on the scheduler's machine.
-        python, cloudpickle: of the scheduler, for what is pickled.
+        python, cloudpickle: the scheduler's versions, for pickling.
     """
 
     store: str
@@ -286,11 +291,11 @@ _NOTHING: Final = msgspec.Raw(b"\xc0")  # msgpack's nil
 
 
 class RequestRejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A request was not done.
+    """Says that the scheduler did not execute a request.
 
     Attributes:
-        is_wrong_use: what was asked for is of no use (an unknown name, a value that cannot be);
-            else it is not possible now, or went wrong.
+        is_wrong_use: the request is invalid (an unknown name, an impossible value); otherwise it is
+            impossible now, or failed.
     """
 
     text: str
@@ -298,7 +303,7 @@ class RequestRejection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FarmReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in `wire.answer`: an answer, or why there is none.
+    """The content of `redis_keys.answer`: an answer, or the reason why there is none.
 
     Attributes:
         tunemq: the version of the scheduler's TuneMQ.
@@ -311,12 +316,13 @@ class FarmReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FarmAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in `wire.FARM`, as JSON: that somebody takes requests, and of which version.
+    """The content of `redis_keys.FARM`, as JSON: says that a scheduler accepts requests.
 
-    It is not sealed, since it says nothing on which anybody acts but to ask.
+    It names the scheduler's version, and is not signed: clients use it only to decide whether to
+    ask.
 
     Attributes:
-        term: of the scheduler that wrote it.
+        term: the term of the scheduler that wrote it.
     """
 
     version: int = REQUESTS_VERSION

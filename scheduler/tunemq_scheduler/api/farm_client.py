@@ -1,4 +1,4 @@
-"""`FarmClient`: asks a farm's scheduler, through Redis, and waits for the answer."""
+"""`FarmClient`: sends requests to a farm's scheduler through Redis and waits for the answers."""
 
 from __future__ import annotations
 
@@ -45,51 +45,51 @@ from tunemq_shared.signing.message_signing import InvalidSignature, MessageSigne
 _A = TypeVar("_A", bound=FarmAnswer)
 _E = TypeVar("_E", bound=msgspec.Struct)
 
-#: How long an answer may take to come.
+#: Default time limit for an answer.
 TIMEOUT_S: Final = 40.0
-#: A scheduler that lives is seen within this time, even if Redis has just been wiped.
+#: A running scheduler announces itself within this time, even if Redis has just been wiped.
 _SEEN_WITHIN_S: Final = 2.5
-#: One that has ended is waited for so long, since it may be started again just now.
+#: How long to wait for an ended scheduler, since it may be restarting.
 _BACK_WITHIN_S: Final = 5.0
-#: A request is sent again so often: Redis may have been wiped, or the scheduler started again.
+#: Time between two sends of a request: Redis may have been wiped, or the scheduler restarted.
 _AGAIN_S: Final = 2.0
-#: An answer that is not the scheduler's may be followed by its own, for so long.
+#: How long to wait for a valid answer after one with an invalid signature.
 _MENDED_WITHIN_S: Final = 3.0
-#: Between two looks for an answer: the first pause, and the longest.
+#: The first and the longest pause between two reads of an answer.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _RETRY_S: Final = 0.2
-#: A term has no more, which is about the time in seconds.
+#: The most digits of a term, which is roughly the Unix time.
 _TERM_DIGITS: Final = 18
-#: Requests that nobody took are thrown away beyond this number.
+#: The most requests in the stream; Redis drops older ones.
 _MOST_REQUESTS: Final = 10_000
 
 
 class _Envelope(msgspec.Struct):
-    """The part of a `FarmReply` that every version has."""
+    """The fields of a `FarmReply` that every version has."""
 
     version: int
     tunemq: str
 
 
 class _Announced(msgspec.Struct):
-    """Likewise of a `FarmAnnouncement`."""
+    """The fields of a `FarmAnnouncement` that every version has."""
 
     term: int
 
 
 class FarmClient:
-    """Somebody who uses a farm.
+    """A client of a farm's scheduler.
 
     Args:
-        url: where the farm's Redis is.
-        owner: in whose name; by default that in the key file. In a file of several it is the name
-            of the user who is logged in, else `OPERATOR`; without a file the user's name.
-        timeout_s: how long an answer may take.
-        keys: the path of the owner's key file; else `TUNEMQ_KEYS` says it, else there is none and
-            nothing is signed.
+        url: the URL of the farm's Redis.
+        owner: the owner in whose name to ask. Default: the owner in the key file; of a file with
+            several owners the login name, else `OPERATOR`; without a file the login name.
+        timeout_s: seconds that an answer may take.
+        keys: the path of the owner's key file. Default: `TUNEMQ_KEYS`; without it, requests are not
+            signed.
 
     Raises:
-        ConfigError: the address or the key file cannot be used.
+        ConfigError: the URL or the key file cannot be used.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FarmClient:
         self._connection.close()
 
     def farm(self) -> FarmDescription:
-        """What there is to know of the farm.
+        """Return the farm's description.
 
         Raises:
             TuneError: see `ask`.
@@ -128,22 +128,26 @@ class FarmClient:
         return self.ask(DescribeFarm(), FarmDescription)
 
     def ask(self, request: FarmRequest, answer: type[_A]) -> _A:
-        """Ask, and wait for the answer.
+        """Send a request and wait for the answer.
 
         Args:
-            answer: the kind of answer that there is to this kind of request.
+            request: the request.
+            answer: the type of the answer to this type of request.
+
+        Returns:
+            The answer.
 
         Raises:
-            ConfigError: what was asked for is of no use; says why.
-            RequestRefused: it is not possible now, or another version of TuneMQ runs there, or who
-                answers does not have our keys.
-            NoScheduler: the farm has none, or it does not answer; nothing was done, unless the
-                message says that it may have been.
-            WireUnavailable: Redis cannot be reached, or takes no writes.
+            ConfigError: the request is invalid; the message says why.
+            RequestRejected: the request is impossible now, the scheduler has another version of
+                TuneMQ, or the answer is not signed with the farm's keys.
+            NoScheduler: the farm has no scheduler, or it does not answer. The request was not
+                executed, unless the message says that it may have been.
+            RedisUnavailable: Redis cannot be reached, or rejects writes.
         """
         self._check_version(_decoded(self._find_scheduler(), _Envelope, is_json=True))
         if self._keys.look():
-            self._check_owner()  # others stand there now
+            self._check_owner()  # the key file has other owners now
         asked = _SentRequest(request, self.owner, self._tunemq, self._keys.submitter(self.owner))
         try:
             data = self._answer_to(asked)
@@ -157,7 +161,7 @@ class FarmClient:
             raise _rejected(reply.rejection)
         return _decoded(bytes(reply.answer), answer)
 
-    # --- the two ways -----------------------------------------------------------------------------
+    # --- sending and receiving --------------------------------------------------------------------
 
     def _answer_to(self, asked: _SentRequest) -> bytes:
         deadline = time.monotonic() + self._timeout_s
@@ -199,7 +203,7 @@ class FarmClient:
         raise self._unanswered(asked, has_ended=now < deadline)
 
     def _opened(self, asked: _SentRequest, found: bytes) -> bytes | InvalidSignature:
-        """What an answer says; the error where the farm's scheduler did not write it."""
+        """Return the content of an answer; the error if the farm's scheduler did not sign it."""
         try:
             data = open_answer(asked.message_signer, found, asked.id)
         except InvalidSignature as error:
@@ -208,7 +212,7 @@ class FarmClient:
         return data
 
     def _unanswered(self, asked: _SentRequest, *, has_ended: bool) -> NoScheduler:
-        """Take the request back where that is possible; the error that says what became of it."""
+        """Withdraw the request if possible; return an error that says whether it may run."""
         at = f"the scheduler of the farm at {self._connection.address}"
         what = "has ended" if has_ended else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
@@ -218,18 +222,18 @@ class FarmClient:
         )
 
     def _withdraw(self, asked: _SentRequest) -> bool:
-        """Take the request back; whether nobody had begun it, so that it is never done."""
+        """Withdraw the request; return whether the scheduler had not begun it and never will."""
         if not asked.entries:
             return True
         (removed,) = self._ask([("XDEL", redis_keys.REQUESTS, *asked.entries)])
         return bool(removed == len(asked.entries))
 
     def _find_scheduler(self) -> bytes:
-        """What the farm's scheduler announces.
+        """Return the announcement of the farm's scheduler.
 
         Raises:
-            NoScheduler: it has none.
-            WireUnavailable: Redis cannot be reached, or takes no writes.
+            NoScheduler: the farm has none.
+            RedisUnavailable: Redis cannot be reached, or rejects writes.
         """
         deadline = time.monotonic() + _SEEN_WITHIN_S
         while True:
@@ -246,10 +250,10 @@ class FarmClient:
         )
 
     def _try_to_write(self) -> None:
-        """Return if Redis takes a request: where it does not, no scheduler can renew its lease.
+        """Return if Redis accepts a request; if it does not, no scheduler can renew its lease.
 
         Raises:
-            WireUnavailable: it does not; says why.
+            RedisUnavailable: it does not; the message says why.
         """
         asked = _SentRequest(
             DescribeFarm(), self.owner, self._tunemq, self._keys.submitter(self.owner)
@@ -285,7 +289,7 @@ class FarmClient:
         )
 
     def _distrusted(self, broken: InvalidSignature) -> RequestRejected:
-        """What is said of an answer that is not believed; not what it says itself."""
+        """Return the error for an answer with an invalid signature, without that answer's text."""
         if not self._keys.is_signed:
             return RequestRejected(
                 f"the answer {broken}: this farm has keys. Have who runs it make some for you"
@@ -313,7 +317,7 @@ class FarmClient:
 
 
 class _SentRequest:
-    """A request on its way: its entry for the stream, and what is known of it there."""
+    """A request in transit: its stream entry and the IDs under which it was sent."""
 
     def __init__(
         self, request: FarmRequest, owner: str, tunemq: str, message_signer: MessageSigner
@@ -328,11 +332,11 @@ class _SentRequest:
         self._owner, self._tunemq = owner, tunemq
         self._kind = str(type(request).__struct_config__.tag)
         self.key = redis_keys.answer(self.id)
-        #: Where it stands in the stream, each time that it was sent.
+        #: Its entry ID for each time it was sent.
         self.entries: list[bytes] = []
 
     def command(self) -> RedisCommand:
-        """Sends it now."""
+        """Return the Redis command that sends the request now."""
         sent = str(int(time.time() * 1000))
         fields: dict[str, str | bytes] = {
             "v": str(REQUESTS_VERSION),
@@ -360,7 +364,7 @@ def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
 
 
 def _term_of(lease: bytes) -> int:
-    """The term in a scheduler's lease, which begins with it; 0 in what is no lease."""
+    """Return the term at the beginning of a scheduler's lease; 0 if the bytes are not a lease."""
     term = lease.partition(b":")[0]
     return int(term) if term.isdigit() and len(term) <= _TERM_DIGITS else 0
 

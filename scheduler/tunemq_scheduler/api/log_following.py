@@ -1,4 +1,4 @@
-"""Follows a log on a farm until what writes it is over, across restarts of scheduler and Redis."""
+"""Follows a log on a farm until it is complete, across restarts of the scheduler and Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_shared.base.errors import NoScheduler, RedisUnavailable
 from tunemq_shared.protocol.farm_requests import MAX_PAGE_BYTES, ReadLog
 
-#: Between two looks where nothing new came.
+#: Pause after a read without new data.
 _PAUSE_S: Final = 0.4
 _RETRY_S: Final = 1.0
 
@@ -19,7 +19,7 @@ _RETRY_S: Final = 1.0
 def log_pages(
     client: FarmClient, name: str, trial: str = "", *, offset: int = 0
 ) -> Iterator[LogPage]:
-    """The pages of a log as it is now, at least one.
+    """Yield the pages of a log as it is now, at least one.
 
     Raises:
         TuneError: see `FarmClient.ask`.
@@ -43,16 +43,16 @@ def follow(
     show: Callable[[bytes], None],
     tell: Callable[[str], None],
 ) -> LogPage:
-    """Show a log as it grows; returns its last page when nothing more will come.
+    """Show a log as it grows; return its last page once it is complete.
 
     Args:
-        show: gets what was printed.
-        tell: gets a line for people when the farm cannot be reached, and when it is back.
+        show: receives the log's bytes.
+        tell: receives a message when the farm becomes unreachable, and when it is reachable again.
 
     Raises:
-        ConfigError: there is no such experiment or trial (any more).
-        RequestRefused: it cannot be read.
-        NoScheduler, WireUnavailable: from the first look only; later ones wait.
+        ConfigError: the experiment or trial does not exist (any more).
+        RequestRejected: the log cannot be read.
+        NoScheduler, RedisUnavailable: raised by the first read only; later reads wait.
     """
     is_first, is_away = True, False
     while True:

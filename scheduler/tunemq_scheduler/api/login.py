@@ -1,4 +1,4 @@
-"""Who is logged in, as the owner of what is asked of a farm."""
+"""The login name of the user, used as the owner of requests to a farm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _UNSAFE: Final = re.compile(r"[^\w.@+=-]+")
 
 
 def login_name() -> str:
-    """The name, without what no owner's name can hold."""
+    """Return the user's login name, without characters that an owner's name cannot contain."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # nobody of that number is known, as in many containers
+    except (KeyError, OSError):  # the UID has no name, as in many containers
         name = f"uid-{os.getuid()}"
     return _UNSAFE.sub("_", name)[:64] or f"uid-{os.getuid()}"

@@ -1,6 +1,6 @@
-"""A whole `Tuner` as bytes, from the script that made it to the process that runs it on a farm.
+"""Pickles a whole `Tuner`, for the process that runs it on a farm.
 
-Whoever loads one runs what is in it: only an experiment's own process does.
+Loading one executes code from it: only the experiment's own process does that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION: Final = 1
 
 
 class _Pickled(msgspec.Struct, frozen=True, kw_only=True):
-    """Each part is pickled by itself, so that the one that cannot be loaded is known."""
+    """The parts of a tuner, each pickled separately, so that an error names the part."""
 
     version: int = _VERSION
     python: str
@@ -36,7 +36,7 @@ class _Pickled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedTuner(NamedTuple):
-    """What a `Tuner` was made of."""
+    """The parts of a `Tuner`."""
 
     trainable: Any
     param_space: dict[str, Any] | None
@@ -47,11 +47,12 @@ class LoadedTuner(NamedTuple):
 def pickle_tuner_parts(
     trainable: Any, param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
 ) -> bytes:
-    """A Tuner's parts as bytes.
+    """Pickle the parts of a Tuner.
 
     Raises:
-        TrainableError: the trainable, or what is bound to it, cannot be pickled; names what.
-        ConfigError: another part cannot be; likewise.
+        TrainableError: the trainable, or an object bound to it, cannot be pickled; the message
+            names it.
+        ConfigError: another part cannot be pickled; the message names it.
     """
     attached = attached_to(trainable)
     bound, asks = attached.parameters, attached.resources
@@ -69,12 +70,12 @@ def pickle_tuner_parts(
 
 
 def load_tuner_parts(data: bytes) -> LoadedTuner:
-    """What was pickled; runs code of the experiment.
+    """Unpickle the parts of a Tuner; executes code of the experiment.
 
     Raises:
-        TunerOfOtherVersion: another version of Python or cloudpickle made it.
-        ConfigError: it is damaged.
-        TrainableError: something that it refers to cannot be imported here.
+        TunerOfOtherVersion: another version of Python or cloudpickle pickled it.
+        ConfigError: the data is damaged.
+        TrainableError: an object that it refers to cannot be imported here.
     """
     try:
         found = msgspec.msgpack.decode(data, type=_Pickled)

@@ -1,8 +1,8 @@
-"""What of a request and of its answer is signed: everything that either side acts on.
+"""Signs requests and their answers: everything that either side acts on.
 
-A request is bound to its id, so that its answer is the answer to it and to no other; to its kind
-and version; and to the time at which it was sent, so that one that was kept is void after
-`wire.REQUEST_TTL_S`. For so long at least the scheduler knows which it has done.
+A signature covers the request's ID, so that an answer belongs to one request; its kind and version;
+and the time of sending, so that a recorded request expires after `redis_keys.REQUEST_TTL_S`. The
+scheduler remembers the requests that it executed for at least that time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tunemq_shared.signing.message_signing import MessageSigner
 def close_request(
     message_signer: MessageSigner, body: bytes, *, request: str, kind: str, sent: str
 ) -> bytes:
-    """A request as it travels.
+    """Sign a request.
 
     Args:
-        seal: of whose request it is.
-        body: what is asked, in msgpack.
-        request: its id.
-        kind: of request.
-        sent: when, as its entry says it.
+        message_signer: signs in the owner's name.
+        body: the request in msgpack.
+        request: its ID.
+        kind: its kind.
+        sent: the time of sending, as in its stream entry.
     """
     return message_signer.close(body, *_context(request, kind, sent))
 
@@ -29,24 +29,24 @@ def close_request(
 def open_request(
     message_signer: MessageSigner, signed_message: bytes, *, request: str, kind: str, sent: str
 ) -> bytes:
-    """What is asked.
+    """Verify a request; return its body.
 
     Raises:
-        SealBroken: nobody who has a key of the seal's asks this.
+        InvalidSignature: no key of the owner signed this request.
     """
     return message_signer.open(signed_message, *_context(request, kind, sent))
 
 
 def close_answer(message_signer: MessageSigner, reply: bytes, request: str) -> bytes:
-    """The answer to a request as it travels."""
+    """Sign the answer to a request."""
     return message_signer.close(reply, b"answer", request.encode())
 
 
 def open_answer(message_signer: MessageSigner, signed_message: bytes, request: str) -> bytes:
-    """The answer to a request.
+    """Verify the answer to a request; return it.
 
     Raises:
-        SealBroken: the scheduler does not say this.
+        InvalidSignature: the scheduler did not sign this answer.
     """
     return message_signer.open(signed_message, b"answer", request.encode())
 

@@ -1,4 +1,4 @@
-"""`run`: a search in one call, with the arguments of `Tuner`'s configs side by side."""
+"""`run`: a whole search in one call, with the arguments of `Tuner` and its configs side by side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tunemq_shared.base.errors import ConfigError, TrialError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.trainable.resources import ResourceInput, with_resources
 
-#: Before the name of a score in ``checkpoint_score_attr``.
+#: Prefix of ``checkpoint_score_attr``: lower scores are better.
 _LOWER_IS_BETTER: Final = "min-"
 
 
@@ -67,30 +67,46 @@ def run(
     seed: int | None = None,
     debug: bool = False,
 ) -> ExperimentAnalysis:
-    """Search for the best configuration of a trainable, and return when the search is over.
+    """Search for the best configuration of a trainable; return when the search has ended.
+
+    The arguments are those of `Tuner`, `TuneConfig` and `RunConfig`, under Ray Tune's names.
 
     Args:
-        run_or_experiment: the trainable: a function of a configuration, or a `Trainable` class.
-        config: the search space.
-        resources_per_trial: what each trial gets; instead of `with_resources`.
-        raise_on_failed_trial: raise when the search is over and a trial is in ERROR.
+        run_or_experiment (function, class or executable): the trainable: a function that takes a
+            configuration, a `Trainable` class, or an `executable`.
         name, metric, mode, stop, time_budget_s, num_samples, storage_path, search_alg, scheduler,
             checkpoint_config, sync_config, trial_limits, verbose, progress_reporter, max_failures,
-            fail_fast, callbacks, reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and
-            `RunConfig`.
-        failure_config: instead of ``max_failures`` and ``fail_fast``, which are fields of it.
-        local_dir: an older name of a local ``storage_path``.
+            fail_fast, callbacks, reuse_actors, max_concurrent_trials, seed: see `TuneConfig`,
+            `RunConfig` and `FailureConfig`.
+        config (dict): the search space; ``param_space`` of `Tuner`.
+        resources_per_trial (dict or PlacementGroupFactory): the resources of each trial, as in
+            `with_resources`.
+        local_dir (str or path): older name of ``storage_path``.
         keep_checkpoints_num, checkpoint_score_attr, checkpoint_freq, checkpoint_at_end: older names
-            of what `CheckpointConfig` has; before the attribute, ``min-`` says that lower scores
-            are better.
-        restore: what every trial begins from; an older name of
-            ``RunConfig(resume_from_checkpoint=...)``.
-        debug: see `Tuner.fit`.
+            of ``num_to_keep``, ``checkpoint_score_attribute``, ``checkpoint_frequency`` and
+            ``checkpoint_at_end`` of `CheckpointConfig`. An attribute with the prefix ``min-`` means
+            that lower scores are better.
+        restore (Checkpoint, str or path): older name of ``RunConfig(resume_from_checkpoint=...)``.
+        failure_config (FailureConfig): replaces ``max_failures`` and ``fail_fast``.
+        raise_on_failed_trial (bool): raise an error after the search if a trial is in ERROR.
+        debug (bool): run only the first trial, in this process; see `Tuner.fit`.
+
+    Returns:
+        The results of all trials.
 
     Raises:
-        UserError: something in the search is not usable; nothing was started.
-        TrialError: a trial is in ERROR; its first failures are in the message.
-        KeyboardInterrupt: Ctrl-C; everything was saved before.
+        UserError: an argument is invalid; nothing was started.
+        TrialError: a trial is in ERROR; the message contains the first errors.
+        KeyboardInterrupt: the user pressed Ctrl-C; the search was saved before.
+        TuneError: the search cannot continue.
+
+    Example:
+        >>> from tunemq import grid_search, report, run
+        >>> def train(config):
+        ...     report({"loss": (config["x"] - 3) ** 2})
+        >>> space = {"x": grid_search([1, 2, 3])}
+        >>> run(train, config=space, metric="loss", mode="min", verbose=0).best_config
+        {'x': 3}
     """
     trainable = run_or_experiment
     if resources_per_trial is not None:
@@ -148,7 +164,7 @@ def _one_of(name: str, value: Any, older: str, older_value: Any) -> Any:
 
 
 def _failure_config(given: FailureConfig | None, **fields: Any) -> FailureConfig:
-    """The settings for failures, from ``failure_config`` or from its fields beside it."""
+    """Return ``failure_config``, or one made of its older separate arguments."""
     if given is None:
         return FailureConfig(**fields)
     named = [f"{name}={value!r}" for name, value in fields.items() if value]
@@ -161,7 +177,7 @@ def _failure_config(given: FailureConfig | None, **fields: Any) -> FailureConfig
 
 
 def _checkpoint_config(given: CheckpointConfig | None, **older: Any) -> CheckpointConfig:
-    """The settings for checkpoints, from ``checkpoint_config`` or from the older arguments."""
+    """Return ``checkpoint_config``, or one made of the older arguments."""
     named = [f"{name}={value!r}" for name, value in older.items() if value]
     if given is not None:
         if named:

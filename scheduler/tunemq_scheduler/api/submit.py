@@ -1,4 +1,4 @@
-"""Hands experiments to a farm: scripts, and Tuners of scripts that run here."""
+"""Submits experiments to a farm: scripts, and Tuners of the running script."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tunemq_shared.protocol.farm_requests import (
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.standard_streams import tell
 
-#: Where programs of other people lie.
+#: Folders of installed packages, which are not the user's code.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be said of an experiment beside its code.
+    """Options of a submission besides the code.
 
     Attributes:
-        name: empty for one that is made up.
-        folder: of the code that is sent; None for what the script seems to need.
+        name: the experiment's name; empty for a generated one.
+        folder: the folder of the code to send; None for what the script seems to need.
     """
 
     name: str = ""
@@ -53,13 +53,13 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 def submit_script(
     client: FarmClient, given: str, submit_options: SubmitOptions
 ) -> ExperimentSubmitted:
-    """Have a farm run the Tuner of a script, which does not run here.
+    """Submit a script's Tuner to a farm; the script does not run here.
 
     Args:
         given: ``SCRIPT`` or ``SCRIPT:NAME``.
 
     Raises:
-        ConfigError: something given is of no use; nothing was queued.
+        ConfigError: an argument is invalid; nothing was queued.
         StoreError: the farm's store cannot be reached from here.
         TuneError: see `FarmClient.ask`.
     """
@@ -75,17 +75,17 @@ def submit_script(
 def submit_pickled(
     client: FarmClient, pickled: bytes, submit_options: SubmitOptions, fallback: str
 ) -> ExperimentSubmitted:
-    """Have a farm run a Tuner of this process.
+    """Submit a Tuner of this process to a farm.
 
-    What it imports from beside the running script, or from the folder that is wished for, is sent
-    along.
+    The submission includes the modules that the Tuner imports from the running script's folder, or
+    the requested folder.
 
     Args:
-        pickled: by `tunemq_scheduler.api.pickled_tuner`.
-        fallback: begins the name, where none is wished for.
+        pickled: the Tuner, by `tunemq_scheduler.api.pickled_tuner`.
+        fallback: the beginning of the name if none is requested.
 
     Raises:
-        ConfigError: something given is of no use; nothing was queued.
+        ConfigError: an argument is invalid; nothing was queued.
         StoreError: the farm's store cannot be reached from here.
         TuneError: see `FarmClient.ask`.
     """
@@ -95,7 +95,7 @@ def submit_pickled(
 
 
 def _tell_troubles() -> Callable[[str], None]:
-    """Says each trouble with the store once, for its client tries again silently."""
+    """Return a function that prints each store problem once; the store client retries silently."""
     told = {""}
 
     def on_trouble(trouble: str) -> None:
@@ -114,12 +114,12 @@ def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
     main = sys.modules.get("__main__")
     running = getattr(main, "__file__", None)
     if running is None or not running.endswith(".py"):
-        return None  # a notebook, or an installed program
+        return None  # a notebook or an installed program
     path = Path(running).absolute()
     if not _INSTALLED.isdisjoint(path.parts):
         return None
     module = getattr(getattr(main, "__spec__", None), "name", "")
-    if "." in module:  # python -m package.module: it imports the package from where that lies
+    if "." in module:  # python -m package.module: bundle the folder that contains the package
         return bundle(path.parents[module.count(".")], blobs)
     place = code_place(path)
     return bundle(place.source, blobs) if place.source.is_dir() else None

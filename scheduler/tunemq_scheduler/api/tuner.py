@@ -1,4 +1,4 @@
-"""`Tuner`: a search, from what users write to what they get."""
+"""`Tuner`: configures, runs and restores a search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TunerParts(NamedTuple):
-    """What a `Tuner` was made of, in the order in which `prepare` takes it."""
+    """The arguments of a `Tuner`, in the order of `prepare`'s parameters."""
 
     trainable: Any
     param_space: dict[str, Any] | None
@@ -37,14 +37,31 @@ class TunerParts(NamedTuple):
 
 
 class Tuner:
-    """Searches for the best configuration of a trainable.
+    """A search for the best configuration of a trainable.
 
     Args:
-        trainable: a function of a configuration, or a `Trainable` class.
-        param_space: the search space: a dict of names to values, domains such as ``uniform(0, 1)``,
-            ``grid_search([...])``, and dicts of those.
-        tune_config: how it is searched.
-        run_config: how it is run, and where its files go.
+        trainable (function, class or executable): a function that takes a configuration, a
+            `Trainable` class, or an `executable`.
+        param_space (dict): the search space: names mapped to constants, domains such as
+            ``uniform(0, 1)``, ``grid_search([...])``, or nested dicts of these.
+        tune_config (TuneConfig): how to search.
+        run_config (RunConfig): how to run the trials, and where to store files.
+
+    Raises:
+        ConfigError: ``tune_config`` or ``run_config`` has another type.
+
+    Example:
+        >>> from tunemq import RunConfig, TuneConfig, Tuner, grid_search, report
+        >>> def train(config):
+        ...     report({"loss": (config["x"] - 3) ** 2})
+        >>> tuner = Tuner(
+        ...     train,
+        ...     param_space={"x": grid_search([1, 2, 3])},
+        ...     tune_config=TuneConfig(metric="loss", mode="min"),
+        ...     run_config=RunConfig(verbose=0),
+        ... )
+        >>> tuner.fit().get_best_result().config
+        {'x': 3}
     """
 
     def __init__(
@@ -75,30 +92,36 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Self:
-        """A tuner that goes on with an experiment: finished, stopped, interrupted or crashed.
+        """Create a tuner that continues an experiment: finished, stopped, interrupted or crashed.
 
-        `fit` then runs what is left of it. What it was run with is unpickled from its folder, so
-        restore only what comes from people whom you trust.
+        `fit` then runs the remaining trials. This method unpickles the experiment's settings from
+        its folder, which can execute code: restore only experiments of people whom you trust.
 
         Args:
-            path: the experiment's folder, or its address in a store.
-            trainable: the same as before; its code may have been mended.
-            resume_unfinished: whether trials that were not over go on, from their last checkpoints;
-                else they end where they are.
-            resume_errored: whether trials in ERROR go on from their last checkpoints.
-            restart_errored: whether they begin anew.
-            param_space: the same as before, where what is in it could not be pickled, or holds
-                something that is elsewhere now.
-            tune_config: instead of the one before, e.g. with more ``num_samples`` or another
-                ``time_budget_s``; metric, mode, seed and the kinds of algorithms stay.
-            run_config: instead of the one before, e.g. with other callbacks, more failures allowed,
-                or another ``stop``: trials that ended only by the old criteria go on. Where the
-                experiment is, and which checkpoints are kept, stays.
+            path (str or path): the experiment's folder, or its address in a store.
+            trainable (function, class or executable): the same trainable as before; its code may
+                have been corrected.
+            resume_unfinished (bool): continue unfinished trials from their last checkpoints; False
+                ends them as they are.
+            resume_errored (bool): continue trials in ERROR from their last checkpoints.
+            restart_errored (bool): restart trials in ERROR from the beginning.
+            param_space (dict): the same search space as before; needed where it could not be
+                pickled or refers to an object that has moved.
+            tune_config (TuneConfig): replaces the earlier one, for instance with more
+                ``num_samples`` or another ``time_budget_s``. Metric, mode, seed and the types of
+                the algorithms cannot change.
+            run_config (RunConfig): replaces the earlier one, for instance with other callbacks,
+                more retries or another ``stop``; trials that only the old criteria ended continue.
+                The experiment's location and its checkpoint settings cannot change.
+
+        Returns:
+            The tuner.
 
         Raises:
-            ConfigError: it cannot be restored like this; says why. Nothing was changed.
-            JournalError: its journal cannot be read.
-            StoreError: its store cannot be reached.
+            ConfigError: the experiment cannot be restored with these arguments; the message says
+                why. Nothing was changed.
+            JournalError: the experiment's journal cannot be read.
+            StoreError: the experiment's store cannot be reached.
         """
         if resume_errored and restart_errored:
             raise ConfigError(
@@ -129,12 +152,12 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether there is an experiment at this folder, or at this address in a store."""
+        """Return whether an experiment exists in this folder, or at this address in a store."""
         return can_restore(path)
 
     @property
     def parts(self) -> TunerParts:
-        """What it was made of, for those who run it elsewhere."""
+        """The tuner's arguments, for code that runs it in another process."""
         return TunerParts(self._trainable, self._param_space, self._tune_config, self._run_config)
 
     @overload
@@ -167,25 +190,32 @@ class Tuner:
         priority: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> ResultGrid | ExperimentHandle:
-        """Run the search, and return when it is over.
+        """Run the search; return when it has ended.
 
-        Without an address Redis, a worker and everything else it needs are started for this script,
-        stay warm for the next search, and end with it.
+        Without an address, TuneMQ starts Redis, a worker and everything else for this script. They
+        stay warm for the next search and end with the script.
 
         Args:
-            debug: run only the first trial, in this process, so that breakpoints and pdb work.
-            address: of the Redis of a farm, on whose scheduler the search runs then, even if this
-                script ends; its code travels there.
-            detached: return at once what can be asked about the search, on a farm.
-            priority: on a farm: those with a higher one are first.
-            folder: of the code that the farm needs; by default the script's own, if it imports
-                modules that lie there.
+            debug (bool): run only the first trial, in this process, so that breakpoints and pdb
+                work.
+            address (str): the URL of a farm's Redis, such as ``redis://host:6379/0``. The search
+                then runs on the farm's scheduler, even after this script ends; its code is sent
+                there.
+            detached (bool): return an `ExperimentHandle` immediately; only with ``address``.
+            priority (int): on a farm, experiments with a higher priority come first.
+            folder (str or path): the folder of the code to send to the farm. Default: the script's
+                folder if the script imports modules from there, else the script alone.
+
+        Returns:
+            The results; with ``detached=True`` a handle of the experiment.
 
         Raises:
-            UserError: something in the search is not usable; nothing was started.
-            StoreError: its store cannot be used; nothing was started.
-            KeyboardInterrupt: Ctrl-C; everything was saved before. On a farm it goes on.
-            TuneError: the search could not go on; the farm has no scheduler, or refuses it.
+            UserError: a setting is invalid; nothing was started.
+            StoreError: the store cannot be used; nothing was started.
+            KeyboardInterrupt: the user pressed Ctrl-C; the search was saved before. On a farm it
+                continues.
+            TuneError: the search cannot continue; the farm has no scheduler, or rejects the
+                experiment.
         """
         if address is None:
             if detached or priority or folder is not None:
@@ -213,7 +243,7 @@ class Tuner:
                 "a restored Tuner cannot be sent to a farm; what the farm has is gone on with by"
                 " `tunemq resume NAME`, and what this machine has here: fit()."
             )
-        # Before `prepare`, which checks it, sets up the algorithms in it.
+        # Pickle before `prepare`, which sets up the algorithms among the parts.
         pickled = pickle_tuner_parts(*self.parts)
         prepared = prepare(*self.parts)
         with installed_packages_first("redis"):
@@ -231,7 +261,7 @@ class Tuner:
 
     def _experiment(self) -> Experiment:
         space, tune, run = self._param_space, self._tune_config, self._run_config
-        # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
+        # Pickle before `prepare` sets up the algorithms: a later run begins with fresh ones.
         kept = pickle_tuner(space, tune, run)
         prepared = prepare(self._trainable, space, tune, run)
         found, self._restored = self._restored, None
@@ -246,10 +276,10 @@ class Tuner:
         return Experiment(prepared, storage, options, keep=keep)
 
     def get_results(self) -> ResultGrid:
-        """What `fit` returned; before that, of a restored tuner, what there is so far.
+        """Return the results of `fit`; before `fit`, the results so far of a restored experiment.
 
         Raises:
-            TuneError: there is nothing yet.
+            TuneError: there are no results yet.
         """
         if self._results is None and self._restored is not None:
             return results_so_far(self._restored, self._trainable)

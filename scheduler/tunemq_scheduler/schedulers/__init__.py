@@ -1,4 +1,4 @@
-"""Trial schedulers: which trial runs next, and which stops early."""
+"""Trial schedulers: they decide which trial runs next and which trials stop early."""
 
 from __future__ import annotations
 

@@ -39,24 +39,25 @@ from tunemq_shared.protocol.conditions import (
 
 
 class AsyncHyperBandScheduler(TrialScheduler):
-    """Stops a trial at a rung unless it is among the best ``1 / reduction_factor`` of those before.
+    """Stop a trial at a rung unless it is among the best ``1 / reduction_factor`` of those before.
 
     The rungs are at ``grace_period``, ``grace_period * reduction_factor``, and so on up to
-    ``max_t``. At each, a trial's value is compared with the quantile of the values that were
-    recorded there before it, as Ray does, and then recorded; the first to come goes on. A result
-    that passes several rungs at once counts at the highest. A value that is not a finite number is
-    worse than any other.
+    ``max_t``. At each, the scheduler compares a trial's value with the quantile of the values
+    recorded there before, as Ray does, and then records it; the first trial at a rung continues. A
+    result that passes several rungs at once counts at the highest. A value that is not a finite
+    number is worse than any other.
 
     Args:
-        time_attr: what measures progress; a value of the results that grows.
-        metric: what to compare by, if not ``TuneConfig``'s.
+        time_attr: the result key that measures progress; its values grow.
+        metric: the result key to compare. Default: ``TuneConfig``'s metric.
         mode: ``min`` or ``max``.
-        max_t: where trials are stopped, in units of ``time_attr``.
-        grace_period: up to where no trial is stopped.
-        reduction_factor: one of how many trials goes on at a rung; above 1.
-        brackets: how many brackets; bracket s begins with rung s. A trial's bracket is drawn from
-            its number and the seed, the more likely the more rungs it has.
-        stop_last_trials: whether trials are stopped at ``max_t``.
+        max_t: the progress at which trials stop, in units of ``time_attr``.
+        grace_period: the progress before which no trial stops, in units of ``time_attr``.
+        reduction_factor: one trial of this many continues at a rung; above 1.
+        brackets: the number of brackets; bracket s begins with rung s. The scheduler draws a
+            trial's bracket from the trial's number and the seed; brackets with more rungs are more
+            likely.
+        stop_last_trials: whether trials stop at ``max_t``.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class AsyncHyperBandScheduler(TrialScheduler):
         self._places: dict[str, _RungPosition] = {}
 
     def set_search_properties(self, metric: Metric, mode: Mode, **spec: Any) -> bool:
-        """Take over the experiment's metric, mode and seed.
+        """Set the experiment's metric, mode and seed.
 
         Raises:
-            ConfigError: one of them is missing, or contradicts its own, or there are several
-                metrics.
+            ConfigError: metric or mode is missing, or differs from the scheduler's own, or there
+                are several metrics.
         """
         super().set_search_properties(metric, mode, **spec)
         who = type(self).__name__
@@ -105,10 +106,10 @@ class AsyncHyperBandScheduler(TrialScheduler):
         return True
 
     def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
-        """Draw the trial's bracket; one that had ended and goes on has its rungs behind it.
+        """Draw the trial's bracket; a trial that had ended and continues skips the rungs it passed.
 
         Raises:
-            ConfigError: nobody said what to compare by.
+            ConfigError: neither the scheduler nor ``TuneConfig`` names a metric.
         """
         need_objective(type(self).__name__, self._metric if self._name else None, self._mode)
         place = self._places[trial.trial_id] = _RungPosition(self._draw_bracket(trial.number))
@@ -129,7 +130,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         trial: TrialLike,
         result: dict[str, Any],
     ) -> str:
-        """STOP at ``max_t``, or at a rung where others were better."""
+        """Return STOP at ``max_t``, and at a rung where the trial is not among the best."""
         place = self._places.get(trial.trial_id)
         time, measured = lookup(result, self._time_attr), lookup(result, self._name)
         if place is None or time is None:
@@ -145,7 +146,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         return self._stop(trial, reason) if reason else self.CONTINUE
 
     def _judge(self, place: _RungPosition, time: float, measured: Any) -> str:
-        """Record a value at the highest rung that is new to the trial; say why it is not enough."""
+        """Record a value at the highest rung newly reached; return why the trial must stop."""
         rung = self._reach(place, time)
         if rung is None:
             return ""
@@ -178,22 +179,22 @@ class AsyncHyperBandScheduler(TrialScheduler):
         trial: TrialLike,
         result: dict[str, Any],
     ) -> None:
-        """Record the last value if it reached a rung; others are compared with it."""
+        """Record the last value if it reached a rung: later trials are compared with it."""
         place = self._places.pop(trial.trial_id, None)
         time, measured = lookup(result, self._time_attr), lookup(result, self._name)
         if place is not None and time is not None and measured is not None:
             self._judge(place, time, measured)
 
     def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
-        """Forget the trial; what it recorded stays."""
+        """Forget the trial; its recorded values stay."""
         self._places.pop(trial.trial_id, None)
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
-        """Forget the trial; what it recorded stays."""
+        """Forget the trial; its recorded values stay."""
         self._places.pop(trial.trial_id, None)
 
     def horizon(self, trial: TrialLike) -> Horizon | None:
-        """The trial's next rung, else ``max_t``."""
+        """Return the trial's next rung, else ``max_t``."""
         if not decides_as(self, AsyncHyperBandScheduler):
             return None
         place = self._places.get(trial.trial_id)
@@ -209,7 +210,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         return TO_THE_END
 
     def debug_string(self) -> str:
-        """Each bracket's rungs with the number of trials and the cutoff."""
+        """Return each bracket's rungs with their trial counts and cutoffs."""
         lines = [f"Using ASHA: {self._stopped} trials stopped."]
         for rungs in self._brackets:
             shown = [
@@ -223,7 +224,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         return "" if cutoff is None else f", cutoff {self._sign * cutoff:g}"
 
     def get_state(self) -> dict[str, Any]:
-        """All rungs, and where each live trial is."""
+        """Return all rungs, and each live trial's position."""
         return {
             "stopped": self._stopped,
             "brackets": [[rung.get_state() for rung in rungs] for rungs in self._brackets],
@@ -234,10 +235,10 @@ class AsyncHyperBandScheduler(TrialScheduler):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave.
+        """Restore the state that `get_state` returned.
 
         Raises:
-            ConfigError: the rungs were others.
+            ConfigError: the rungs differ.
         """
         mine = [[rung.milestone for rung in rungs] for rungs in self._brackets]
         theirs = [[rung[0] for rung in rungs] for rungs in state["brackets"]]
@@ -257,9 +258,9 @@ ASHAScheduler = AsyncHyperBandScheduler
 
 
 class _RungPosition:
-    """Where a live trial is: its bracket, and the first rung that it has not reached.
+    """The position of a live trial: its bracket, and the first rung that it has not reached.
 
-    ``overdue``: it has reached a rung by a result that did not have the metric.
+    ``overdue``: it reached a rung with a result that lacked the metric.
     """
 
     __slots__ = ("bracket", "next_rung", "overdue")

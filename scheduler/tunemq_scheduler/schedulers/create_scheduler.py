@@ -1,4 +1,4 @@
-"""Trial schedulers by name, and whatever ``TuneConfig(scheduler=...)`` may hold."""
+"""Creates trial schedulers by name, and reads ``TuneConfig(scheduler=...)``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,23 @@ _SCHEDULERS: dict[str, type[TrialScheduler]] = {
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """The trial scheduler of a name, made with ``kwargs``.
+    """Create a trial scheduler by its name.
+
+    Args:
+        scheduler (str): ``"fifo"``, or ``"asha"`` (also ``"async_hyperband"`` and
+            ``"asynchyperband"``).
+        **kwargs: arguments of the scheduler's class.
+
+    Returns:
+        The trial scheduler.
 
     Raises:
-        ConfigError: there is none of that name; lists those that there are.
+        ConfigError: no scheduler has this name, or an argument is invalid.
+
+    Example:
+        >>> from tunemq import create_scheduler
+        >>> type(create_scheduler("asha", max_t=100, grace_period=4)).__name__
+        'AsyncHyperBandScheduler'
     """
     if scheduler not in _SCHEDULERS:
         raise ConfigError(
@@ -32,16 +45,16 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
 
 
 def make_scheduler(scheduler: Any, metric: Metric, mode: Mode, seed: int) -> TrialScheduler:
-    """What decides about an experiment's trials, told what is optimised.
+    """Return an experiment's trial scheduler, set up with its metric, mode and seed.
 
     Args:
-        scheduler: a name, a `TrialScheduler`, or None for first come, first served.
+        scheduler: a name, a `TrialScheduler`, or None for first in, first out.
         metric: as in ``TuneConfig``.
         mode: as in ``TuneConfig``.
         seed: the experiment's seed.
 
     Raises:
-        ConfigError: ``scheduler`` is nothing of these, or does not work with the metric and mode.
+        ConfigError: ``scheduler`` is none of these, or does not accept the metric and mode.
     """
     if isinstance(scheduler, str):
         scheduler = create_scheduler(scheduler)

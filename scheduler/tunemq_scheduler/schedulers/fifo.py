@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""`FIFOScheduler`: first in, first out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 
 
 class FIFOScheduler(Stateless, TrialScheduler):
-    """Starts trials in their order and lets each run to its end.
+    """Start trials in their order and let each run to its end.
 
-    A subclass with an ``on_trial_result`` of its own is asked about every result.
+    A subclass that overrides ``on_trial_result`` is asked about every result.
     """
 
     @property
     def metric(self) -> Metric:
-        """None: it looks at no metric."""
+        """None: it uses no metric."""
         return None if decides_as(self, FIFOScheduler) else self._metric
 
     def on_trial_result(
@@ -32,13 +32,13 @@ class FIFOScheduler(Stateless, TrialScheduler):
         trial: TrialLike,  # noqa: ARG002
         result: dict[str, Any],  # noqa: ARG002
     ) -> str:
-        """CONTINUE."""
+        """Return CONTINUE."""
         return self.CONTINUE
 
     def horizon(self, trial: TrialLike) -> Horizon | None:  # noqa: ARG002
-        """Never to be asked."""
+        """Return ``()``: never ask."""
         return TO_THE_END if decides_as(self, FIFOScheduler) else None
 
     def debug_string(self) -> str:
-        """One line for the person at the terminal."""
+        """Return one line about its state, for the terminal."""
         return "Using FIFO scheduling."

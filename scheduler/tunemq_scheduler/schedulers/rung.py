@@ -1,4 +1,4 @@
-"""One rung of successive halving: the values of the trials that reached it, and their cutoff."""
+"""`Rung`: the values of the trials that reached one milestone, and their cutoff."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Rung:
-    """Values recorded at one milestone, larger is better, kept in order.
+    """Values recorded at one milestone, in order; larger is better.
 
-    Recording is a binary search and a move of at most a few tens of kilobytes, and the cutoff is
-    read by index, so that a decision costs microseconds with thousands of values.
+    Recording costs a binary search and a move of at most a few tens of kilobytes; the cutoff is
+    read by index. So a decision costs microseconds, even with thousands of values.
 
     Args:
-        milestone: how far a trial has to come.
-        keep: the share of trials that is to go on, e.g. 1/4.
+        milestone: the progress at which trials are compared, in units of ``time_attr``.
+        keep: the fraction of trials that continue, e.g. 1/4.
     """
 
     __slots__ = ("_quantile", "diverged", "milestone", "values")
@@ -23,18 +23,18 @@ class Rung:
         self.milestone = milestone
         self.values: list[float] = []
         self.diverged = 0
-        # By way of percent and back, as numpy does it: the last digit decides ties.
+        # Convert to percent and back, as numpy does: the last digit decides ties.
         self._quantile = ((1 - keep) * 100) / 100
 
     @property
     def count(self) -> int:
-        """How many trials were recorded."""
+        """The number of recorded trials."""
         return len(self.values) + self.diverged
 
     def cutoff(self) -> float | None:
-        """The value below which a trial is not among the best; None if nothing is recorded.
+        """Return the smallest value that is among the best; None if no value is recorded.
 
-        It is numpy's ``nanpercentile`` with linear interpolation, to the last bit: position
+        It equals numpy's ``nanpercentile`` with linear interpolation, to the last bit: position
         ``(n - 1) * q`` between the two neighbours, counted from the nearer one.
         """
         values = self.values
@@ -49,17 +49,17 @@ class Rung:
         return below + gap * part if part < 0.5 else above - gap * (1 - part)
 
     def record(self, value: float | None) -> None:
-        """Count a trial in; None is one whose value is not a finite number."""
+        """Record a trial's value; None if it is not a finite number."""
         if value is None:
             self.diverged += 1
         else:
             bisect.insort(self.values, value)
 
     def get_state(self) -> list[Any]:
-        """JSON values."""
+        """Return the state as JSON values."""
         return [self.milestone, self.diverged, self.values.copy()]
 
     def set_state(self, state: list[Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         _, self.diverged, values = state
         self.values = sorted(values)

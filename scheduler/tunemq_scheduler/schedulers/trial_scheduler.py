@@ -1,4 +1,4 @@
-"""`TrialScheduler`: the contract of algorithms that stop and pause trials. The names are Ray's."""
+"""`TrialScheduler`: the interface of algorithms that stop and pause trials, as in Ray Tune."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tunemq_shared.protocol.conditions import Horizon
 
 
 class SchedulerDecision(str):
-    """A decision, and why: ``return TrialScheduler.STOP.because("too slow")``.
+    """A decision with a reason: ``return TrialScheduler.STOP.because("too slow")``.
 
-    It equals the bare string, so a scheduler may return that as well.
+    It equals the plain string, which a scheduler may return as well.
     """
 
     __slots__ = ("reason",)
     reason: str
 
     def __new__(cls, decision: str, reason: str = "") -> Self:
-        """A decision with a reason."""
+        """Create a decision with a reason."""
         verdict = super().__new__(cls, decision)
         verdict.reason = reason
         return verdict
 
     def because(self, reason: str) -> SchedulerDecision:
-        """The same decision with a reason, which is journalled and shown."""
+        """Return the same decision with a reason, which is journalled and shown."""
         return SchedulerDecision(self, reason)
 
 
@@ -39,19 +39,20 @@ _NOOP = "NOOP"
 
 
 def decides_as(scheduler: TrialScheduler, base: type[TrialScheduler]) -> bool:
-    """Whether a scheduler still has the ``on_trial_result`` of ``base``.
+    """Return whether a scheduler still has the ``on_trial_result`` of ``base``.
 
-    A subclass that overrides it without saying anything about horizons means to be asked every
-    time: the horizons of ``base`` must not count for it.
+    A subclass that overrides it without defining ``horizon`` must be asked about every result: the
+    horizons of ``base`` do not apply to it.
     """
     return type(scheduler).on_trial_result is base.on_trial_result
 
 
 def read_verdict(scheduler: object, answer: object) -> SchedulerDecision:
-    """What a scheduler's answer means.
+    """Convert a scheduler's answer to a decision.
 
     Raises:
-        SearchFailed: it is no decision; names the scheduler and the decisions.
+        SearchFailed: the answer is not a decision; the message names the scheduler and the
+            decisions.
     """
     if isinstance(answer, SchedulerDecision):
         return answer
@@ -66,21 +67,21 @@ def read_verdict(scheduler: object, answer: object) -> SchedulerDecision:
 
 
 class TrialLike(Protocol):
-    """A trial as a scheduler sees it; not to be changed."""
+    """A trial as a scheduler sees it; do not change it."""
 
     @property
     def trial_id(self) -> str:
-        """Its id."""
+        """The trial's ID."""
         ...
 
     @property
     def number(self) -> int:
-        """Which trial of the experiment it is, from 0."""
+        """The trial's place in the experiment, from 0."""
         ...
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration."""
+        """The trial's configuration."""
         ...
 
     @property
@@ -90,7 +91,7 @@ class TrialLike(Protocol):
 
     @property
     def last_result(self) -> dict[str, Any]:
-        """Its newest result; empty before the first."""
+        """The trial's newest result; empty before the first."""
         ...
 
 
@@ -98,40 +99,40 @@ class RunnerLike(Protocol):
     """The experiment as a scheduler sees it."""
 
     def waiting(self) -> Iterable[TrialLike]:
-        """The trials that could be placed now: PENDING ones, then PAUSED; longest waiting first."""
+        """Return the trials that could start now: PENDING, then PAUSED; longest waiting first."""
         ...
 
 
 class TrialScheduler(Stateful):
-    """Decides about trials from their results.
+    """Base class of trial schedulers: decide from results whether trials continue, pause or stop.
 
-    **Threads.** One thread at a time calls it, and never while another call is in flight.
+    **Threads.** One thread at a time calls it, and calls never overlap.
 
-    **Order.** `set_search_properties` is called once, before anything else. Then, for each trial:
-    `on_trial_add`; `on_trial_result` for the results that it is asked about; and at the end exactly
-    one of `on_trial_complete` (it ended by itself or was stopped by somebody else),
-    `on_trial_error` and `on_trial_remove` (it never ran, or was paused), unless the scheduler
-    itself answered STOP. A trial that fails and is retried has not ended. Of a retried trial no
-    result is shown twice.
+    **Order.** `set_search_properties` is called once, first. Then, for each trial: `on_trial_add`;
+    `on_trial_result` for the results about which it is asked; and at the end exactly one of
+    `on_trial_complete` (the trial ended by itself, or something other than the scheduler stopped
+    it), `on_trial_error` and `on_trial_remove` (it never ran, or was paused), unless the
+    scheduler itself answered STOP. A trial that fails and is retried has not ended. No result of a
+    retried trial is shown twice.
 
-    **Horizon.** After `on_trial_add` and after each result that it was asked about, `horizon` says
+    **Horizon.** After `on_trial_add` and after each result about which it was asked, `horizon` says
     when the scheduler must be asked about the trial again:
 
     * None, the default: about the next result. The trial waits for the answer after every result.
     * ``()``: never. The trial runs to its end at full speed.
-    * conditions: about the first result for which one of them holds. Results before are not shown.
+    * conditions: about the first result for which one of them holds. Earlier results are not shown.
 
-    So a scheduler that declares horizons is asked **only** about results that reach them, and sees
-    a final result that does not reach one in `on_trial_complete` alone. If a declared horizon is
-    already reached by the newest result, it means the next result. A horizon may depend only on
-    what the scheduler was told.
+    So a scheduler that declares horizons is asked **only** about results that reach them. It sees a
+    final result that does not reach one only in `on_trial_complete`. If the newest result already
+    reaches a declared horizon, it means the next result. A horizon may depend only on the calls
+    that the scheduler received.
 
-    **Answers are facts.** A decision is journalled with its reason (`SchedulerDecision.because`)
-    and not asked for again. After a restart the scheduler is given its state, if `get_state` offers
-    one, or told the trials and the results that it was asked about once more, in the journal's
-    order; its answers are then ignored.
+    **Answers are journalled.** A decision is journalled with its reason
+    (`SchedulerDecision.because`) and not asked for again. After a restart the scheduler receives
+    its state, if `get_state` returns one. Otherwise it receives the trials, and the results about
+    which it was asked, again in the journal's order, and its answers are ignored.
 
-    **Errors.** What a method raises ends the experiment in ERROR, with its trials saved.
+    **Errors.** An exception in a method ends the experiment in ERROR, with its trials saved.
     """
 
     CONTINUE: ClassVar[SchedulerDecision] = _DECISIONS[messages.CONTINUE]
@@ -139,35 +140,35 @@ class TrialScheduler(Stateful):
     STOP: ClassVar[SchedulerDecision] = _DECISIONS[messages.STOP]
     NOOP: ClassVar[str] = _NOOP
 
-    # Here and not only in __init__: a subclass that forgets super().__init__() works, too.
+    # Class attributes, so that a subclass that forgets super().__init__() works, too.
     _metric: Metric = None
     _mode: Mode = None
 
     @property
     def metric(self) -> Metric:
-        """What it decides by; every result has to have it. None: nothing of the sort."""
+        """The metric that it compares, which every result must have; None for no metric."""
         return self._metric
 
     def set_search_properties(self, metric: Metric, mode: Mode, **spec: Any) -> bool:  # noqa: ARG002
-        """Take over the experiment's metric and mode.
+        """Set the experiment's metric and mode.
 
         Args:
             metric: as in ``TuneConfig``.
             mode: as in ``TuneConfig``.
-            **spec: ``seed``; more may follow.
+            **spec: ``seed``; later versions may pass more.
 
         Returns:
-            True; False from a scheduler that cannot work with them, which is then an error.
+            True; False if the scheduler cannot work with them, which is then an error.
 
         Raises:
-            ConfigError: its own metric or mode is another one.
+            ConfigError: the scheduler already has another metric or mode.
         """
         own = (self._metric, self._mode)
         self._metric, self._mode = settle_objective(type(self).__name__, own, (metric, mode))
         return True
 
     def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:
-        """A trial exists."""
+        """Called when a trial is created."""
 
     def on_trial_result(
         self,
@@ -175,26 +176,26 @@ class TrialScheduler(Stateful):
         trial: TrialLike,  # noqa: ARG002
         result: dict[str, Any],  # noqa: ARG002
     ) -> str:
-        """What is to happen to the trial after this result: CONTINUE, PAUSE or STOP."""
+        """Return how the trial proceeds after this result: CONTINUE, PAUSE or STOP."""
         return self.CONTINUE
 
     def on_trial_complete(
         self, runner: RunnerLike, trial: TrialLike, result: dict[str, Any]
     ) -> None:
-        """A trial ended, not by this scheduler's STOP; ``result`` is its last."""
+        """Called when a trial ended without this scheduler's STOP; ``result`` is its last one."""
 
     def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> None:
-        """A trial failed for good."""
+        """Called when a trial failed and is not retried."""
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:
-        """A trial that was not running ended: it never ran, or was paused."""
+        """Called when a trial ended while not running: it never ran, or was paused."""
 
     def choose_trial_to_run(self, runner: RunnerLike) -> TrialLike | None:
-        """Which of `RunnerLike.waiting` starts next, if any should. Asking changes nothing.
+        """Return the trial of `RunnerLike.waiting` to start next, or None; changes nothing.
 
-        The one that has waited longest of those that are PENDING; where there is none, of those
-        that are PAUSED. A scheduler that pauses trials may want to say which of them go on; one
-        that lets none go on when only PAUSED ones are left ends the experiment in an error.
+        By default the PENDING trial that has waited longest; without PENDING trials the PAUSED one.
+        A scheduler that pauses trials may override this to choose which of them continue. If it
+        chooses none when only PAUSED trials remain, the experiment ends with an error.
         """
         first: TrialLike | None = None
         for trial in runner.waiting():
@@ -204,9 +205,9 @@ class TrialScheduler(Stateful):
         return first
 
     def horizon(self, trial: TrialLike) -> Horizon | None:  # noqa: ARG002
-        """When the scheduler must be asked about the trial again; see the class."""
+        """Return when the scheduler must be asked about the trial again; see the class."""
         return None
 
     def debug_string(self) -> str:
-        """One line for the person at the terminal."""
+        """Return one line about its state, for the terminal."""
         return f"Using {type(self).__name__}."

@@ -1,1 +1,1 @@
-"""Stoppers: when a trial, or the whole search, has had enough."""
+"""Stoppers: they decide when a trial, or the whole search, has run long enough."""

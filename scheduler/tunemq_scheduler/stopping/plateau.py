@@ -1,4 +1,4 @@
-"""Stoppers that end what no longer improves."""
+"""Stoppers that end trials or experiments that no longer improve."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from tunemq_shared.base.errors import ConfigError
 
 
 class TrialPlateauStopper(Stopper):
-    """Stops a trial whose metric has hardly changed over its last results.
+    """Stop a trial whose metric has hardly changed over its last results.
 
     Args:
-        metric: which metric.
-        std: a standard deviation below this is a plateau.
-        num_results: over how many results.
-        grace_period: how many results a trial has at least.
-        metric_threshold: stop only trials that are this good.
-        mode: whether good is small (``min``) or large (``max``); needed with ``metric_threshold``.
+        metric: the result key.
+        std: a smaller standard deviation is a plateau.
+        num_results: the number of last results to examine.
+        grace_period: the fewest results before a trial may stop.
+        metric_threshold: stop only trials at least this good.
+        mode: whether small (``min``) or large (``max``) values are good; required with
+            ``metric_threshold``.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class TrialPlateauStopper(Stopper):
         self._values: dict[str, deque[float]] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether the trial's last results are nearly the same."""
+        """Return whether the trial's last results are nearly equal."""
         values = self._values.setdefault(trial_id, deque(maxlen=self._window))
         values.append(read_metric(result, self._metric))
         self._counts[trial_id] = self._counts.get(trial_id, 0) + 1
         if self._counts[trial_id] < self._grace or not self._good_enough(values[-1]):
             return False
-        plateau = deviation(values) < self._std  # false with a NaN among them
+        plateau = deviation(values) < self._std  # False if one is NaN
         if plateau:
             del self._values[trial_id], self._counts[trial_id]
         return plateau
@@ -65,16 +66,16 @@ class TrialPlateauStopper(Stopper):
         return value <= self._threshold if self._mode == "min" else value >= self._threshold
 
     def stop_all(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def get_state(self) -> dict[str, Any]:
-        """How many results each trial had, and the last of them."""
+        """Return each trial's number of results, and the last of them."""
         values = {trial: list(last) for trial, last in self._values.items()}
         return {"counts": dict(self._counts), "values": values}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self._counts = dict(state["counts"])
         self._values = {
             trial: deque(last, maxlen=self._window) for trial, last in state["values"].items()
@@ -82,14 +83,14 @@ class TrialPlateauStopper(Stopper):
 
 
 class ExperimentPlateauStopper(Stopper):
-    """Stops the experiment when the best values seen so far are nearly the same.
+    """Stop the experiment when the best values so far are nearly equal.
 
     Args:
-        metric: which metric.
-        std: a standard deviation of the best values of at most this is a plateau.
-        top: how many of the best values are looked at.
-        mode: whether the best are the smallest (``min``) or the largest (``max``).
-        patience: for how many results the plateau has to last.
+        metric: the result key.
+        std: a standard deviation of the best values up to this is a plateau.
+        top: the number of best values to examine.
+        mode: whether the smallest (``min``) or the largest (``max``) values are the best.
+        patience: the number of results that the plateau must last.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class ExperimentPlateauStopper(Stopper):
         self._enough = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """Whether the experiment is to stop, and this trial with it."""
+        """Return whether the experiment should stop, and this trial with it."""
         value = read_metric(result, self._metric)
-        if not math.isnan(value):  # a diverged trial says nothing about the best ones
+        if not math.isnan(value):  # ignore diverged trials
             bisect.insort(self._best, self._sign * value)
             del self._best[self._top :]
         plateau = len(self._best) == self._top and deviation(self._best) <= self._std
@@ -118,20 +119,20 @@ class ExperimentPlateauStopper(Stopper):
         return self._enough
 
     def stop_all(self) -> bool:
-        """Whether the plateau has lasted."""
+        """Return whether the plateau has lasted long enough."""
         return self._enough
 
     def get_state(self) -> dict[str, Any]:
-        """The best values, and how long they have been nearly the same."""
+        """Return the best values, and for how many results they have been nearly equal."""
         return {"best": list(self._best), "lasted": self._lasted, "enough": self._enough}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self._best = list(state["best"])
         self._lasted, self._enough = state["lasted"], state["enough"]
 
 
 def deviation(values: Collection[float]) -> float:
-    """The standard deviation of all of them (not of a sample); NaN if one is not finite."""
+    """Return the population standard deviation; NaN if a value is not finite."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,7 +1,7 @@
-"""Stoppers, and what ``RunConfig(stop=...)`` may hold.
+"""`Stopper` and its subclasses, and the values of ``RunConfig(stop=...)``.
 
-A dict of criteria becomes conditions that the host itself watches, so that a trial stops at the
-exact step without asking anybody. Everything else is a `Stopper`, which the experiment's loop asks.
+A dict of criteria becomes conditions that the trial process checks itself, so that a trial stops
+at the exact step without a round trip. The experiment's loop asks every other `Stopper`.
 """
 
 from __future__ import annotations
@@ -29,78 +29,100 @@ from tunemq_shared.protocol.conditions import (
 
 
 class Stopper(Stateful, ABC):
-    """Decides whether a trial, or the whole experiment, has run long enough.
+    """Base class of stoppers: decide when a trial, or the whole experiment, has run long enough.
 
     **Threads.** One thread at a time calls it.
 
-    **Order.** It is asked about a trial's results in the order in which the journal holds them, and
-    `stop_all` in each turn of the loop, behind the results of that turn: at least each second while
-    there are trials.
+    **Order.** The loop asks a stopper about a trial's results in the journal's order. It calls
+    `stop_all` in each turn, after the results of that turn: at least once a second while there are
+    trials.
 
-    **Horizon.** As with trial schedulers: a stopper that declares a horizon need only be asked
-    about results that reach it. It may be asked about others, too.
+    **Horizon.** As for trial schedulers: a stopper that declares a horizon must be asked only about
+    results that reach it. It may be asked about others, too.
 
-    **Answers are facts.** They are journalled. After a restart a stopper is told the results again,
-    in the journal's order; its answers are then ignored.
+    **Answers are journalled.** After a restart a stopper receives the results again, in the order
+    of the journal; its answers are then ignored.
+
+    Example:
+        >>> from tunemq import RunConfig, Stopper
+        >>> class StopOnNan(Stopper):
+        ...     def __call__(self, trial_id, result):
+        ...         return result["loss"] != result["loss"]
+        ...     def stop_all(self):
+        ...         return False
+        >>> StopOnNan()("trial_1", {"loss": float("nan")})
+        True
+        >>> run_config = RunConfig(stop=StopOnNan())
     """
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether the trial is to stop after this result."""
+        """Return whether the trial should stop after this result.
+
+        Args:
+            trial_id (str): the trial's ID.
+            result (dict): the reported metrics and the automatic keys; do not change it.
+        """
 
     @abstractmethod
     def stop_all(self) -> bool:
-        """Whether the whole experiment is to stop; once true it stays true."""
+        """Return whether the whole experiment should stop; once True, always True."""
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
-        """When it must be asked about the trial again: None, the default, about the next result."""
+        """Return the results of the trial about which the stopper must be asked.
+
+        Returns:
+            None, the default: the next result. ``()``: none. Conditions: the first result for which
+                one
+            of them holds.
+        """
         return None
 
 
 class NoopStopper(Stateless, Stopper):
-    """Stops nothing."""
+    """Stopper that stops nothing."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """No."""
+        """Return False."""
         return False
 
     def stop_all(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
-        """Never to be asked."""
+        """Return ``()``: never ask. A subclass with its own ``__call__`` is always asked."""
         return TO_THE_END if type(self).__call__ is NoopStopper.__call__ else None
 
 
 class ConditionStopper(Stateless, Stopper):
-    """Stops a trial when one of some conditions holds of its result.
+    """Stop a trial when its result fulfils one of some conditions.
 
     Args:
-        conditions: as the host watches them.
+        *conditions: the conditions, in the form that trial processes check.
     """
 
     def __init__(self, *conditions: Condition) -> None:
         self.conditions = conditions
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """Whether one of the conditions holds."""
+        """Return whether one of the conditions holds."""
         return first_that_holds(self.conditions, result) is not None
 
     def stop_all(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
-        """The conditions."""
+        """Return the conditions."""
         return self.conditions if type(self).__call__ is ConditionStopper.__call__ else None
 
 
 class MaximumIterationStopper(ConditionStopper):
-    """Stops a trial at its ``max_iter``-th result.
+    """Stop a trial at its ``max_iter``-th result.
 
     Args:
-        max_iter: a positive whole number.
+        max_iter: the number of results, at least 1.
     """
 
     def __init__(self, max_iter: int) -> None:
@@ -109,10 +131,10 @@ class MaximumIterationStopper(ConditionStopper):
 
 
 class FunctionStopper(Stopper):
-    """Stops a trial when a function says so.
+    """Stop a trial when a function returns a true value.
 
     Args:
-        function: called as ``function(trial_id, result)``; a true value stops the trial.
+        function: called as ``function(trial_id, result)``.
     """
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
@@ -120,18 +142,19 @@ class FunctionStopper(Stopper):
         self._function = function
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """What the function says."""
+        """Return the function's answer."""
         return bool(self._function(trial_id, result))
 
     def stop_all(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
 
 class TimeoutStopper(Stateless, Stopper):
-    """Stops the experiment after some time, counted from the first question to this stopper.
+    """Stop the experiment some time after the first call of `stop_all`.
 
-    It counts the time of this process; ``TuneConfig(time_budget_s=...)`` counts over restarts.
+    The time counts from zero again in each process; ``TuneConfig(time_budget_s=...)`` counts over
+    restarts.
 
     Args:
         timeout: seconds, or a `datetime.timedelta`.
@@ -144,26 +167,26 @@ class TimeoutStopper(Stateless, Stopper):
         self._since: float | None = None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """No; it stops all trials or none."""
+        """Return False: it stops all trials together."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether the time is over."""
+        """Return whether the time has passed."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         return now - self._since >= self._seconds
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
-        """Never to be asked about a result."""
+        """Return ``()``: never ask about a result."""
         return TO_THE_END
 
 
 class CombinedStopper(Stopper):
-    """Stops what any of several stoppers stops.
+    """Stop a trial, or the experiment, when one of several stoppers does.
 
     Args:
-        *stoppers: the stoppers; all are asked about every result, so that each sees all of them.
+        *stoppers: the stoppers. All are asked about every result, so that each sees all results.
     """
 
     def __init__(self, *stoppers: Stopper) -> None:
@@ -173,17 +196,17 @@ class CombinedStopper(Stopper):
         self._stoppers = stoppers
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether one of them says so."""
+        """Return whether one of the stoppers stops the trial."""
         answers = [stopper(trial_id, result) for stopper in self._stoppers]
         return any(answers)
 
     def stop_all(self) -> bool:
-        """Whether one of them says so."""
+        """Return whether one of the stoppers stops the experiment."""
         answers = [stopper.stop_all() for stopper in self._stoppers]
         return any(answers)
 
     def horizon(self, trial_id: str) -> Horizon | None:
-        """The nearest of theirs."""
+        """Return all conditions of all stoppers; None if one of them has no horizon."""
         conditions: list[Condition] = []
         for stopper in self._stoppers:
             horizon = stopper.horizon(trial_id)
@@ -193,15 +216,15 @@ class CombinedStopper(Stopper):
         return tuple(conditions)
 
     def get_state(self) -> dict[str, Any] | None:
-        """Theirs; None if one of them offers none."""
+        """Return the states of all stoppers; None if one of them offers none."""
         states = [state_of(stopper) for stopper in self._stoppers]
         return None if None in states else {"stoppers": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave.
+        """Restore the states that `get_state` returned.
 
         Raises:
-            ConfigError: there were other stoppers.
+            ConfigError: the number of stoppers differs.
         """
         if len(state["stoppers"]) != len(self._stoppers):
             raise ConfigError(
@@ -212,19 +235,22 @@ class CombinedStopper(Stopper):
             stopper.set_state(its_state)
 
 
-# --- what users write ------------------------------------------------------------
+# --- RunConfig(stop=...) ---------------------------------------------------------
 
 
 def make_stopping(stop: Any) -> tuple[tuple[Condition, ...], Stopper | None]:
-    """What the host watches by itself, and what the loop asks.
+    """Split a stop setting into conditions for trial processes and a stopper for the loop.
 
     Args:
         stop: None; a dict of criteria, ``{"training_iteration": 10, "info/loss": 3}``, of which the
-            first to be reached (``>=``) stops the trial; a `Stopper`; a function of ``(trial_id,
+            first that is reached (``>=``) stops the trial; a `Stopper`; a function of ``(trial_id,
             result)``; or a list of any of these.
 
+    Returns:
+        The conditions, and the stopper or None.
+
     Raises:
-        ConfigError: it is none of these, or a criterion is no number.
+        ConfigError: ``stop`` is none of these, or a criterion is not a number.
     """
     conditions: list[Condition] = []
     stoppers: list[Stopper] = []
@@ -243,7 +269,7 @@ def _collect(stop: Any, conditions: list[Condition], stoppers: list[Stopper]) ->
     elif isinstance(stop, Mapping):
         conditions.extend(_criterion(key, bound) for key, bound in stop.items())
     elif isinstance(stop, ConditionStopper) and stop.horizon("") is not None:
-        conditions.extend(stop.conditions)  # the host can watch these
+        conditions.extend(stop.conditions)  # trial processes can check these
     elif isinstance(stop, Stopper):
         stoppers.append(stop)
     elif isinstance(stop, type) and issubclass(stop, Stopper):
@@ -291,17 +317,17 @@ def _check_function(function: Any) -> None:
 
 
 def check_positive(what: str, value: Any) -> None:
-    """Refuse what is no number above 0.
+    """Check that a value is a number above 0.
 
     Raises:
-        ConfigError: naming ``what``.
+        ConfigError: it is not; the message names ``what``.
     """
     if not is_real(value) or not value > 0:
         raise ConfigError(f"{what} is {value!r}; it must be a number above 0.")
 
 
 def read_metric(result: Mapping[str, Any], metric: str) -> float:
-    """A metric as a number; NaN if it is missing or none."""
+    """Return a metric as a float; NaN if it is missing or not a number."""
     try:
         return float(lookup(result, metric))
     except (TypeError, ValueError):
