@@ -1,4 +1,4 @@
-"""Search: what a search space is, and the algorithms that pick configurations from it.
+"""Search spaces, and the algorithms that choose configurations from them.
 
 `OptunaSearch` is loaded on first use, so that importing this package does not import Optuna.
 """

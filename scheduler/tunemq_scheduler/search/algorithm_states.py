@@ -1,6 +1,6 @@
-"""The states of algorithms: who offers one, and whether it can be believed to be all of it.
+"""The saved states of algorithms, and the check whether such a state is complete.
 
-A state is a dict of JSON values. It may hold NaN and infinities, as Python's `json` does.
+A state is a dict of JSON values. It may contain NaN and infinities, as in Python's `json`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ _OURS: Final = "tunemq_scheduler."
 
 
 class Stateful:
-    """A searcher, trial scheduler or stopper; it may offer a state."""
+    """Base class of searchers, trial schedulers and stoppers; it may offer a state."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state as JSON values, which saves telling it the history; None if it offers none."""
+        """Return the state as JSON values, which replaces a replay of the history; or None."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state that `get_state` gave; called once it is set up, before it is told more."""
+        """Restore a state that `get_state` returned; called after set-up, before any other call."""
         raise NotImplementedError(f"{type(self).__name__} has no state to set.")
 
 
 class Stateless(Stateful):
-    """One whose answers depend on nothing but what it is asked about."""
+    """Base class of algorithms whose answers depend only on the arguments of the call."""
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
 
 def state_of(algorithm: Stateful) -> dict[str, Any] | None:
-    """The state that an algorithm offers; None if there is none that holds all of it.
+    """Return an algorithm's state; None if it offers none, or one that may be incomplete.
 
-    A subclass of one of ours may remember more than the base knows of: it is believed only if it
-    has a ``get_state`` of its own.
+    A subclass of one of our classes may have more state than its base knows: its state counts only
+    if it overrides ``get_state``.
 
     Raises:
-        ConfigError: somebody else's algorithm gave what JSON does not know.
+        ConfigError: a user's algorithm returned a value that JSON cannot represent.
     """
     kind = type(algorithm)
     owner = next(one for one in kind.__mro__ if "get_state" in vars(one))
@@ -52,15 +52,15 @@ def state_of(algorithm: Stateful) -> dict[str, Any] | None:
         return None
     state = algorithm.get_state()
     if state is not None and not kind.__module__.startswith(_OURS):
-        pack_state(kind.__name__, state)  # here, where its name is known: ours may wrap it
+        pack_state(kind.__name__, state)  # check where the name is known
     return state
 
 
 def pack_state(who: str, state: dict[str, Any]) -> bytes:
-    """The state as JSON.
+    """Encode a state as JSON.
 
     Raises:
-        ConfigError: it holds what JSON does not know; ``who`` gave it.
+        ConfigError: ``who`` returned a value that JSON cannot represent.
     """
     try:
         return json.dumps(state).encode()
@@ -75,7 +75,7 @@ def pack_state(who: str, state: dict[str, Any]) -> bytes:
 
 
 def _unknown_to_json(value: Any, place: str) -> str | None:
-    """Where the first thing is that JSON does not know, and of which type it is."""
+    """Return the place and type of the first value that JSON cannot represent."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     parts: list[tuple[str, Any]] = []
     if isinstance(value, dict):
@@ -91,6 +91,6 @@ def _unknown_to_json(value: Any, place: str) -> str | None:
 
 
 def unpack_state(packed: bytes) -> dict[str, Any]:
-    """The state that `pack_state` packed."""
+    """Decode a state that `pack_state` encoded."""
     state: dict[str, Any] = json.loads(packed)
     return state

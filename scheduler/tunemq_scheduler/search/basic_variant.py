@@ -15,19 +15,19 @@ from tunemq_shared.base.errors import ConfigError, SearchSpaceError
 
 
 class BasicVariantGenerator(Searcher):
-    """Goes through all combinations of the grids ``num_samples`` times; draws the rest at random.
+    """Try all grid combinations ``num_samples`` times; draw all other values at random.
 
-    Configuration n depends only on the seed and n, so nothing is generated ahead and a resumed
-    search goes on exactly.
+    Configuration n depends only on the seed and n. So the search generates nothing ahead, and a
+    resumed search continues exactly.
 
     Args:
-        points_to_evaluate: configurations to begin with, complete or in part; what a point leaves
-            out is drawn or gone through as usual. Each takes the place of one of the
-            ``num_samples``.
-        max_concurrent: how many trials may be live at a time; 0 for no limit.
-        constant_grid_search: draw once for all combinations of a sample, not for each of them.
-        random_state: a seed of its own instead of the experiment's; a number, or a generator (of
-            the standard library or numpy) from which one is drawn.
+        points_to_evaluate: the first configurations, complete or partial; the search draws or
+            enumerates missing values as usual. Each replaces one of the ``num_samples``.
+        max_concurrent: the most live trials; 0 for no limit.
+        constant_grid_search: draw random values once for all grid combinations of a sample, instead
+            of for each.
+        random_state: a seed that replaces the experiment's: a number, or a generator (of the
+            standard library or numpy) from which a seed is drawn.
     """
 
     goes_through_grids = True
@@ -57,17 +57,17 @@ class BasicVariantGenerator(Searcher):
         config: dict[str, Any],
         **spec: Any,
     ) -> bool:
-        """Read the space and lay out the points and samples.
+        """Read the space, and number the points and samples.
 
         Raises:
-            SearchSpaceError: the space or a point is not usable.
+            SearchSpaceError: the space or a point is invalid.
         """
         self._seed = spec["seed"] if self._own_seed is None else self._own_seed
         self._config_ranges = [
             _ConfigRange(merge(config, _read_point(index, point, config)))
             for index, point in enumerate(self._points)
         ]
-        self._count = 0  # another experiment may have used it
+        self._count = 0  # reset after an earlier experiment
         endless = spec["num_samples"] < 0
         rest = max(0, spec["num_samples"] - len(self._points))
         if rest or endless:
@@ -78,14 +78,14 @@ class BasicVariantGenerator(Searcher):
         self.total_samples = None if endless else self._ends[-1]
         return True
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:  # noqa: ARG002  its number counts
-        """The next configuration."""
+    def suggest(self, trial_id: str) -> dict[str, Any]:  # noqa: ARG002  only the count matters
+        """Return the next configuration."""
         self._count += 1
         return self.config(self._count - 1)
 
     def config(self, n: int) -> dict[str, Any]:
-        """The ``n``-th configuration, whether or not it is due; ``n`` below `total_samples`."""
-        # An endless search stays in the last stretch, whose number of samples does not count.
+        """Return the ``n``-th configuration; ``n`` is below `total_samples`."""
+        # An endless search stays in the last range, whose number of samples is ignored.
         which = min(bisect.bisect_right(self._ends, n), len(self._config_ranges) - 1)
         config_range = self._config_ranges[which]
         sample, cell = divmod(n - (self._ends[which - 1] if which else 0), config_range.grid.size)
@@ -97,7 +97,7 @@ class BasicVariantGenerator(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Learn nothing."""
+        """Ignore the result."""
 
     def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:  # noqa: ARG002
         """Count the trial."""
@@ -105,16 +105,16 @@ class BasicVariantGenerator(Searcher):
         return True
 
     def get_state(self) -> dict[str, Any]:
-        """How many configurations were given; all else follows from the seed."""
+        """Return the number of suggested configurations; the seed determines the rest."""
         return {"count": self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self._count = state["count"]
 
 
 class _ConfigRange:
-    """Consecutive configurations from one space: a point's, or those of all further samples."""
+    """Consecutive configurations of one space: those of a point, or of all remaining samples."""
 
     def __init__(self, space: dict[Any, Any], samples: int = 1) -> None:
         self.space = space

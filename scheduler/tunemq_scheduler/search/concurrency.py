@@ -1,4 +1,4 @@
-"""`ConcurrencyLimiter`: keeps a searcher from having too many trials in the air at a time."""
+"""`ConcurrencyLimiter`: limits how many trials of a searcher are live at the same time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tunemq_shared.base.errors import ConfigError
 
 
 class ConcurrencyLimiter(Searcher):
-    """Lets ``searcher`` suggest only while fewer than ``max_concurrent`` trials are live.
+    """Let ``searcher`` suggest only while fewer than ``max_concurrent`` trials are live.
 
     Args:
-        searcher: who suggests.
-        max_concurrent: how many trials may be live; positive.
-        batch: tell the searcher of ends only when all live trials have ended; their places stay
-            taken until then.
+        searcher: the search algorithm.
+        max_concurrent: the most live trials, at least 1.
+        batch: report ends to the searcher only when all live trials have ended; until then, ended
+            trials count as live.
     """
 
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
@@ -33,23 +33,23 @@ class ConcurrencyLimiter(Searcher):
 
     @property
     def metric(self) -> Metric:
-        """The searcher's."""
+        """The searcher's metric."""
         return self.searcher.metric
 
     @property
     def mode(self) -> Mode:
-        """The searcher's."""
+        """The searcher's mode."""
         return self.searcher.mode
 
     @property
     def wants_results(self) -> bool:
-        """Whether the searcher does."""
+        """Whether the searcher wants results."""
         return self.searcher.wants_results
 
     def set_search_properties(
         self, metric: Metric, mode: Mode, config: dict[str, Any], **spec: Any
     ) -> bool:
-        """Hand them to the searcher."""
+        """Pass the properties to the searcher."""
         hand_over = self.searcher.set_search_properties
         return hand_over(metric, mode, config, **accepted(hand_over, spec))
 
@@ -61,7 +61,7 @@ class ConcurrencyLimiter(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """What the searcher suggests, or None while the limit is reached."""
+        """Return the searcher's suggestion, or None while the limit is reached."""
         if not self._limits:
             return self.searcher.suggest(trial_id)
         if len(self._live) + len(self._ended) >= self.max_concurrent:
@@ -72,7 +72,7 @@ class ConcurrencyLimiter(Searcher):
         return answer
 
     def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
-        """Tell the searcher, and count the trial as live if the searcher knows it now."""
+        """Pass the trial to the searcher, and count it as live if the searcher accepts it."""
         tell = self.searcher.on_trial_restored
         known = tell(trial_id, config, **accepted(tell, spec))
         if known:
@@ -80,13 +80,13 @@ class ConcurrencyLimiter(Searcher):
         return known
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Tell the searcher."""
+        """Pass the result to the searcher."""
         self.searcher.on_trial_result(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the searcher, at once or at the end of the batch."""
+        """Pass the end to the searcher, immediately or at the end of the batch."""
         self._live.discard(trial_id)
         if not (self._limits and self.batch):
             self.searcher.on_trial_complete(trial_id, result=result, error=error)
@@ -105,16 +105,16 @@ class ConcurrencyLimiter(Searcher):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
-        """Tell the searcher."""
+        """Pass the point to the searcher."""
         self.searcher.add_evaluated_point(parameters, value, error, pruned, intermediate_values)
 
     def get_state(self) -> dict[str, Any] | None:
-        """The searcher's and the live trials; None in mid-batch, or where the searcher has none."""
+        """Return the searcher's state and the live trials; None in a batch or without a state."""
         searcher = None if self._ended else state_of(self.searcher)
         return None if searcher is None else {"searcher": searcher, "live": sorted(self._live)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self.searcher.set_state(state["searcher"])
         self._live = set(state["live"])
 

@@ -1,4 +1,4 @@
-"""Searchers by name, and whatever ``TuneConfig(search_alg=...)`` may hold."""
+"""Creates search algorithms by name, and reads ``TuneConfig(search_alg=...)``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,23 @@ _NAMES = ("random", "variant_generator", "optuna")
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """The searcher of a name, made with ``kwargs``.
+    """Create a search algorithm by its name.
+
+    Args:
+        search_alg (str): ``"random"`` (also ``"variant_generator"``), or ``"optuna"``, which needs
+            the extra ``optuna``.
+        **kwargs: arguments of the algorithm's class.
+
+    Returns:
+        The search algorithm.
 
     Raises:
-        ConfigError: there is none of that name; lists those that there are.
+        ConfigError: no search algorithm has this name, or an argument is invalid.
+
+    Example:
+        >>> from tunemq import create_searcher
+        >>> create_searcher("random", max_concurrent=4).max_concurrent
+        4
     """
     match search_alg:
         case "random" | "variant_generator":
@@ -32,14 +45,14 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
 
 def make_searcher(search_alg: Any, max_concurrent: int | None = None) -> tuple[Searcher, int]:
-    """The searcher of an experiment, and how many trials may be live at once; 0 for no limit.
+    """Return an experiment's search algorithm and the most trials that may be live; 0 for no limit.
 
     Args:
         search_alg: a name, a `Searcher`, or None for grid and random search.
         max_concurrent: ``TuneConfig(max_concurrent_trials=...)``; None or 0 for no limit.
 
     Raises:
-        ConfigError: ``search_alg`` is nothing of these, or the limit is given in two places.
+        ConfigError: ``search_alg`` is none of these, or two settings give different limits.
     """
     if isinstance(search_alg, str):
         search_alg = create_searcher(search_alg)

@@ -1,7 +1,7 @@
-"""The kinds of values that a search space can vary, as small frozen objects.
+"""The domains of a search space: small frozen classes that draw values.
 
 They hold bounds that `domains` has checked, and draw from a `random.Random` that the caller seeds.
-The standard library is enough, so that importing TuneMQ does not import numpy.
+They need only the standard library, so that importing TuneMQ does not import numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Domain(ABC):
-    """A value that differs from trial to trial."""
+    """Base class of values that differ from trial to trial."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class Domain(ABC):
 
     @abstractmethod
     def contains(self, value: Any) -> bool:
-        """Whether `sample` could give ``value`` (quantisation is not looked at)."""
+        """Return whether `sample` could return ``value``; ignores quantisation."""
 
 
 def _is_real(value: Any) -> bool:
@@ -34,17 +34,17 @@ def _is_real(value: Any) -> bool:
 
 
 def multiple_of(q: float, index: int) -> float:
-    """``index * q`` without the digits that binary fractions add: 3 times 0.1 is 0.3."""
+    """Return ``index * q`` without the extra digits of binary fractions: 3 times 0.1 is 0.3."""
     return float(Decimal(repr(q)) * index)
 
 
 def index_above(bound: float, q: float) -> int:
-    """The index of the lowest multiple of ``q`` that is not below ``bound``."""
+    """Return the index of the lowest multiple of ``q`` that is not below ``bound``."""
     return math.ceil(Decimal(repr(bound)) / Decimal(repr(q)))
 
 
 def index_below(bound: float, q: float) -> int:
-    """The index of the highest multiple of ``q`` that is not above ``bound``."""
+    """Return the index of the highest multiple of ``q`` that is not above ``bound``."""
     return math.floor(Decimal(repr(bound)) / Decimal(repr(q)))
 
 
@@ -55,7 +55,7 @@ def _log_uniform(rng: random.Random, lower: float, upper: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Float(Domain):
-    """A real number in [lower, upper]; with ``q`` a multiple of it."""
+    """A real number in [lower, upper]; with ``q``, a multiple of ``q``."""
 
     lower: float
     upper: float
@@ -75,13 +75,13 @@ class Float(Domain):
         return multiple_of(self.q, min(max(round(value / self.q), first), last))
 
     def contains(self, value: Any) -> bool:
-        """Whether ``value`` is a number within the bounds."""
+        """Return whether ``value`` is a number within the bounds."""
         return _is_real(value) and self.lower <= value <= self.upper
 
 
 @dataclass(frozen=True, slots=True)
 class Integer(Domain):
-    """A whole number in [lower, last], both included; with ``q`` above 1 a multiple of it."""
+    """An integer in [lower, last], both included; with ``q`` above 1, a multiple of ``q``."""
 
     lower: int
     last: int
@@ -93,35 +93,35 @@ class Integer(Domain):
         first, last = -(-self.lower // self.q), self.last // self.q
         if not self.log:
             return self.q * rng.randint(first, last)
-        # Each index owns the stretch up to the next one, so that the last is not left out.
+        # Each index owns the interval up to the next one, so that the last index is possible, too.
         return self.q * min(int(_log_uniform(rng, first, last + 1)), last)
 
     def contains(self, value: Any) -> bool:
-        """Whether ``value`` is a whole number within the bounds."""
+        """Return whether ``value`` is an integer within the bounds."""
         return _is_real(value) and self.lower <= value <= self.last and value == int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Normal(Domain):
-    """A normally distributed number; with ``q`` rounded to a multiple of it."""
+    """A normally distributed number; with ``q``, rounded to a multiple of ``q``."""
 
     mean: float
     sd: float
     q: float | None = None
 
     def sample(self, rng: random.Random) -> float:
-        """Draw a number; it is unbounded."""
+        """Draw a number, which has no bounds."""
         value = rng.normalvariate(self.mean, self.sd)
         return value if self.q is None else multiple_of(self.q, round(value / self.q))
 
     def contains(self, value: Any) -> bool:
-        """Whether ``value`` is a finite number."""
+        """Return whether ``value`` is a finite number."""
         return _is_real(value) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Domain):
-    """One of some values, each as likely as the others; they may hold domains themselves."""
+    """One of several values, each equally likely; they may contain domains themselves."""
 
     categories: tuple[Any, ...]
 
@@ -130,31 +130,31 @@ class Choice(Domain):
         return self.categories[rng.randrange(len(self.categories))]
 
     def contains(self, value: Any) -> bool:
-        """Whether ``value`` equals one of the values."""
+        """Return whether ``value`` equals one of the values."""
         return any(same(category, value) for category in self.categories)
 
 
 @dataclass(frozen=True, slots=True)
 class Function(Domain):
-    """What a function says, given the other values of the configuration.
+    """A value that a function computes from the other values of the configuration.
 
-    ``arguments`` is how many it takes: none, the configuration, or the configuration and a seeded
-    `random.Random`.
+    ``arguments`` is the number of its arguments: none, the configuration, or the configuration and
+    a seeded `random.Random`.
     """
 
     function: Callable[..., Any]
     arguments: int
 
     def sample(self, rng: random.Random) -> Any:
-        """Call the function with an empty configuration; `evaluate` is what a search uses."""
+        """Call the function with an empty configuration; a search uses `evaluate`."""
         return self.evaluate({}, rng)
 
     def evaluate(self, config: Any, rng: random.Random) -> Any:
-        """Call the function with as many arguments as it takes."""
+        """Call the function with the number of arguments that it accepts."""
         return self.function(*(config, rng)[: self.arguments])
 
-    def contains(self, value: Any) -> bool:  # noqa: ARG002  nobody but the function knows
-        """Every value may be what a function says."""
+    def contains(self, value: Any) -> bool:  # noqa: ARG002  only the function knows
+        """Return True: the function may return any value."""
         return True
 
     def __repr__(self) -> str:
@@ -163,21 +163,21 @@ class Function(Domain):
 
 @dataclass(frozen=True, slots=True)
 class GridSearch(Domain):
-    """Every one of some values, crossed with all other grids of the space."""
+    """A grid of values; a search tries each, combined with all other grids of the space."""
 
     values: tuple[Any, ...]
 
     def sample(self, rng: random.Random) -> Any:
-        """Draw one of the values; a search goes through all of them instead."""
+        """Draw one of the values; a search tries all of them instead."""
         return self.values[rng.randrange(len(self.values))]
 
     def contains(self, value: Any) -> bool:
-        """Whether ``value`` equals one of the values."""
+        """Return whether ``value`` equals one of the values."""
         return any(same(one, value) for one in self.values)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; what cannot be compared, say arrays, only if identical."""
+    """Return whether two values are equal; values that cannot be compared only if identical."""
     if one is other:
         return True
     if isinstance(one, bool) != isinstance(other, bool):

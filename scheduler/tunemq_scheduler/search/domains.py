@@ -1,7 +1,7 @@
-"""`uniform`, `choice`, `grid_search` and the others: how a search space is written.
+"""Functions that define a search space: `uniform`, `choice`, `grid_search` and others.
 
-Names, arguments and bounds are Ray Tune's. Bad bounds are refused where they are written, by an
-error that names the function, the values and the fix.
+Names, arguments and bounds are Ray Tune's. Each function checks its bounds immediately; the error
+names the function, the values and the fix.
 """
 
 from __future__ import annotations
@@ -50,62 +50,134 @@ __all__ = [
 
 
 def uniform(lower: float, upper: float) -> Float:
-    """A real number between ``lower`` and ``upper``.
+    """Define a real number, uniformly distributed between two bounds.
+
+    Args:
+        lower (float): the lower bound.
+        upper (float): the upper bound.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
         SearchSpaceError: a bound is not a finite number, or ``lower`` is not below ``upper``.
+
+    Example:
+        >>> from tunemq import uniform
+        >>> uniform(0, 1)
+        Float(lower=0.0, upper=1.0, log=False, q=None)
     """
     return Float(*_range("uniform", lower, upper))
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
-    """A multiple of ``q`` between ``lower`` and ``upper``, both included, each equally likely.
+    """Define a multiple of ``q`` between two bounds, both included, each equally likely.
+
+    Args:
+        lower (float): the lower bound.
+        upper (float): the upper bound.
+        q (float): the step, above 0.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `uniform`, or ``q`` is not positive, or no multiple of it is in the
-            range.
+        SearchSpaceError: as for `uniform`; or ``q`` is not positive; or the range contains no
+            multiple of ``q``.
+
+    Example:
+        >>> from tunemq import quniform
+        >>> quniform(0, 1, 0.1)
+        Float(lower=0.0, upper=1.0, log=False, q=0.1)
     """
     return _quantised("quniform", lower, upper, q, log=False)
 
 
 def loguniform(lower: float, upper: float, base: object = None) -> Float:  # noqa: ARG001
-    """A real number whose logarithm is uniform: each power of ten gets as many.
+    """Define a real number whose logarithm is uniform, so that each power of ten is equally likely.
 
     Args:
-        lower: the lower bound, above 0.
-        upper: the upper bound.
-        base: without effect, as the base of the logarithm has none; accepted for old scripts.
+        lower (float): the lower bound, above 0.
+        upper (float): the upper bound.
+        base: ignored; the base of the logarithm has no effect. Accepted for old scripts.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `uniform`, or ``lower`` is not above 0.
+        SearchSpaceError: as for `uniform`; or ``lower`` is not above 0.
+
+    Example:
+        >>> from tunemq import loguniform
+        >>> loguniform(1e-4, 1)
+        Float(lower=0.0001, upper=1.0, log=True, q=None)
     """
     return Float(*_log_range("loguniform", lower, upper), log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float, base: object = None) -> Float:  # noqa: ARG001
-    """A multiple of ``q`` between ``lower`` and ``upper``, both included, log-uniform.
+    """Define a multiple of ``q`` between two bounds, both included, log-uniformly distributed.
+
+    Args:
+        lower (float): the lower bound, above 0.
+        upper (float): the upper bound.
+        q (float): the step, above 0.
+        base: ignored, as in `loguniform`.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `loguniform` and `quniform`.
+        SearchSpaceError: as for `loguniform` and `quniform`.
+
+    Example:
+        >>> from tunemq import qloguniform
+        >>> qloguniform(1e-3, 1, 1e-3)
+        Float(lower=0.001, upper=1.0, log=True, q=0.001)
     """
     _log_range("qloguniform", lower, upper)
     return _quantised("qloguniform", lower, upper, q, log=True)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
-    """A normally distributed number.
+    """Define a normally distributed number.
+
+    Args:
+        mean (float): the mean.
+        sd (float): the standard deviation, above 0.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
         SearchSpaceError: an argument is not a finite number, or ``sd`` is not positive.
+
+    Example:
+        >>> from tunemq import randn
+        >>> randn(0, 1)
+        Normal(mean=0.0, sd=1.0, q=None)
     """
     return Normal(_number("randn", "mean", mean), _positive("randn", "sd", sd))
 
 
 def qrandn(mean: float, sd: float, q: float) -> Normal:
-    """A normally distributed number, rounded to a multiple of ``q``.
+    """Define a normally distributed number, rounded to a multiple of ``q``.
+
+    Args:
+        mean (float): the mean.
+        sd (float): the standard deviation, above 0.
+        q (float): the step, above 0.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `randn`, or ``q`` is not positive.
+        SearchSpaceError: as for `randn`; or ``q`` is not positive.
+
+    Example:
+        >>> from tunemq import qrandn
+        >>> qrandn(0, 1, 0.5)
+        Normal(mean=0.0, sd=1.0, q=0.5)
     """
     return Normal(
         _number("qrandn", "mean", mean), _positive("qrandn", "sd", sd), _positive("qrandn", "q", q)
@@ -113,70 +185,155 @@ def qrandn(mean: float, sd: float, q: float) -> Normal:
 
 
 def randint(lower: int, upper: int) -> Integer:
-    """A whole number from ``lower`` to ``upper - 1``.
+    """Define an integer from ``lower`` to ``upper - 1``, each equally likely.
+
+    Args:
+        lower (int): the lower bound, included.
+        upper (int): the upper bound, excluded.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: a bound is not a whole number, or ``lower`` is not below ``upper``.
+        SearchSpaceError: a bound is not an integer, or ``lower`` is not below ``upper``.
+
+    Example:
+        >>> from tunemq import randint
+        >>> randint(0, 10)
+        Integer(lower=0, last=9, log=False, q=1)
     """
     return _integers("randint", lower, upper, 1, log=False)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
-    """A multiple of ``q`` between ``lower`` and ``upper``; ``upper`` is included unless ``q`` is 1.
+    """Define a multiple of ``q`` between two bounds, each equally likely.
+
+    Args:
+        lower (int): the lower bound, included.
+        upper (int): the upper bound, included unless ``q`` is 1.
+        q (int): the step, above 0.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `randint`, or ``q`` is not positive, or no multiple of it is in the
-            range.
+        SearchSpaceError: as for `randint`; or ``q`` is not positive; or the range contains no
+            multiple of ``q``.
+
+    Example:
+        >>> from tunemq import qrandint
+        >>> qrandint(0, 10, 2)
+        Integer(lower=0, last=10, log=False, q=2)
     """
     return _integers("qrandint", lower, upper, q, log=False)
 
 
 def lograndint(lower: int, upper: int, base: object = None) -> Integer:  # noqa: ARG001
-    """A whole number from ``lower`` to ``upper - 1``, log-uniform.
+    """Define an integer from ``lower`` to ``upper - 1``, log-uniformly distributed.
+
+    Args:
+        lower (int): the lower bound, included, above 0.
+        upper (int): the upper bound, excluded.
+        base: ignored, as in `loguniform`.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `randint`, or ``lower`` is not above 0.
+        SearchSpaceError: as for `randint`; or ``lower`` is not above 0.
+
+    Example:
+        >>> from tunemq import lograndint
+        >>> lograndint(1, 1000)
+        Integer(lower=1, last=999, log=True, q=1)
     """
     return _integers("lograndint", lower, upper, 1, log=True)
 
 
 def qlograndint(lower: int, upper: int, q: int, base: object = None) -> Integer:  # noqa: ARG001
-    """A multiple of ``q``, log-uniform; ``upper`` is included unless ``q`` is 1.
+    """Define a multiple of ``q`` between two bounds, log-uniformly distributed.
+
+    Args:
+        lower (int): the lower bound, included, above 0.
+        upper (int): the upper bound, included unless ``q`` is 1.
+        q (int): the step, above 0.
+        base: ignored, as in `loguniform`.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: as `qrandint`, or ``lower`` is not above 0.
+        SearchSpaceError: as for `qrandint`; or ``lower`` is not above 0.
+
+    Example:
+        >>> from tunemq import qlograndint
+        >>> qlograndint(2, 1000, 2)
+        Integer(lower=2, last=1000, log=True, q=2)
     """
     return _integers("qlograndint", lower, upper, q, log=True)
 
 
 def choice(categories: Iterable[Any]) -> Choice:
-    """One of some values, each as likely as the others; a value may hold further domains.
+    """Define a choice among values, each equally likely; a value may contain further domains.
+
+    Args:
+        categories (sequence): the values, at least one; also a numpy array.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: there are no values, or they are no ordered collection.
+        SearchSpaceError: there are no values, or they are not an ordered collection.
+
+    Example:
+        >>> from tunemq import choice
+        >>> choice(["adam", "sgd"])
+        Choice(categories=('adam', 'sgd'))
     """
     return Choice(_values("choice", categories))
 
 
 def grid_search(values: Iterable[Any]) -> GridSearch:
-    """Every one of some values, crossed with all other grids of the space.
+    """Define a grid: the search tries every value, combined with all other grids of the space.
+
+    Args:
+        values (sequence): the values, at least one; also a numpy array.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: there are no values, or they are no ordered collection.
+        SearchSpaceError: there are no values, or they are not an ordered collection.
+
+    Example:
+        >>> from tunemq import grid_search
+        >>> grid_search([16, 32, 64])
+        GridSearch(values=(16, 32, 64))
     """
     return GridSearch(_values("grid_search", values))
 
 
 def sample_from(function: Callable[..., Any]) -> Function:
-    """What ``function`` says.
+    """Define a value that a function computes, for instance from other values of the configuration.
 
-    It takes nothing, or the configuration (``lambda config: 2 * config["width"]``, and also
-    ``lambda spec: 2 * spec.config.width``), or the configuration and a `random.Random`. What it
-    draws from that generator is the same when the search is resumed; what it draws elsewhere is
-    not.
+    Args:
+        function (callable): takes nothing; or the configuration (``lambda config: 2 *
+            config["width"]``, and also ``lambda spec: 2 * spec.config.width``); or the
+            configuration and a `random.Random`. Only values drawn from that generator are the same
+            when the search is resumed.
+
+    Returns:
+        A domain for a search space.
 
     Raises:
-        SearchSpaceError: ``function`` cannot be called like this.
+        SearchSpaceError: ``function`` is not callable, or needs other arguments.
+
+    Example:
+        >>> from tunemq import choice, sample_from
+        >>> space = {
+        ...     "width": choice([16, 32]),
+        ...     "depth": sample_from(lambda config: config["width"] // 8),
+        ... }
     """
     if not callable(function):
         raise SearchSpaceError(
@@ -190,7 +347,7 @@ def sample_from(function: Callable[..., Any]) -> Function:
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:
-    """How many arguments to pass: as many as have no default, else one if one is taken at all."""
+    """Return how many arguments to pass: all required ones, else one if any is accepted."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -222,7 +379,7 @@ def _number(function: str, name: str, value: Any) -> float:
 
 def _whole(function: str, name: str, value: Any) -> int:
     if is_whole(value):
-        return int(value)  # a float would lose digits above 2**53
+        return int(value)  # a float loses digits above 2**53
     number = _number(function, name, value)
     if not number.is_integer():
         real = function.replace("lograndint", "loguniform").replace("randint", "uniform")
@@ -309,7 +466,7 @@ def _values(function: str, values: Any) -> tuple[Any, ...]:
             f"{function}({values!r}): a set has no order, so a resumed search would differ; "
             "write a list, e.g. sorted(values)."
         )
-    # numpy's arrays are read as plain numbers: a configuration has to travel without numpy.
+    # Convert numpy arrays to plain numbers: nodes must decode a configuration without numpy.
     plain = values.tolist() if hasattr(values, "tolist") else values
     found = tuple(plain) if isinstance(plain, Iterable) else (plain,)
     if not found:

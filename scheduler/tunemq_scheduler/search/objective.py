@@ -1,4 +1,4 @@
-"""What is optimised: the names of metrics and whether each is to be small or large."""
+"""Metrics and modes: the result keys to optimise, and whether to minimise or maximise each."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Mode = str | Sequence[str] | None
 
 
 def check_objective(who: str, metric: Metric, mode: Mode) -> None:
-    """Refuse a metric that is no name and a mode that is neither ``min`` nor ``max``.
+    """Check that a metric is a name and a mode is ``min`` or ``max``.
 
     Raises:
-        ConfigError: naming ``who`` got what.
+        ConfigError: one is invalid; the message names ``who`` and the value.
     """
     for one in _each(metric):
         if not isinstance(one, str) or not one:
@@ -44,12 +44,12 @@ def check_objective(who: str, metric: Metric, mode: Mode) -> None:
 def settle_objective(
     who: str, own: tuple[Metric, Mode], given: tuple[Metric, Mode]
 ) -> tuple[Metric, Mode]:
-    """The metric and mode that count: an algorithm's own, else those of ``TuneConfig``.
+    """Return the effective metric and mode: the algorithm's own, else those of ``TuneConfig``.
 
     A mode without a metric means the metric of a trainable that reports a bare number.
 
     Raises:
-        ConfigError: both say something, and not the same.
+        ConfigError: both define them, differently.
     """
     check_objective("TuneConfig", *given)
     for name, mine, theirs in zip(("metric", "mode"), own, given, strict=True):
@@ -66,7 +66,7 @@ def settle_objective(
 
 
 def need_objective(who: str, metric: Metric, mode: Mode) -> None:
-    """Refuse an algorithm that cannot work without a metric and a mode.
+    """Check that an algorithm that needs a metric and a mode has both.
 
     Raises:
         ConfigError: one of the two is missing.
@@ -80,12 +80,12 @@ def need_objective(who: str, metric: Metric, mode: Mode) -> None:
 
 
 def metric_names(metric: Metric) -> tuple[str, ...]:
-    """The names as a tuple, whatever way they were given."""
+    """Return the metric names as a tuple."""
     return tuple(_each(metric))
 
 
 def read_number(result: Mapping[str, Any], metric: str) -> float | None:
-    """The finite number that a result has for a metric, if it has one."""
+    """Return the finite number that a result has for a metric; None if it has none."""
     value = lookup(result, metric)
     try:
         number = float(value)
@@ -95,27 +95,27 @@ def read_number(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a real number, numpy's included; True and False are none."""
+    """Return whether a value is a real number, including numpy's but not booleans."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is of a type of whole numbers, numpy's included; True and False are none."""
+    """Return whether a value has an integer type, including numpy's but not booleans."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_count(who: str, name: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number, or too small.
+    """Check that a value is an integer and not too small.
 
     Raises:
-        ConfigError: naming ``who`` got what.
+        ConfigError: it is not; the message names ``who`` and the value.
     """
     if not is_whole(value) or value < least:
         raise ConfigError(f"{who}({name}={value!r}) is invalid: give a whole number from {least}.")
 
 
 def accepted(method: Callable[..., Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """``spec`` if a ``set_search_properties`` takes keywords, else nothing."""
+    """Return ``spec`` if a ``set_search_properties`` accepts keywords, else an empty dict."""
     parameters = inspect.signature(method).parameters.values()
     return spec if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) else {}
 

@@ -1,4 +1,4 @@
-"""`SearchGenerator`: the configurations of an experiment, from what its searcher suggests."""
+"""`SearchGenerator`: completes a searcher's suggestions to configurations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Suggestion:
 
     Attributes:
         config: complete, without any domain; it belongs to the receiver.
-        tag: what distinguishes it, as text: ``3_lr=0.0100,width=32``.
-        evaluated_params: the values that were searched over, by ``outer/inner`` name.
+        tag: a text that distinguishes it: ``3_lr=0.0100,width=32``.
+        evaluated_params: the searched values, by ``outer/inner`` name.
     """
 
     config: dict[str, Any]
@@ -42,19 +42,18 @@ class Suggestion:
 
 
 class SearchGenerator(Stateful):
-    """Asks a searcher for suggestions and completes them to configurations.
+    """Ask a searcher for suggestions and complete them to configurations.
 
     Args:
         searcher: suggests configurations.
-        space: the search space; constants, domains, nested dicts and lists.
-        num_samples: how many trials there are, or how often a grid is gone through; -1 for no end.
-        metric, mode: what is optimised, as in ``TuneConfig``.
+        space: the search space: constants, domains, nested dicts and lists.
+        num_samples: the number of trials, or how often a grid is tried; -1 for no end.
+        metric, mode: as in ``TuneConfig``.
         seed: the experiment's seed.
 
     Raises:
-        SearchSpaceError: the space cannot be searched, or both it and the searcher say what is
-            searched.
-        ConfigError: the searcher refuses the metric or the mode.
+        SearchSpaceError: the space cannot be searched, or the searcher has another space.
+        ConfigError: the searcher does not accept the metric or the mode.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class SearchGenerator(Stateful):
     ) -> None:
         self.searcher = searcher
         self._space, self._num_samples, self._seed = read_space(space), num_samples, seed
-        #: Trials of an earlier run that the searcher could not take up.
+        #: Trials of an earlier run that the searcher does not know.
         self._strangers: dict[str, dict[str, Any]] = {}
         self._warned = False
         name = type(searcher).__name__
@@ -88,7 +87,7 @@ class SearchGenerator(Stateful):
 
     @property
     def wants_results(self) -> bool:
-        """Whether the searcher looks at results before the last."""
+        """Whether the searcher uses results before the last."""
         return self.searcher.wants_results
 
     @property
@@ -98,15 +97,15 @@ class SearchGenerator(Stateful):
 
     @property
     def total(self) -> int | None:
-        """How many configurations there are at most; None if there is no end."""
+        """The most configurations; None if there is no end."""
         own = innermost(self.searcher).total_samples
         return own if own is not None or self._num_samples < 0 else self._num_samples
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
-        """The ``n``-th configuration (from 0); otherwise None or FINISHED, as `Searcher.suggest`.
+        """Return the ``n``-th configuration (from 0), or None or FINISHED as `Searcher.suggest`.
 
         Raises:
-            SearchFailed: the searcher suggested something that is no configuration.
+            SearchFailed: the searcher's suggestion is not a configuration.
         """
         if self.total is not None and n >= self.total:
             return Searcher.FINISHED
@@ -130,7 +129,7 @@ class SearchGenerator(Stateful):
         return Suggestion(config, format_tag(n, values), names)
 
     def on_trial_restored(self, n: int, trial_id: str, config: dict[str, Any]) -> None:
-        """Tell the searcher of a trial that it may not know: an earlier run's, or one revived."""
+        """Pass the searcher a trial that it may not know: an earlier run's, or a continued one."""
         tell = self.searcher.on_trial_restored
         if not tell(trial_id, config, **accepted(tell, {"number": n})):
             if not self._warned:
@@ -143,7 +142,7 @@ class SearchGenerator(Stateful):
             self._strangers[trial_id] = config
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Tell the searcher of a result that is not the last."""
+        """Pass the searcher a result that is not the last."""
         if trial_id not in self._strangers:
             self.searcher.on_trial_result(trial_id, result)
 
@@ -154,7 +153,7 @@ class SearchGenerator(Stateful):
         error: bool = False,
         stopped_early: bool = False,
     ) -> None:
-        """Tell the searcher of a trial's end; of a trial that it does not know, as of a point."""
+        """Pass the searcher a trial's end; if it does not know the trial, as an evaluated point."""
         config = self._strangers.pop(trial_id, None)
         if config is None:
             self.searcher.on_trial_complete(trial_id, result=result, error=error)
@@ -167,9 +166,9 @@ class SearchGenerator(Stateful):
             self.searcher.add_evaluated_point(config, value, pruned=stopped_early)
 
     def get_state(self) -> dict[str, Any] | None:
-        """The searcher's state; None where that would not be all."""
+        """Return the searcher's state; None if that would be incomplete."""
         return None if self._strangers else state_of(self.searcher)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self.searcher.set_state(state)

@@ -1,8 +1,8 @@
-"""A search space as a tree: nested dicts, lists and tuples whose leaves are constants or domains.
+"""Functions on search spaces: nested dicts, lists and tuples of constants and domains.
 
-A place in it is a path, a tuple of keys and indices, shown as ``optimizer/lr``. Grids may stand
-anywhere, also inside a grid's values; how many combinations there are is counted, and the n-th one
-picked, without going through the others.
+A path, a tuple of keys and indices, identifies a place; it is shown as ``optimizer/lr``. Grids may
+be anywhere, also inside a grid's values. The number of combinations is computed, and the n-th one
+picked, without enumerating the others.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LONGEST_IN_TAG = 60
 
 
 def path_name(path: SpacePath) -> str:
-    """How a path is shown: ``optimizer/lr``."""
+    """Return a path as text: ``optimizer/lr``."""
     return "/".join(map(text_of, path))
 
 
 def children(node: Any) -> Iterator[tuple[Any, Any]]:
-    """The keys and values of a dict, indices and values of a list or tuple; nothing of a leaf."""
+    """Yield the keys and values of a dict, or the indices and values of a list or tuple."""
     if isinstance(node, dict):
         yield from node.items()
     elif isinstance(node, list | tuple):
@@ -37,23 +37,23 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def rebuild(node: Any, path: SpacePath, visit: Callable[[Any, SpacePath], Any]) -> Any:
-    """A container with ``visit(child, its path)`` in the place of each child; a leaf itself."""
+    """Copy a container with ``visit(child, path)`` for each child; return a leaf unchanged."""
     if isinstance(node, dict):
         return {key: visit(child, (*path, key)) for key, child in node.items()}
     if isinstance(node, list | tuple):
         items = [visit(child, (*path, index)) for index, child in enumerate(node)]
         if isinstance(node, list):
             return items
-        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)  # named tuples
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)  # a named tuple
     return node
 
 
 def read_space(space: Any) -> dict[Any, Any]:
-    """A copy of a space in which grids written as ``{"grid_search": [...]}`` are `GridSearch`.
+    """Copy a space, with grids written as ``{"grid_search": [...]}`` converted to `GridSearch`.
 
     Raises:
-        SearchSpaceError: it is not a dict, is nested too deeply or holds itself, or a grid stands
-            where its size would be random.
+        SearchSpaceError: the space is not a dict, is nested too deeply or contains itself, or a
+            grid is inside a random choice.
     """
     if not isinstance(space, Mapping):
         raise SearchSpaceError(
@@ -66,7 +66,7 @@ def read_space(space: Any) -> dict[Any, Any]:
 
 
 def check_depth(node: Any, name: str) -> None:
-    """Raise SearchSpaceError, which names the place, if a space or a value is nested too deeply."""
+    """Raise SearchSpaceError, which names the place, if a space or value is nested too deeply."""
     if problem := beyond_limits(node, name, _parts_of):
         raise SearchSpaceError(f"{problem}.")
 
@@ -97,7 +97,7 @@ def _read(node: Any, path: SpacePath) -> Any:
 
 
 def variables(node: Any, path: SpacePath = ()) -> Iterator[tuple[SpacePath, Domain]]:
-    """All domains outside other domains, with their paths."""
+    """Yield all domains that are not inside other domains, with their paths."""
     if isinstance(node, Domain):
         yield path, node
         return
@@ -106,9 +106,9 @@ def variables(node: Any, path: SpacePath = ()) -> Iterator[tuple[SpacePath, Doma
 
 
 def parameter_names(node: Any, path: SpacePath = ()) -> Iterator[tuple[str, bool]]:
-    """The names that configurations have, groups included: ``opt``, ``opt.lr``.
+    """Yield the names of a configuration's parameters, groups included: ``opt``, ``opt.lr``.
 
-    With each whether there may be further ones in it that nobody knows beforehand.
+    Each comes with a flag: True if it may contain further names that are unknown in advance.
     """
     if path:
         yield ".".join(map(text_of, path)), isinstance(node, Function)
@@ -123,7 +123,7 @@ def parameter_names(node: Any, path: SpacePath = ()) -> Iterator[tuple[str, bool
 
 
 def has_grid(node: Any) -> bool:
-    """Whether a grid stands in it, also inside a grid's values."""
+    """Return whether a space contains a grid, also inside a grid's values."""
     return any(isinstance(domain, GridSearch) for _, domain in variables(node))
 
 
@@ -131,7 +131,7 @@ def has_grid(node: Any) -> bool:
 
 
 def count_grid(node: Any) -> int:
-    """How many combinations of grid values a space has; 1 without grids."""
+    """Return the number of grid combinations of a space; 1 without grids."""
     if isinstance(node, GridSearch):
         return sum(map(count_grid, node.values))
     if isinstance(node, Domain):
@@ -141,20 +141,20 @@ def count_grid(node: Any) -> int:
 
 def _grids(node: Any, path: SpacePath) -> list[tuple[SpacePath, GridSearch]]:
     found = [(p, d) for p, d in variables(node, path) if isinstance(d, GridSearch)]
-    # As Ray does it: in the order of their names, the first one changing fastest.
+    # As in Ray: in the order of their names, the first one changing fastest.
     return sorted(found, key=lambda item: [*map(_rank, item[0])])
 
 
 def _rank(key: Any) -> tuple[bool, int, str]:
-    """Indices in their order, and before names."""
+    """Sort key: indices in their order, and before names."""
     return (False, key, "") if isinstance(key, int) else (True, 0, text_of(key))
 
 
 class GridCombinations:
-    """The grids of a space, by number of the combination.
+    """The grid combinations of a space, by number.
 
     Attributes:
-        size: how many combinations there are.
+        size: the number of combinations.
     """
 
     def __init__(self, node: Any, path: SpacePath = ()) -> None:
@@ -162,7 +162,7 @@ class GridCombinations:
         self.size: int = math.prod(axis.size for _, axis in self._axes)
 
     def pick(self, number: int) -> dict[SpacePath, Any]:
-        """The value at each grid's path in a combination, 0 <= number < size."""
+        """Return the value at each grid's path in a combination, 0 <= number < size."""
         picked: dict[SpacePath, Any] = {}
         for path, axis in self._axes:
             number, digit = divmod(number, axis.size)
@@ -171,7 +171,7 @@ class GridCombinations:
 
 
 class _Axis:
-    """One grid; a value that holds grids counts as often as those have combinations."""
+    """One grid; a value that contains grids counts once for each of their combinations."""
 
     def __init__(self, grid: GridSearch, path: SpacePath) -> None:
         self._values = grid.values
@@ -180,13 +180,13 @@ class _Axis:
         self.size: int = sum(inner.size for inner in self._inner) if nested else len(grid.values)
 
     def pick(self, path: SpacePath, digit: int, picked: dict[SpacePath, Any]) -> None:
-        """Note the ``digit``-th value, and those of the grids in it."""
+        """Store the ``digit``-th value, and those of the grids in it, in ``picked``."""
         if not self._inner:
             picked[path] = self._values[digit]
             return
         for value, inner in zip(self._values, self._inner, strict=True):
             if digit < inner.size:
-                # A grid that is itself a value of a grid has the same path: the inner value counts.
+                # A grid that is itself a value of a grid has the same path: use the inner value.
                 picked.update({path: value} | inner.pick(digit))
                 return
             digit -= inner.size
@@ -196,14 +196,14 @@ class _Axis:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """``base`` with what ``over`` says instead; dicts are merged, everything else is replaced."""
+    """Return ``base`` overridden by ``over``: dicts are merged, everything else is replaced."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
 
 
 def flatten(config: Mapping[Any, Any], path: SpacePath = ()) -> dict[SpacePath, Any]:
-    """The leaves of nested dicts, by path; an empty dict, a list or a tuple is a leaf."""
+    """Return the leaves of nested dicts, by path; an empty dict, a list or a tuple is a leaf."""
     flat: dict[SpacePath, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -214,7 +214,7 @@ def flatten(config: Mapping[Any, Any], path: SpacePath = ()) -> dict[SpacePath, 
 
 
 def find(config: Any, path: SpacePath) -> Any:
-    """The value at a path.
+    """Return the value at a path.
 
     Raises:
         LookupError: there is none.
@@ -227,7 +227,7 @@ def find(config: Any, path: SpacePath) -> Any:
 
 
 def searched(space: Any, config: Any, path: SpacePath = ()) -> dict[SpacePath, Any]:
-    """The values of a configuration that its space does not fix, by path."""
+    """Return the values of a configuration that its space does not fix, by path."""
     if not any(isinstance(space, one) and isinstance(config, one) for one in (dict, list, tuple)):
         return _leaves(config, path) if any(variables(space)) else {}
     known = dict(children(space))
@@ -243,7 +243,7 @@ def _leaves(value: Any, path: SpacePath) -> dict[SpacePath, Any]:
 
 
 def format_tag(number: int, evaluated: Mapping[SpacePath, Any]) -> str:
-    """What distinguishes a trial, fit for a file name: ``3_lr=0.0100,width=32``."""
+    """Return a text that distinguishes a trial, usable in a file name: ``3_lr=0.0100,width=32``."""
     shown = [
         f"{_clean(path[-1])}={_clean(value)}"
         for path, value in sorted(evaluated.items(), key=lambda item: [*map(text_of, item[0])])
@@ -252,7 +252,7 @@ def format_tag(number: int, evaluated: Mapping[SpacePath, Any]) -> str:
 
 
 def named_in_tag(tag: str, config: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values of a configuration that its tag shows, by ``outer/inner`` name."""
+    """Return the values of a configuration that its tag shows, by ``outer/inner`` name."""
     shown = set(tag.partition("_")[2].split(","))
     return {
         path_name(path): value

@@ -1,4 +1,4 @@
-"""A search space in a file, YAML or JSON.
+"""Reads a search space from a YAML or JSON file.
 
     lr: {loguniform: [1e-4, 1e-1]}
     layers: {choice: [1, 2, 3]}
@@ -7,9 +7,9 @@
       momentum: {uniform: {lower: 0.5, upper: 0.99}}
     epochs: 20
 
-A dict whose only key names a domain is that domain, with its arguments in order or by name; every
-other dict is a group of parameters, and everything else a constant. YAML is read by the rules of
-its version 1.2: ``1e-4`` is a number, ``no`` and ``2026-01-31`` are texts.
+A dict whose only key names a domain is that domain, with its arguments in order or by name. Every
+other dict is a group of parameters, and everything else a constant. YAML follows version 1.2:
+``1e-4`` is a number, ``no`` and ``2026-01-31`` are texts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OF_VALUES: Final[Mapping[str, Callable[..., Any]]] = {
     "grid_search": domains.grid_search,
 }
 _DOMAINS: Final = (*_OF_NUMBERS, *_OF_VALUES)
-#: How alike a key and a domain's name are for the one to be a slip of the other.
+#: The similarity above which a key counts as a misspelt domain name.
 _ALIKE: Final = 0.75
 _SCALARS: Final = {
     "null": r"|~|null|Null|NULL",
@@ -56,17 +56,18 @@ _SCALARS: Final = {
 
 
 class _Content(NamedTuple):
-    """What is in a file, and on which lines it stands, where that is known."""
+    """A file's content, and the line of each place if known."""
 
     value: Any
     lines: dict[SpacePath, int]
 
 
 def read_space_file(path: str) -> dict[str, Any]:
-    """The search space in a file.
+    """Read the search space in a file.
 
     Raises:
-        SearchSpaceError: it cannot be read; names the file, the line, the key and the fix.
+        SearchSpaceError: it cannot be read; the message names the file, the line, the key and the
+            fix.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -85,7 +86,7 @@ def read_space_file(path: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Makes domains of what a file says."""
+    """Converts a file's content to domains."""
 
     def __init__(self, file: str, lines: dict[SpacePath, int]) -> None:
         self._file, self._lines = file, lines
@@ -171,7 +172,7 @@ def _json(path: str, text: str) -> _Content:
 def _yaml(path: str, text: str) -> _Content:
     import yaml
 
-    # Without the resolvers of YAML 1.1, which PyYAML has.
+    # Remove the YAML 1.1 resolvers of PyYAML.
     kind: Any = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": {}})
     for name, pattern in _SCALARS.items():
         scalar = re.compile(f"^(?:{pattern})$")
@@ -194,10 +195,10 @@ def _yaml(path: str, text: str) -> _Content:
 
 
 def _lines(file: str, node: Any, path: SpacePath) -> Iterator[tuple[SpacePath, int]]:
-    """The line of each place in a tree of YAML nodes.
+    """Yield the line of each place in a tree of YAML nodes.
 
     Raises:
-        SearchSpaceError: a key is there twice, of which YAML's readers take the last.
+        SearchSpaceError: a key is repeated, of which YAML readers silently use the last.
     """
     if node is None or node.id == "scalar":
         return

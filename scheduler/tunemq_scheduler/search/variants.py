@@ -1,9 +1,8 @@
-"""One configuration of a space: constants copied, grids picked, domains drawn, functions called.
+"""Builds one configuration of a space: copies constants, picks from grids, draws, calls functions.
 
-Each domain draws from a generator of its own, seeded by the experiment's seed, the number of the
-configuration and the domain's path. So a configuration depends on nothing that was drawn before, a
-resumed search goes on exactly, and a domain that is added to a space leaves the values of others
-alone.
+Each domain draws from a separate generator, seeded by the experiment's seed, the number of the
+configuration and the domain's path. So a configuration does not depend on earlier draws, a resumed
+search continues exactly, and a new domain in a space does not change the values of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Generators = Callable[[SpacePath], random.Random]
 
 
 def generators(*seed: object) -> Generators:
-    """A generator for each path, seeded by ``seed`` and the path."""
+    """Return a function that creates the generator of a path, seeded by ``seed`` and the path."""
     prefix = "/".join(map(str, seed))
     return lambda path: random.Random(f"{prefix}/{path_name(path)}")
 
@@ -29,12 +28,12 @@ def generators(*seed: object) -> Generators:
 def resolve(
     space: dict[Any, Any], picked: Mapping[SpacePath, Any], rng_for: Generators
 ) -> dict[Any, Any]:
-    """A configuration of a space.
+    """Return a configuration of a space.
 
     Args:
-        space: as `space.read_space` gives it.
-        picked: the value at each grid's path, as `space.GridCombinations.pick` gives it.
-        rng_for: the generator from which the domain at a path draws.
+        space: a space from `space.read_space`.
+        picked: the value at each grid's path, from `space.GridCombinations.pick`.
+        rng_for: returns the generator for the domain at a path.
 
     Raises:
         SearchSpaceError: a ``sample_from`` function raised, or such functions depend on each other.
@@ -46,7 +45,7 @@ def resolve(
 
 
 class _Resolver:
-    """Settles domains as they are asked for: what a function reads is settled first."""
+    """Resolves domains on demand: first those that a function reads."""
 
     def __init__(self, picked: Mapping[SpacePath, Any], rng_for: Generators) -> None:
         self.root: dict[Any, Any] = {}
@@ -56,7 +55,7 @@ class _Resolver:
         self._underway: list[SpacePath] = []
 
     def settle(self, node: Any, path: SpacePath) -> Any:
-        """The value that stands at ``path`` in the configuration."""
+        """Return the value at ``path`` in the configuration."""
         if isinstance(node, Domain):
             if path not in self._drawn:
                 self._drawn[path] = self._draw(node, path)
@@ -66,7 +65,7 @@ class _Resolver:
         return rebuild(node, path, self.settle)
 
     def open(self, node: Any, path: SpacePath) -> Any:
-        """What stands at ``path``, settled only as far as needed to look into it."""
+        """Return the node at ``path``, resolved only as far as needed to access its children."""
         value = node if isinstance(node, dict) else self.settle(node, path)
         return SpecView(self, value, path) if isinstance(value, dict) else value
 
@@ -81,7 +80,7 @@ class _Resolver:
         try:
             rng = self._rng_for(path)
             value: Any = domain
-            # What was drawn may be or hold further domains: choice([{"lr": uniform(0, 1)}, None]).
+            # A drawn value may be or contain a domain: choice([{"lr": uniform(0, 1)}, None]).
             while isinstance(value, Domain):
                 value = self._sample(value, path, rng)
             return self.settle(value, path)
@@ -105,7 +104,7 @@ class _Resolver:
             value = function.evaluate(SpecView(self, self.root, ()), rng)
         except SearchSpaceError:
             raise
-        except Exception as error:  # the user's code: raised to its caller, with the place
+        except Exception as error:  # the user's code may raise anything; add the place
             raise SearchSpaceError(
                 f"the sample_from at {path_name(path)!r} raised {one_line(error)}. "
                 f"The configuration that it gets has the keys {list(self.root)}."
@@ -115,7 +114,7 @@ class _Resolver:
 
 
 class SpecView(Mapping[Any, Any]):
-    """The configuration as ``sample_from`` functions see it; what they read is settled.
+    """The configuration as ``sample_from`` functions see it; reading a value resolves it.
 
     Both of Ray's forms work: ``config["optimizer"]["lr"]`` and ``spec.config.optimizer.lr``.
     """
@@ -143,6 +142,6 @@ class SpecView(Mapping[Any, Any]):
         return len(self._node)
 
     def plain(self) -> dict[Any, Any]:
-        """An ordinary dict of it."""
+        """Return it as an ordinary dict."""
         settled: dict[Any, Any] = self._resolver.settle(self._node, self._path)
         return settled

@@ -1,4 +1,4 @@
-"""`OptunaSearch`: Optuna's samplers, TPE by default, behind our `Searcher`."""
+"""`OptunaSearch`: a `Searcher` that uses Optuna's samplers, by default TPE."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
 
 
 class OptunaSearch(Searcher):
-    """Suggests what one of Optuna's samplers samples.
+    """Suggest configurations with one of Optuna's samplers.
 
-    With the default sampler, a suggestion depends only on the seed, on how many came before, and on
-    what was told so far and in which order; a resumed search goes on exactly. A trial that was
-    stopped early counts with its last result; one that failed, or whose last metric is missing or
-    not finite, as failed.
+    With the default sampler, a suggestion depends only on the seed, on the number of earlier ones,
+    and on the results so far and their order; a resumed search continues exactly. A trial that was
+    stopped early counts with its last result. A trial that failed, or whose last metric is missing
+    or not finite, counts as failed.
 
     Args:
-        space: what to search, if not ``param_space``: a space in our notation, or a dict of
-            Optuna's distributions (nested names joined by ``/``), or a function that calls
+        space: the space to search, if not ``param_space``: a TuneMQ space, a dict of Optuna's
+            distributions (nested names joined by ``/``), or a function that calls
             ``trial.suggest_*`` and may return a dict of further values.
-        metric: what to optimise, if not ``TuneConfig``'s; several for multi-objective search.
+        metric: the result key to optimise, or several for multi-objective search. Default:
+            ``TuneConfig``'s metric.
         mode: ``min`` or ``max``, one for each metric.
-        points_to_evaluate: configurations to begin with, complete or in part.
-        sampler: one of ``optuna.samplers``, seeded by whoever makes it.
-        seed: for the default sampler, instead of the experiment's.
-        evaluated_rewards: the values of ``points_to_evaluate``, which are then not tried again.
+        points_to_evaluate: the first configurations, complete or partial.
+        sampler: one of ``optuna.samplers``, seeded by the caller.
+        seed: for the default sampler, instead of the experiment's seed.
+        evaluated_rewards: the values of ``points_to_evaluate``, which are then not run again.
     """
 
     def __init__(
@@ -107,10 +108,10 @@ class OptunaSearch(Searcher):
     def set_search_properties(
         self, metric: Metric, mode: Mode, config: dict[str, Any], **spec: Any
     ) -> bool:
-        """Take over metric and mode, and the space unless it has one of its own.
+        """Set metric and mode, and the space unless the searcher has its own.
 
         Raises:
-            ConfigError: metric or mode are missing, or contradict its own.
+            ConfigError: metric or mode is missing, or differs from the searcher's own.
             SearchSpaceError: Optuna cannot search the space, or a point does not fit into it.
         """
         own = (self._metric, self._mode)
@@ -147,7 +148,7 @@ class OptunaSearch(Searcher):
                 self.add_evaluated_point(point, reward)
 
     def _read_point(self, index: int, point: dict[str, Any]) -> dict[str, Any]:
-        """A point as Optuna's parameters; nested names may be joined by ``/`` already."""
+        """Convert a point to Optuna's parameters; nested names may already be joined by ``/``."""
         if callable(self._space) or self._distributions is not None:
             return {path_name(path): value for path, value in flatten(point).items()}
         try:
@@ -188,17 +189,17 @@ class OptunaSearch(Searcher):
         return unflatten({**trial.params, **(returned or {})})
 
     def _seeded_sampler(self) -> BaseSampler:
-        """TPE with a generator of its own for each call, which no earlier draw has moved."""
+        """Create a TPE sampler with a new generator for each call, independent of earlier draws."""
         seed = random.Random(f"{self._seed}/optuna/{self._calls}").getrandbits(32)
         sampler: BaseSampler = self._optuna.samplers.TPESampler(seed=seed)
         return sampler
 
-    # --- what became of them ----------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell Optuna the last values, or that the trial failed."""
+        """Pass the last values to Optuna, or that the trial failed."""
         number = self._numbers.pop(trial_id, None)
         if number is None:
             return
@@ -213,7 +214,7 @@ class OptunaSearch(Searcher):
                 self._begun().tell(number, [value for value in values if value is not None])
 
     def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
-        """Give Optuna a running trial with the parameters of this configuration."""
+        """Add a running trial with the parameters of this configuration to Optuna's study."""
         study = self._begun()
         self._calls = max(self._calls, spec.get("number", self._calls) + 1)
         try:
@@ -224,7 +225,7 @@ class OptunaSearch(Searcher):
                 distributions=distributions,
             )
         except (ConfigMismatch, ValueError):
-            return False  # the space is another one now
+            return False  # the space has changed
         self._numbers[trial_id] = len(study.get_trials(deepcopy=False))
         study.add_trial(running)
         return True
@@ -237,14 +238,14 @@ class OptunaSearch(Searcher):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
-        """Give Optuna a finished trial.
+        """Add a finished trial to Optuna's study.
 
         Args:
             parameters: a configuration, or its parameters as Optuna names them.
-            value: what was measured; a list for several metrics.
+            value: the measured value; a list for several metrics.
             error: whether the trial failed.
             pruned: whether it was stopped early.
-            intermediate_values: what was measured on the way, from step 0.
+            intermediate_values: the intermediate values, from step 0.
 
         Raises:
             SearchSpaceError: the configuration does not fit the search space.
@@ -272,7 +273,7 @@ class OptunaSearch(Searcher):
     def _inverse(
         self, config: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """The parameters and distributions that give a configuration."""
+        """Return the parameters and distributions that produce a configuration."""
         flat = {path_name(path): leaf for path, leaf in flatten(config).items()}
         if self._distributions is not None:
             missing = [name for name in self._distributions if name not in flat]
@@ -287,10 +288,10 @@ class OptunaSearch(Searcher):
             suggest(self._space, fixed)
         return fixed.params, fixed.distributions
 
-    # --- its state --------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any] | None:
-        """All that Optuna knows; None with a sampler of the user's, which may remember anything."""
+        """Return the whole study; None with a user's sampler, which may have other state."""
         if self._sampler is not None:
             return None
         trials = [dump_trial(trial) for trial in self._begun().get_trials(deepcopy=False)]
@@ -303,9 +304,9 @@ class OptunaSearch(Searcher):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave, in place of all that was told before."""
+        """Restore the state that `get_state` returned, replacing all earlier results."""
         points, self._points, rewards, self._rewards = self._points, [], self._rewards, None
-        self._begin()  # its points stand in the state as far as they were tried
+        self._begin()  # the state contains the points that were tried
         self._points, self._rewards = points, rewards
         study = self._begun()
         with self._quiet():
@@ -313,7 +314,7 @@ class OptunaSearch(Searcher):
                 study.add_trial(load_trial(trial))
         self._calls, self._numbers = state["calls"], dict(state["numbers"])
 
-    # --- Optuna's manners -------------------------------------------------------------------------
+    # --- Optuna's output --------------------------------------------------------------------------
 
     def _begun(self) -> Study:
         if self._study is None:
@@ -324,7 +325,7 @@ class OptunaSearch(Searcher):
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Keep Optuna from telling the user's terminal about every study and trial."""
+        """Keep Optuna from logging every study and trial to the terminal."""
         logging = self._optuna.logging
         before = logging.get_verbosity()
         logging.set_verbosity(max(before, logging.WARNING))
@@ -335,7 +336,7 @@ class OptunaSearch(Searcher):
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts from names joined by ``/``."""
+    """Return nested dicts from names joined by ``/``."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *outer, last = name.split("/") if isinstance(name, str) else [name]

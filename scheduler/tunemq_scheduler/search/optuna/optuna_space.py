@@ -1,13 +1,13 @@
-"""Our search spaces as Optuna sees them, and configurations translated back into its parameters.
+"""Converts search spaces to Optuna parameters, and configurations back to parameter values.
 
 A domain becomes one parameter, named by its path: ``optimizer/lr``. A quantised number becomes the
-index of the multiple, and a choice among anything but plain distinct values the index of the
-choice, so that every value can be translated back exactly. Domains inside the ``i``-th option of a
-choice are parameters of their own, named ``optimizer[i]/lr``, asked for only if that option was
+index of the multiple; a choice becomes the index of the choice unless its values are plain and
+distinct. So every value can be converted back exactly. Domains inside the ``i``-th option of a
+choice become separate parameters, named ``optimizer[i]/lr``, requested only if that option was
 chosen.
 
-`suggest` goes through the space and asks a `ParameterChooser` for each parameter; `parameters` goes
-the other way, from a configuration.
+`suggest` walks the space and asks a `ParameterChooser` for each parameter; `parameters` does the
+reverse, from a configuration.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ConfigMismatch(Exception):
 
 
 def check_space(space: Any) -> None:
-    """Refuse what Optuna has no distribution for.
+    """Check that Optuna has a distribution for every domain of a space.
 
     Raises:
-        SearchSpaceError: naming the place and what to use instead.
+        SearchSpaceError: it has not; the message names the place and what to use instead.
     """
     for path, domain in variables(space):
         _check_domain(domain, path)
@@ -74,7 +74,7 @@ def _check_domain(domain: Domain, path: SpacePath) -> None:
 
 
 def suggest(space: Any, chooser: ParameterChooser, name: str = "") -> Any:
-    """A configuration with the chooser's values; `Function` domains are left to the caller."""
+    """Return a configuration with the chooser's values; leave `Function` domains to the caller."""
     match space:
         case Function():
             return space
@@ -98,7 +98,7 @@ def _join(path: SpacePath) -> str:
 
 
 def _indices(domain: Float | Integer) -> tuple[int, int]:
-    """The first and last index of the multiples that a quantised domain has."""
+    """Return the first and last index of a quantised domain's multiples."""
     if isinstance(domain, Integer):
         return -(-domain.lower // domain.q), domain.last // domain.q
     if domain.q is None:
@@ -107,7 +107,7 @@ def _indices(domain: Float | Integer) -> tuple[int, int]:
 
 
 def _options(domain: Choice) -> list[Any]:
-    """What Optuna chooses among: the values if it can tell them apart, else their indices."""
+    """Return the options for Optuna: the values if it can distinguish them, else their indices."""
     values = domain.categories
     plain = all(value is None or isinstance(value, bool | int | float | str) for value in values)
     if plain and len(set(values)) == len(values) and not any(map(_is_nan, values)):
@@ -123,20 +123,20 @@ def _option_index(domain: Choice, value: Any) -> int:
     return _options(domain).index(value)
 
 
-# --- back -----------------------------------------------------------------------------------------
+# --- from configurations to parameters ------------------------------------------------------------
 
 
 def parameters(space: Any, config: Any, name: str = "", *, partial: bool = False) -> dict[str, Any]:
-    """The parameters that give a configuration.
+    """Return the parameters that produce a configuration.
 
     Args:
         space: the search space.
         config: a configuration of it.
         name: the name of this part of the space.
-        partial: whether parts may be left out.
+        partial: whether parts may be missing.
 
     Raises:
-        Unlike: the space does not give such a configuration; says where.
+        ConfigMismatch: the space does not produce such a configuration; the message says where.
     """
     match space:
         case Function():
@@ -174,7 +174,7 @@ def _choice_parameters(domain: Choice, value: Any, name: str) -> dict[str, Any]:
 
 
 def _like(option: Any, value: Any) -> bool:
-    """Whether ``option`` could have given ``value``."""
+    """Return whether ``option`` could produce ``value``."""
     if isinstance(option, Choice):
         return any(_like(one, value) for one in option.categories)
     if isinstance(option, Domain):

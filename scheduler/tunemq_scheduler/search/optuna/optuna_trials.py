@@ -1,4 +1,4 @@
-"""Optuna's trials as JSON values, and back."""
+"""Converts Optuna's trials to JSON values, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def dump_trial(trial: FrozenTrial) -> dict[str, Any] | None:
-    """All that samplers look at; None for one that JSON cannot hold as it is."""
+    """Return everything that samplers read; None for a trial that JSON cannot represent exactly."""
     from optuna.distributions import distribution_to_json
 
     try:
@@ -32,7 +32,7 @@ def dump_trial(trial: FrozenTrial) -> dict[str, Any] | None:
 
 
 def load_trial(dumped: dict[str, Any]) -> FrozenTrial:
-    """The trial that `dump_trial` dumped."""
+    """Return the trial that `dump_trial` dumped."""
     from optuna.distributions import json_to_distribution
     from optuna.trial import TrialState, create_trial
 
