@@ -1,1 +1,1 @@
-"""What a search writes and shows: result files, callbacks, and their repair after a crash."""
+"""Output of a search: result files, callbacks, terminal, and file repair after a crash."""

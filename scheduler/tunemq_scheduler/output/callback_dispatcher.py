@@ -1,6 +1,6 @@
-"""`CallbackDispatcher`: facts on their way to loggers, callbacks and the display.
+"""`CallbackDispatcher`: passes notifications to loggers, callbacks and the display.
 
-All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the
+All of these follow the journal: an error here cannot lose an event; at worst a file lacks what the
 journal has.
 """
 
@@ -32,13 +32,13 @@ from tunemq_shared.protocol.conditions import lookup
 
 
 class CallbackDispatcher:
-    """Tells everybody who keeps a record of the search; see `loop_interfaces`.
+    """Notify all loggers, callbacks and the display of a search; see `loop_interfaces`.
 
     Args:
         callbacks: the loggers first, then the user's.
-        display: what the person at the terminal sees.
-        metric, mode: what is best; None where nothing is optimised.
-        unsynced: told which files are written here.
+        display: shows the search on the terminal.
+        metric, mode: what to optimise; None without a metric.
+        unsynced: records which files are written.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CallbackDispatcher:
         self.fatal: dict[str, TrialFailure] = {}
         #: The best trial so far: its id, its value and its configuration.
         self.best: tuple[str, float, Mapping[str, Any]] | None = None
-        #: The trials that are not over; the loop sets it.
+        #: Returns the unfinished trials; the loop sets it.
         self.trials: Callable[[], Iterable[TrialView]] = list
-        #: Told of all that happens to no trial, beside the display.
+        #: Receives every notice, in addition to the display.
         self.also_notify: Callable[[str], None] = lambda _text: None
         #: Called at the end of each turn.
         self.show: Callable[[], None] = lambda: None
@@ -64,7 +64,7 @@ class CallbackDispatcher:
         self._early = [one for one in callbacks if _overrides(one, "on_step_begin")]
         self._hooked = [one for one in callbacks if _overrides(one, "on_step_end")]
         self._told = [one for one in callbacks if _overrides(one, "on_trial_result")]
-        # A step less for those that have only the hook's other name; this is done for each result.
+        # Plain loggers are called directly, which saves a call for each result.
         self._loggers = [one for one in self._told if _is_plain_logger(one)]
         self._others = [one for one in self._told if not _is_plain_logger(one)]
         self._display = display
@@ -73,10 +73,10 @@ class CallbackDispatcher:
         self._iteration = 0
         self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
 
-    # --- what the loop tells ----------------------------------------------------------------------
+    # --- called by the loop -----------------------------------------------------------------------
 
     def notify(self, command: c.NotifyCommand, trial: TrialView) -> None:
-        """One thing happened to a trial.
+        """Pass on an event of one trial.
 
         Raises:
             SearchFailed: a callback raised.
@@ -107,11 +107,11 @@ class CallbackDispatcher:
                 self._display.trial_ended(trial, command.reason)
 
     def trial_waits(self, trial: TrialView) -> None:
-        """A trial begins to wait for the store, or goes on."""
+        """Report that a trial begins or ends to wait for the store."""
         self._display.trial_waits(trial)
 
     def turn_began(self) -> None:
-        """The loop looks for events again."""
+        """Report that a turn of the loop begins."""
         if self._early:
             for callback in self._early:
                 self._call(
@@ -119,12 +119,12 @@ class CallbackDispatcher:
                 )
 
     def notices(self, text: str) -> None:
-        """Something happened to no trial."""
+        """Show a notice that concerns no trial."""
         self._display.notices(text)
         self.also_notify(text)
 
     def turn_ended(self) -> None:
-        """The turn's records have all been given."""
+        """Report that a turn has ended and all its events were passed on."""
         if self._hooked:
             trials = self._live()
             for callback in self._hooked:
@@ -133,22 +133,22 @@ class CallbackDispatcher:
         self.show()
 
     def take_up(self, trials: Iterable[TrialView]) -> None:
-        """Know what became of trials in earlier runs."""
+        """Load the outcomes of trials of earlier runs."""
         for trial in trials:
             if self._metric is not None:
                 self._compare(trial, trial.last_result, self._metric)
 
     def setup(self, **about: Any) -> None:
-        """Before the first turn."""
+        """Set up the callbacks before the first turn."""
         for callback in self._callbacks:
             self._call(callback, "setup", **about)
 
     def finish(self, trials: Sequence[TrialView]) -> None:
-        """After the last turn, with all trials of the search; no hook comes after this."""
+        """Call the last hook after the last turn, with all trials of the search."""
         for callback in self._callbacks:
             self._call(callback, "on_experiment_end", trials=trials)
 
-    # --- small things -----------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _result(self, command: c.NotifyResult, trial: TrialView) -> None:
         result = trial.full_result(command.result)

@@ -1,7 +1,7 @@
-"""What callbacks want to know again after a restart: `Callback.get_state` and `set_state`.
+"""Saves callbacks' states and restores them: `Callback.get_state` and `set_state`.
 
-The states are JSON, in a file of the experiment's folder that is replaced as a whole now and then,
-and at the end. Of what a callback was told behind the last writing it is not told again.
+The states are JSON, in a file of the experiment's folder that is replaced atomically now and then,
+and at the end. Events after the last save are not repeated to a callback.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.base.undecodable import NO_JSON
 
 STATES_FILE: Final = "callbacks.json"
-#: How often the states are written while a search runs.
+#: Seconds between two saves while a search runs.
 EVERY_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class CallbackStates:
-    """Keeps the states of a search's callbacks.
+    """Save and restore the states of a search's callbacks.
 
     Args:
-        folder: of the experiment.
-        callbacks: the user's, in their order.
+        folder: the experiment's folder.
+        callbacks: the user's callbacks, in order.
     """
 
     def __init__(self, folder: str, callbacks: Sequence[Callback]) -> None:
@@ -44,11 +44,11 @@ class CallbackStates:
         self._due = time.monotonic() + EVERY_S
 
     def take_back(self) -> None:
-        """Give each callback what it had in an earlier run; before its `setup`.
+        """Restore each callback's state from an earlier run, before its `setup`.
 
         Raises:
             ConfigError: the file cannot be read.
-            SearchFailed: a callback does not take its state.
+            SearchFailed: a callback rejected its state.
         """
         if not self._stateful or not os.path.exists(self._path):
             return
@@ -65,12 +65,12 @@ class CallbackStates:
             call_plugin(f"{name}.set_state", callback.set_state, states[name])
 
     def turn_ended(self) -> None:
-        """Write the states if that is due."""
+        """Save the states if a save is due."""
         if self._stateful and time.monotonic() >= self._due:
             self.write()
 
     def write(self) -> None:
-        """Write the states; one that is no JSON is left out, with a word in the log."""
+        """Save the states; leave out one that is not JSON, and log that."""
         if not self._stateful:
             return
         self._due = time.monotonic() + EVERY_S

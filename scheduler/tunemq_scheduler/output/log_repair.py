@@ -1,9 +1,9 @@
-"""Making good what a crash kept from the files of trials: the journal has it, they lack it.
+"""`LogRepair`: appends the rows that a crash kept from trials' files, from the journal.
 
-Records come after the journal, so a file has the first rows of those that the journal has. A
-restart goes through the turns behind the last snapshot anyhow (`EventDriver.replay`); the rows of
-them that a file lacks are appended, and none twice. What a trial's code wrote into the file is
-moved out of it before: see `tunemq_scheduler.output.result_rebuild`.
+Records are written after the journal, so a file has the first rows of those in the journal. A
+restart replays the turns behind the last snapshot (`EventDriver.replay`); this module appends the
+rows that a file lacks, and none twice. Rows that a trial's code wrote are moved out of the file
+before: see `tunemq_scheduler.output.result_rebuild`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tunemq_shared.system.plain_files import open_to_read
 
 
 class LogRepair:
-    """Brings the files of trials to where the journal ends; see `EventDriver.replay`.
+    """Append missing rows to trials' files, up to the end of the journal; see `EventDriver.replay`.
 
     Attributes:
-        unsynced: all that it was told about, for what a file has is not on the disk for that.
-        rebuild: rebuilds files that hold something else than rows of the search.
+        unsynced: all files of replayed events: a row in a file may not be on the disk yet.
+        rebuild: rebuilds files that contain other data than the search's rows.
 
     Args:
-        runner: in the state before the first turn that is told.
+        runner: in the state before the first replayed turn.
     """
 
     def __init__(self, runner: TrialRunner) -> None:
@@ -46,13 +46,13 @@ class LogRepair:
         self.rebuild = ResultRebuild(self.unsynced, first_step(runner))
         self._json = JsonLoggerCallback(self.unsynced)
         self._csv = CSVLoggerCallback(self.unsynced)
-        #: The steps that each of a trial's files has; None where it was put away.
+        #: The steps in each file of a trial; None if the file was renamed.
         self._steps: dict[tuple[str, str], StepRanges | None] = {}
-        #: The last step of each trial before the turns that are told.
+        #: The last step of each trial before the replayed turns.
         self._before = {trial.trial_id: trial.last_step for trial in runner.live.values()}
 
     def note(self, command: c.NotifyCommand, trial: TrialView) -> None:
-        """Something is a fact; it may stand in the files or not.
+        """Process a replayed notification, whose row may or may not be in the files.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -77,7 +77,7 @@ class LogRepair:
                 pass
 
     def finish(self) -> None:
-        """All is told.
+        """Finish after the last replayed notification.
 
         Raises:
             StoreError: a file cannot be written.
@@ -106,13 +106,13 @@ class LogRepair:
             steps.add(step)
 
     def _steps_in(self, trial: TrialView, name: str) -> StepRanges | None:
-        """The steps that a file has, when the first result of a trial is told."""
+        """Return the steps in a file, when the first result of a trial is replayed."""
         folder = trial.local_path
         for written in (name, PARAMS_JSON, PARAMS_PICKLE):
             self.unsynced.note(os.path.join(folder, written))
         if has_rows(put_away_as(folder, name, trial.lineage), trial.trial_id):
             return None
-        self._json.flush()  # the table may have to be made of what is in there
+        self._json.flush()  # the table may have to be rebuilt from it
         had = self._before.get(trial.trial_id, 0)
         found = self.rebuild.whole(folder, name, trial.trial_id, had)
         return found.steps
@@ -135,11 +135,12 @@ class LogRepair:
 
 
 def put_away(folder: str, trial: str, lineage: int, unsynced: UnsyncedFiles) -> None:
-    """A trial begins anew: give the files of its results another name; may be done twice.
+    """Rename a trial's result files because the trial restarts from nothing; idempotent.
 
     Args:
-        trial: its id.
-        unsynced: told what was renamed.
+        trial: its ID.
+        lineage: the lineage that the files belong to.
+        unsynced: records what was renamed.
 
     Raises:
         StoreError: they cannot be renamed.
@@ -159,6 +160,6 @@ def put_away(folder: str, trial: str, lineage: int, unsynced: UnsyncedFiles) -> 
 
 
 def put_away_as(folder: str, name: str, lineage: int) -> str:
-    """What a file of this lineage is called once the trial has begun anew."""
+    """Return the name of a lineage's file after the trial restarted from nothing."""
     base, extension = os.path.splitext(name)
     return os.path.join(folder, f"{base}.{lineage}{extension}")

@@ -1,10 +1,10 @@
-"""`ResultRebuild`: makes ``result.json`` and ``progress.csv`` of trials whole again.
+"""`ResultRebuild`: restores ``result.json`` and ``progress.csv`` that a trial's code changed.
 
-A trial's code may truncate these files, write into them, or put files of its own in their place.
-What is there then stays beside the file, as ``result.foreign.json`` or ``progress.foreign.csv``.
-The file keeps its rows of the search; those that are missing follow from the journal. Rows of turns
-that a snapshot of the journal stands for exist only in these files: where they are missing they are
-lost, and `ResultRebuild.notices` names them.
+A trial's code may truncate these files, write into them, or replace them. The changed file is kept
+as ``result.foreign.json`` or ``progress.foreign.csv``. The restored file keeps its rows of the
+search; missing ones come from the journal. Rows of turns that the journal has replaced by a
+snapshot exist only in these files: if they are missing they are lost, and `ResultRebuild.notices`
+names them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tunemq_scheduler.storage.folders import PROGRESS_CSV, RESULT_JSON, replace_
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read
 
-#: How many files a message names.
+#: The most files that a message names.
 _NAMED: Final = 5
 _FOREIGN: Final = "foreign"
 
 
 class ResultRebuild:
-    """Rebuilds files of trials, and remembers which.
+    """Restore trials' files, and remember which.
 
     Attributes:
-        folders: of the trials of which a file was rebuilt.
+        folders: the folders of trials with a restored file.
 
     Args:
-        unsynced: told which files are changed.
+        unsynced: records which files are changed.
         first: the number of the first result of each trial.
     """
 
@@ -42,16 +42,16 @@ class ResultRebuild:
         self.folders: dict[str, None] = {}
         self._unsynced, self._first = unsynced, first
         self._rebuilt: dict[str, None] = {}
-        #: The steps that are lost, by file.
+        #: The lost steps, by file.
         self._lost: dict[str, list[tuple[int, int]]] = {}
 
     def whole(self, folder: str, name: str, trial: str, had: int) -> FileContents:
-        """What a file holds, once nothing is in it but rows of its trial, ascending.
+        """Return a file's contents, after restoring it if it has other data than its trial's rows.
 
         Args:
-            folder, name: of the file.
-            trial: its id.
-            had: the last step that the file must have; 0 where there is none.
+            folder, name: the file.
+            trial: the trial's ID.
+            had: the last step that the file must have; 0 for none.
 
         Raises:
             StoreError: the file cannot be read or written.
@@ -75,9 +75,9 @@ class ResultRebuild:
     def rebuild(
         self, folder: str, name: str, trial: str, *, below: float = math.inf
     ) -> FileContents:
-        """Put a file aside, and write it with its rows of its trial, ascending.
+        """Rename a file, and write a new one with its trial's rows in ascending order.
 
-        Those of ``progress.csv`` come from ``result.json``.
+        The rows of ``progress.csv`` come from ``result.json``.
 
         Args:
             below: leave out rows of this step and later ones.
@@ -97,7 +97,7 @@ class ResultRebuild:
         return read_rows(path, trial)
 
     def notices(self) -> list[str]:
-        """What a person should know of what was rebuilt since the last call."""
+        """Return messages about the files restored since the last call."""
         rebuilt, self._rebuilt = self._rebuilt, {}
         lost, self._lost = self._lost, {}
         notices = []
@@ -123,12 +123,12 @@ def _cut_behind(path: str, end: int) -> None:
 
 
 def first_step(runner: TrialRunner) -> int:
-    """The number of the first result of each trial; those that begin from a checkpoint count on."""
+    """Return the number of each trial's first result; higher after an imported checkpoint."""
     return 1 + max((ref.step for ref in runner.settings.restore), default=0)
 
 
 def foreign_path(path: str) -> str:
-    """What a file that is put aside is called: the first name of its kind that is free."""
+    """Return a free name for a changed file, such as ``result.foreign.json``."""
     base, extension = os.path.splitext(path)
     aside, number = f"{base}.{_FOREIGN}{extension}", 1
     while os.path.lexists(aside):
@@ -138,9 +138,9 @@ def foreign_path(path: str) -> str:
 
 
 def _set_aside(path: str) -> None:
-    """Give a file a second name; the first is about to be that of another.
+    """Give a file a second name, because another file is about to take its first.
 
-    A trial that has it open goes on writing into the one that is put aside.
+    A trial that has it open continues to write into the renamed file.
     """
     try:
         aside = foreign_path(path)
@@ -155,7 +155,7 @@ def _set_aside(path: str) -> None:
 
 
 def _rows_in(path: str, found: FileContents, below: float) -> bytes:
-    """The lines of these rows of lower steps."""
+    """Return the lines of the trial's rows below a step."""
     rows = [row for row in found.rows if row.step < below]
     if not rows:
         return b""
@@ -171,7 +171,7 @@ def _rows_in(path: str, found: FileContents, below: float) -> bytes:
 
 
 def _table_of(results: list[dict[str, Any]]) -> bytes:
-    """A table of results as `CSVLoggerCallback` writes it; empty where there are none."""
+    """Return results as a table like `CSVLoggerCallback`'s; empty without results."""
     if not results:
         return b""
     flat = [flatten(result) for result in results]

@@ -1,7 +1,7 @@
-"""Reads the rows of a trial's ``result.json`` and ``progress.csv``, whatever else is in the file.
+"""Reads a trial's rows from ``result.json`` and ``progress.csv``, and ignores other data there.
 
-A trial's code runs in the folder where these files are, so it may append to them, truncate them or
-write a file of its own under their names. A row counts only if it names its trial and its step.
+A trial's code runs in the folder of these files, so it may append to them, truncate them or replace
+them. A row counts only if it names its trial and its step.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tunemq_shared.base.undecodable import NO_JSON, UNDECODABLE
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
 
-#: No row is longer: a result of a trial has at most 32 MiB, and JSON makes it a few times as long.
+#: The longest row: a result has at most 32 MiB, and its JSON is at most a few times as long.
 _MOST_ROW_BYTES: Final = 2**28
-#: The last row is looked for in so many bytes at the end of a file.
+#: How many bytes at the end of a file are searched for the last row.
 _TAIL_BYTES: Final = 2**16
 #: A cell, for rows that have a longer one than `csv` reads.
 _CELL: Final = re.compile(r'(?:^|,)("[^"]*(?:""[^"]*)*"|[^,"]*)(?=,|$)')
@@ -39,7 +39,7 @@ _decode_row: Final = msgspec.json.Decoder(_Row).decode
 
 
 class StepRanges:
-    """The numbers of results, in ascending order; held as ranges, of which there is mostly one."""
+    """Step numbers in ascending order, stored as ranges; usually there is one."""
 
     __slots__ = ("_begins", "_ends")
 
@@ -56,11 +56,11 @@ class StepRanges:
 
     @property
     def last(self) -> int:
-        """The greatest; 0 where there is none."""
+        """The greatest step; 0 without steps."""
         return self._ends[-1] if self._ends else 0
 
     def add(self, step: int) -> None:
-        """Add one that is greater than all others."""
+        """Add a step that is greater than all others."""
         if self._ends and step == self._ends[-1] + 1:
             self._ends[-1] = step
         else:
@@ -68,7 +68,7 @@ class StepRanges:
             self._ends.append(step)
 
     def missing(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges from ``first`` to ``last`` that are not there."""
+        """Return the missing ranges between ``first`` and ``last``."""
         gaps, at = [], first
         for begin, end in zip(self._begins, self._ends, strict=True):
             if begin > last:
@@ -80,7 +80,7 @@ class StepRanges:
 
 
 class FileRow(NamedTuple):
-    """A row of the search in a file; its line end is behind ``end``."""
+    """A row of the search in a file; its line end follows ``end``."""
 
     step: int
     begin: int
@@ -88,7 +88,7 @@ class FileRow(NamedTuple):
 
 
 class TrailingRows(NamedTuple):
-    """Rows at the end of a file: how many, and the bytes where they begin and end."""
+    """Rows at the end of a file: their number, and the bytes where they begin and end."""
 
     number: int
     begin: int
@@ -99,14 +99,14 @@ NO_ROWS: Final = TrailingRows(0, 0, 0)
 
 
 class FileContents(NamedTuple):
-    """What a file holds.
+    """The contents of a result file.
 
     Attributes:
-        rows: those of the trial, ascending; of each step the first.
-        steps: theirs.
+        rows: the trial's rows, ascending, one for each step.
+        steps: their steps.
         end: where the last whole line ends.
-        torn: how many bytes are behind that.
-        is_own: whether nothing else is in the file.
+        torn: the number of bytes after it.
+        is_own: whether the file contains nothing else.
     """
 
     rows: list[FileRow]
@@ -116,18 +116,18 @@ class FileContents(NamedTuple):
     is_own: bool
 
     def behind(self, step: int) -> TrailingRows:
-        """The rows of later steps, where nothing else is in the file."""
+        """Return the rows of later steps, in a file that contains nothing else."""
         later = [row for row in self.rows if row.step > step]
         return TrailingRows(len(later), later[0].begin, self.end) if later else NO_ROWS
 
 
 def read_rows(path: str, trial: str) -> FileContents:
-    """What a trial's result file holds; nothing where there is no regular file.
+    """Read a trial's result file; empty if there is no regular file.
 
-    A last line without an end may be one that a crash tore.
+    A last line without an end may have been torn by a crash.
 
     Args:
-        trial: its id.
+        trial: its ID.
 
     Raises:
         StoreError: the file cannot be read.
@@ -153,7 +153,7 @@ def read_rows(path: str, trial: str) -> FileContents:
 
 
 def has_rows(path: str, trial: str) -> bool:
-    """Whether there is a file with rows of this trial.
+    """Return whether a file exists and has rows of this trial.
 
     Raises:
         StoreError: the file cannot be read.
@@ -162,7 +162,7 @@ def has_rows(path: str, trial: str) -> bool:
 
 
 def is_of_search(path: str, trial: str) -> bool:
-    """Whether there is a file with nothing in it but rows of this trial, or with nothing at all.
+    """Return whether a file exists and is empty or has only rows of this trial.
 
     Raises:
         StoreError: the file cannot be read.
@@ -172,10 +172,10 @@ def is_of_search(path: str, trial: str) -> bool:
 
 
 def ends_with(path: str, trial: str, step: int) -> bool:
-    """Whether the last row of a trial's result file is that of this step; reads its end only.
+    """Return whether the last row of a trial's result file has this step; reads only its end.
 
     Args:
-        step: 0 where there should be no row.
+        step: 0 if there should be no row.
 
     Raises:
         StoreError: the file cannot be read.
@@ -199,7 +199,7 @@ def ends_with(path: str, trial: str, step: int) -> bool:
 
 
 def results_in(path: str, trial: str, below: float) -> Iterator[dict[str, Any]]:
-    """The results in a trial's ``result.json`` of lower steps than this, each once, ascending.
+    """Yield the results in ``result.json`` below a step, each step once, in ascending order.
 
     Raises:
         StoreError: the file cannot be read.
@@ -218,10 +218,10 @@ def results_in(path: str, trial: str, below: float) -> Iterator[dict[str, Any]]:
 
 
 def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:
-    """The step of a row of a trial; None where the line is none.
+    """Return the step of a trial's row; None if the line is not one.
 
     Args:
-        columns: of the table; None for a line of JSON.
+        columns: the table's columns; None for a line of JSON.
     """
     try:
         text = line.decode()
@@ -259,9 +259,10 @@ def _cells(line: str) -> list[str]:
 
 
 def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
-    """Each line with its place and its step.
+    """Yield each line with its position and step.
 
-    That is None for a foreign line, and 0 for a table's head and for a torn line of the search.
+    The step is None for a foreign line, and 0 for a table's header and for a torn line of the
+    search.
     """
     is_table = path.endswith(".csv")
     columns: list[str] | None = None
@@ -286,7 +287,7 @@ def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
 
 
 def _columns(line: bytes) -> list[str]:
-    """The columns of a table with rows of trials; none where the line is no head of such a one."""
+    """Return the columns of a table with trials' rows; none if the line is not its header."""
     try:
         line.decode()
         columns = columns_of(line[:-1])
@@ -296,7 +297,7 @@ def _columns(line: bytes) -> list[str]:
 
 
 def _may_be_torn(line: bytes) -> bool:
-    """Whether it may be the beginning of a line of JSON that a crash tore."""
+    """Return whether a line may be the beginning of a JSON line that a crash tore."""
     try:
         read = json.loads(line)
     except NO_JSON:

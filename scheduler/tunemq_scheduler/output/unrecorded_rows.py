@@ -1,15 +1,15 @@
-"""`UnrecordedRows`: takes out of the files of trials what the journal does not have.
+"""`UnrecordedRows`: removes rows that the journal lacks from trials' files.
 
-A result is journalled before a logger writes it, so files have more than the journal only where the
-journal lost turns: its end was cut off, `tunemq journal salvage` left out what was damaged, or an
-older copy took its place. What those turns said happens again. So their rows have to go before the
-search continues, or each of them would stand there twice. Rows of ``result.json`` and failures of
-``error.txt`` are moved to ``result.unrecorded.json`` and ``error.unrecorded.txt``; ``progress.csv``
-has the same rows, which are cut off.
+A result is journalled before a logger writes it. So files have more than the journal only if the
+journal lost turns: its end was cut off, `tunemq journal salvage` left out a damaged part, or an
+older copy replaced it. The search repeats those turns; without this removal, their rows would be in
+the files twice. Rows of ``result.json`` and failures of ``error.txt`` are moved to
+``result.unrecorded.json`` and ``error.unrecorded.txt``; ``progress.csv`` has the same rows, which
+are cut off.
 
-A search may have many finished trials with long files, to which nothing will be appended. So the
-files of trials that may continue are looked at, and those of trials that the journal does not know.
-Only where one of these says that turns were lost, the files of all trials are.
+A search may have many finished trials with long files that will not grow. So this module examines
+only the files of trials that may continue or that the journal does not know. Only if one of these
+shows that turns were lost does it examine the files of all trials.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tunemq_scheduler.storage.folders import ERROR_FILE, PROGRESS_CSV, RESULT_JS
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read, open_to_write
 
-#: How many files the message names.
+#: The most files that a message names.
 _NAMED: Final = 5
 _UNRECORDED: Final = "unrecorded"
 _FAILURE: Final = re.compile(rb"^Failure # (\d{1,9}) \(occurred at ", re.MULTILINE)
 
 
 class UnrecordedRows:
-    """Compares the files of trials with the state at the end of the journal.
+    """Compare trials' files with the state at the end of the journal.
 
     Attributes:
-        folders: of the trials of which a file was changed, also by ``rebuild``.
-        news: what a person should know of it, a line for each time that files were changed.
+        folders: the folders of trials with a changed file, also by ``rebuild``.
+        news: messages for the user, one for each time that files were changed.
         turns_were_lost: whether the search did more than its journal says.
 
     Args:
-        runner: in that state.
-        plan: of the experiment.
-        unsynced: told which files are changed.
-        rebuild: rebuilds files that hold something else than rows of the search.
+        runner: in the state at the end of the journal.
+        plan: the experiment's plan.
+        unsynced: records which files are changed.
+        rebuild: restores files that contain other data than the search's rows.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class UnrecordedRows:
         self.notices: list[str] = []
         self._runner, self._plan, self._unsynced = runner, plan, unsynced
         self._seen: set[str] = set()
-        #: How many rows or failures were taken out of each file.
+        #: The number of rows or failures removed from each file.
         self._removed: dict[str, int] = {}
         damaged = f"{FILE_NAME}{DAMAGED_INFIX}"
         self.turns_were_lost = any(name.startswith(damaged) for name in os.listdir(plan.folder))
 
     def remove(self) -> None:
-        """Take out what the journal does not have.
+        """Remove what the journal lacks.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -91,7 +91,7 @@ class UnrecordedRows:
         self._tell()
 
     def remove_from(self, trials: Iterable[str]) -> None:
-        """Take it out of the files of trials that were finished, and are about to continue.
+        """Remove it from the files of finished trials that are about to continue.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -114,7 +114,7 @@ class UnrecordedRows:
                 )
 
     def _unknown_trials(self) -> list[str]:
-        """The trials of this experiment that have a folder and that the journal does not have."""
+        """Return the trials of this experiment that have a folder but are not in the journal."""
         plan, runner = self._plan, self._runner
         prefix = plan.experiment_id[:5]
         name = re.compile(re.escape(plan.trial_name(prefix)) + r"_(\d{5,9})")
@@ -139,10 +139,10 @@ class UnrecordedRows:
     def _follow(
         self, trial: str, *, lineage: int, step: int, failures: int, only_ends: bool = False
     ) -> None:
-        """Have the files of one trial end where the journal says.
+        """Cut the files of one trial to where the journal ends.
 
         Args:
-            only_ends: where its files end there, nothing else of them is looked at.
+            only_ends: if a file ends there, do not read the rest of it.
         """
         folder = self._plan.trial_folder(trial)
         try:
@@ -163,7 +163,7 @@ class UnrecordedRows:
             ) from error
 
     def _follow_lineage(self, folder: str, name: str, trial: str, lineage: int) -> None:
-        """A trial began anew in turns that are lost: its files from before are its files again."""
+        """Restore the earlier files of a trial whose restart was in the lost turns."""
         base, _, extension = name.partition(".")
         pattern = re.compile(rf"{base}\.(\d{{1,9}})\.{extension}")
         names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -191,7 +191,7 @@ class UnrecordedRows:
         self.folders[folder] = None
 
     def _cut(self, path: str, rows: TrailingRows, into: str | None = None) -> None:
-        """Move the last rows of a file to the one that keeps what the journal does not have.
+        """Move the last rows of a file to its file of unrecorded rows.
 
         Those of ``progress.csv`` are in ``result.json``, too.
         """
@@ -215,7 +215,7 @@ class UnrecordedRows:
 
 
 def _failures_behind(path: str, number: int) -> TrailingRows:
-    """The failures in a trial's ``error.txt`` with greater numbers than this."""
+    """Return the failures in a trial's ``error.txt`` with greater numbers than this."""
     try:
         with open_to_read(path, restores_rights=True) as file:
             told = file.read()

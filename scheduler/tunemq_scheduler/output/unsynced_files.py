@@ -1,14 +1,14 @@
-"""`UnsyncedFiles`: what was written of trials' files, and may not be on the disk yet.
+"""`UnsyncedFiles`: the trials' files that were written and may not be on the disk yet.
 
-Those files are written without waiting for the disk: what a power cut takes of them is appended
-again at the next start, from the turns behind the journal's last snapshot. So before a snapshot
-lets go of turns, whatever followed from them has to be on the disk.
+Loggers write these files without waiting for the disk: after a power cut, the next start appends
+lost rows again, from the turns behind the journal's last snapshot. So before a snapshot replaces
+turns, everything that followed from them must be on the disk.
 
-Thousands of files may have been written since the snapshot before, at some milliseconds each, and
-nobody's decision is to wait for that. So a thread does it, round after round: what was written
-meanwhile is left for the next one, which is less each time. The loop itself brings only the last
-few to the disk, or what running trials write on and on; where that is not little either there is
-no snapshot for now, and the journal grows.
+Thousands of files may have been written since the last snapshot, at some milliseconds each, and the
+loop must not wait for that. So a thread syncs them, round after round; files written meanwhile are
+left for the next round, which is shorter each time. The loop itself syncs only the last few, or
+those to which running trials write continuously. If even those are many, there is no snapshot for
+now, and the journal grows.
 """
 
 from __future__ import annotations
@@ -24,65 +24,65 @@ from typing import Final
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_plain
 
-#: So many files are brought to the disk at once; more are left to a thread.
+#: The most files that the loop syncs itself; more are left to the thread.
 AT_ONCE: Final = 32
-#: So many, where rounds become no shorter.
+#: The same, if rounds do not become shorter.
 MOST_AT_ONCE: Final = 1024
-#: So many are under way at a time: a file system brings many to the disk as quickly as one.
+#: The number of parallel syncs: a file system syncs many files as quickly as one.
 _BESIDE_EACH_OTHER: Final = 16
-#: How long the end of a search waits for the thread; a disk that takes longer may never answer.
+#: Seconds that the end of a search waits for the thread; a slower disk may never answer.
 _CLOSE_WITHIN_S: Final = 5.0
-#: What file systems say that cannot do this for a folder.
+#: Errors of file systems that cannot sync a folder.
 _NOT_THERE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOTDIR})
 
 
 class UnsyncedFiles:
-    """Knows the files; one thread uses it, between turns for `settle`."""
+    """A set of unsynced files; one thread uses it, and calls `settle` between turns."""
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}
-        #: Of which a full disk did not take everything.
+        #: Files with data that a full disk did not accept.
         self._held: set[str] = set()
-        #: How many files the last round had; None where there was none since a snapshot.
+        #: The number of files in the last round; None without a round since the last snapshot.
         self._last_round: int | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """All that may not be on the disk."""
+        """Iterate over all files that may not be on the disk."""
         return iter(self._paths)
 
     @property
     def is_settling(self) -> bool:
-        """Whether `settle` has begun what it has not come to the end of."""
+        """Whether `settle` has begun and not finished."""
         return self._last_round is not None
 
     @property
     def is_held(self) -> bool:
-        """Whether a full disk has not taken everything."""
+        """Whether a full disk has not accepted everything."""
         return bool(self._held)
 
     def note(self, path: str) -> None:
-        """All that there is for this file is written, or about to be."""
+        """Add a file whose data is written, or about to be."""
         self._paths[path] = None
         self._held.discard(path)
 
     def hold(self, path: str) -> None:
-        """A full disk does not take all that there is for this file; it is written later."""
+        """Add a file with data that a full disk does not accept and that is written later."""
         self._held.add(path)
 
     def forget(self) -> None:
-        """No snapshot is possible, so the turns behind all this stay."""
+        """Forget all files: no snapshot is possible, so the journal keeps the turns behind them."""
         self._paths.clear()
 
     def settle(self) -> bool:
-        """Bring everything to the disk; returns whether all that was written until now is there.
+        """Sync all files; return whether everything written until now is on the disk.
 
-        Where it is not yet, that goes on beside the search: to be asked again after the next turn.
+        If not, a thread continues beside the search: call it again after the next turn.
 
         Raises:
-            StoreError: the disk refuses it.
+            StoreError: the disk reports an error.
         """
         if self._held:
             return False
@@ -110,7 +110,7 @@ class UnsyncedFiles:
         return True
 
     def close(self) -> None:
-        """Leave nothing under way; no snapshot will follow."""
+        """Wait briefly for the thread; no snapshot will follow."""
         self._is_closed = True
         if self._thread is not None:
             self._thread.join(_CLOSE_WITHIN_S)
@@ -136,13 +136,13 @@ class UnsyncedFiles:
 
 
 def sync_files(paths: Iterable[str], is_enough: Callable[[], bool] = lambda: False) -> None:
-    """Return when the disk has these files and their names; those that are gone are passed over.
+    """Sync these files and their names to the disk; ignore files that no longer exist.
 
     Args:
-        is_enough: looked at before each: whether nobody needs the rest any more.
+        is_enough: checked before each file; True skips the rest.
 
     Raises:
-        OSError: it refuses; names the file.
+        OSError: a sync failed; the error names the file.
     """
     files = list(paths)
     folders: dict[str, None] = {}
@@ -171,7 +171,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _sync(path: str) -> None:
-    # A trial's code may have removed its file, put something else in its place, or leased it.
+    # A trial's code may have removed, replaced or leased its file.
     with suppress(FileNotFoundError, PermissionError, BlockingIOError):
         descriptor = open_plain(path, os.O_RDONLY)
         if descriptor is not None:

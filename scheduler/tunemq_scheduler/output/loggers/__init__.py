@@ -1,4 +1,4 @@
-"""Loggers write what trials report into their folders; only the scheduler runs them."""
+"""Loggers: write trials' results into their folders; they run only in the scheduler."""
 
 from tunemq_scheduler.output.loggers.csv_logger import CSVLoggerCallback
 from tunemq_scheduler.output.loggers.json_logger import JsonLoggerCallback

@@ -1,4 +1,4 @@
-"""Files that grow at their end, many at once, with few of them open and few system calls."""
+"""Appends to many files at once, with few of them open and few system calls."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_write
 
-#: A file's records are held back until the end of the loop's turn, or until they are so many bytes.
+#: A file's records are buffered until the end of the loop's turn, or up to this many bytes.
 HELD_BYTES: Final = 64 * 1024
-#: Each logger keeps so many files open; two loggers leave room below the usual limit of 1,024.
+#: The most open files of each logger; two loggers stay below the usual limit of 1,024.
 OPEN_FILES: Final = 128
 _READ_BACK: Final = 1 << 20
 
 
 class AppendedFile:
-    """One file that grows at its end; ``held`` is what was not written yet.
+    """One file to append to; ``held`` is the data not yet written.
 
-    A last line without an end, which a crash in the middle of a write leaves behind, is cut off
-    before the first byte is appended.
+    A last line without an end, left by a crash during a write, is cut off before the first append.
     """
 
     __slots__ = ("held", "is_checked", "path")
@@ -34,11 +33,11 @@ class AppendedFile:
 
 
 class AppendedFiles:
-    """Writes what `AppendedFile`s hold, keeping the ones used last open.
+    """Write the buffered data of `AppendedFile`s, and keep the most recently used ones open.
 
     Args:
-        limit: how many are open at most.
-        unsynced: told which are written.
+        limit: the most open files.
+        unsynced: records which files are written.
     """
 
     def __init__(self, limit: int = OPEN_FILES, unsynced: UnsyncedFiles | None = None) -> None:
@@ -49,14 +48,14 @@ class AppendedFiles:
 
     @property
     def num_open(self) -> int:
-        """How many files are open."""
+        """The number of open files."""
         return len(self._open)
 
     def append(self, file: AppendedFile, line: bytes) -> None:
         """Add a line, given without its end.
 
         Raises:
-            StoreError: the file cannot be written; what was not written is still held.
+            StoreError: the file cannot be written; unwritten data stays buffered.
         """
         held = file.held
         held += line
@@ -66,24 +65,24 @@ class AppendedFiles:
             self.write(file, waits_for_disk=True)
 
     def flush(self) -> None:
-        """Write all that is held, but for what a full disk does not take now.
+        """Write all buffered data, except what a full disk does not accept now.
 
-        The search does not go on for long then: its journal has no room either, and waits for it.
+        The search cannot continue for long then: its journal is on the same disk and waits, too.
 
         Raises:
-            StoreError: a file cannot be written; what was not written is still held.
+            StoreError: a file cannot be written; unwritten data stays buffered.
         """
         for file in list(self._waiting):
             self.write(file, waits_for_disk=True)
 
     def write(self, file: AppendedFile, *, waits_for_disk: bool = False) -> bool:
-        """Write what one file holds; returns whether all of it is written.
+        """Write one file's buffered data; return whether all of it is written.
 
         Args:
-            is_patient: what a full disk does not take is held, and written later.
+            waits_for_disk: keep data that a full disk does not accept, and write it later.
 
         Raises:
-            StoreError: it cannot be written; what was not written is still held.
+            StoreError: it cannot be written; unwritten data stays buffered.
         """
         held = file.held
         try:
@@ -103,7 +102,7 @@ class AppendedFiles:
         return True
 
     def close(self, file: AppendedFile) -> None:
-        """Write what the file holds and close it; later, where a full disk does not take it now.
+        """Write the file's buffered data and close it; later if a full disk does not accept it now.
 
         Raises:
             StoreError: it cannot be written.
@@ -112,7 +111,7 @@ class AppendedFiles:
             self.release(file)
 
     def first_line(self, file: AppendedFile) -> bytes:
-        """The first line in the file, empty if there is none; the file is created if need be.
+        """Return the file's first line, empty if there is none; create the file if necessary.
 
         Raises:
             StoreError: it cannot be opened.
@@ -125,13 +124,13 @@ class AppendedFiles:
         return begin.partition(b"\n")[0]
 
     def release(self, file: AppendedFile) -> None:
-        """Close the file, as before it is replaced by another of its name."""
+        """Close the file, for instance before another file replaces it."""
         descriptor = self._open.pop(file.path, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def close_all(self) -> None:
-        """Write all that is held and close all files.
+        """Write all buffered data and close all files.
 
         Raises:
             StoreError: a file cannot be written.
@@ -156,7 +155,7 @@ class AppendedFiles:
 
 
 def cut_torn_line(descriptor: int) -> None:
-    """Cut what stands behind the last end of a line."""
+    """Cut off everything after the last line end."""
     size = os.fstat(descriptor).st_size
     end = size
     while end > 0:

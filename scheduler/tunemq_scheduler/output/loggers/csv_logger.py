@@ -1,4 +1,4 @@
-"""``progress.csv`` of each trial: a row for each result, nested keys joined with slashes."""
+"""`CSVLoggerCallback`: writes each trial's ``progress.csv``, nested keys joined with slashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_view import TrialView
 
 
-#: A trial whose results have more different shapes than this has the plans for them made anew.
+#: The most row plans of a trial; with more different shapes of results, they are rebuilt.
 _MOST_PLANS: Final = 64
 _WORDS: Final = frozenset((str, bool, type(None)))
 _NUMBERS: Final = frozenset((int, float))
@@ -29,12 +29,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Plan:
-    """How to make the row of a result with certain keys and types.
+    """How to encode the row of a result with certain keys and types.
 
     Attributes:
-        words: where values stand that are to be rendered here; numbers are rendered by msgspec.
-        pick: takes the row's cells, and an empty one at its end, from the result's values followed
-            by an empty cell and the configuration's cells.
+        words: the positions of values that are encoded here; msgspec encodes numbers.
+        pick: selects the row's cells, and an empty one at its end, from the result's values
+            followed by an empty cell and the configuration's cells.
     """
 
     __slots__ = ("pick", "words")
@@ -45,7 +45,7 @@ class _Plan:
 
 
 class _Table:
-    """One trial's file, its columns, and its configuration's cells."""
+    """One trial's file, its columns, and the cells of its configuration."""
 
     __slots__ = ("cells", "columns", "config", "file", "plans")
 
@@ -57,10 +57,10 @@ class _Table:
         self.plans: dict[tuple[Any, ...], _Plan | None] = {}
 
     def row(self, result: dict[str, Any]) -> bytes | None:
-        """The row of a result of scalars and its configuration; None for any other.
+        """Return the row of a result of scalars and its configuration; None for any other.
 
-        A row with ``null`` in it holds a NaN, an infinity or that word, and is left to the slow way
-        too; so is an empty one, whose only cell has to be quoted to be a row at all.
+        A row with ``null`` in it contains a NaN, an infinity or that word, and also takes the slow
+        path; so does an empty row, whose only cell must be quoted.
         """
         config = result.get("config")
         if config is not self.config:
@@ -110,14 +110,14 @@ class _Table:
 
 
 class CSVLoggerCallback(LoggerCallback):
-    r"""Writes each result as a row; a key that appears later becomes a new column, losing nothing.
+    r"""Write each result as a row; a key that appears later becomes a new column, losing nothing.
 
-    When a column is added the file is written anew beside the old one, which it then replaces, so
-    that a crash leaves one or the other. A trial that goes on after a restart finds its columns in
-    the file. A line end within a string is written as ``\n`` spelt out, so that a row is a line.
+    To add a column, the logger writes a new file and replaces the old one atomically. A trial that
+    continues after a restart finds its columns in the file. A line end within a string is written
+    as the two characters ``\n``, so that a row is one line.
 
     Args:
-        unsynced: told which files are written.
+        unsynced: records which files are written.
 
     Raises:
         StoreError: a file cannot be written.
@@ -143,18 +143,18 @@ class CSVLoggerCallback(LoggerCallback):
         self._files.append(table.file, row)
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
-        """Write what was held back and close the file."""
+        """Write buffered results and close the file."""
         del failed
         table = self._tables.pop(trial.trial_id, None)
         if table is not None:
             self._files.close(table.file)
 
     def flush(self) -> None:
-        """Write what was held back."""
+        """Write buffered results."""
         self._files.flush()
 
     def on_experiment_end(self, trials: Any, **info: Any) -> None:
-        """Write what was held back and close all files."""
+        """Write buffered results and close all files."""
         del trials, info
         self._files.close_all()
         self._tables.clear()
@@ -182,7 +182,7 @@ class CSVLoggerCallback(LoggerCallback):
 
 
 def _rows_of(path: str) -> list[bytes]:
-    """The rows of a table; none where the trial's code has removed it."""
+    """Return the rows of a table; none if the trial's code deleted it."""
     try:
         with open_to_read(path, restores_rights=True) as file:
             return file.read().splitlines()[1:]

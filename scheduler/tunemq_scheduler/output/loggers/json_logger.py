@@ -1,4 +1,4 @@
-"""``params.json``, ``params.pkl`` and ``result.json`` of each trial."""
+"""`JsonLoggerCallback`: writes each trial's ``params.json``, ``params.pkl``, ``result.json``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Log:
-    """What is known of one running trial: its file, and its configuration as JSON."""
+    """One running trial's file, and its configuration as JSON."""
 
     __slots__ = ("config", "encoded", "file", "nulls")
 
@@ -48,14 +48,14 @@ class _Log:
 
 
 class JsonLoggerCallback(LoggerCallback):
-    """Writes each result as one line of JSON, and the configuration as JSON and as a pickle.
+    """Write each result as one line of JSON, and the configuration as JSON and as a pickle.
 
-    Values that JSON does not know are written as their ``repr``; NaN and infinities as ``NaN``,
-    ``Infinity`` and ``-Infinity``, which Python's ``json`` reads. A trial that goes on after a
+    Values that JSON cannot represent are written as their ``repr``; NaN and infinities as ``NaN``,
+    ``Infinity`` and ``-Infinity``, which Python's ``json`` reads. A trial that continues after a
     restart appends to its file.
 
     Args:
-        unsynced: told which files are written.
+        unsynced: records which files are written.
 
     Raises:
         StoreError: a file cannot be written.
@@ -67,11 +67,11 @@ class JsonLoggerCallback(LoggerCallback):
         self._logs: dict[str, _Log] = {}
 
     def log_trial_start(self, trial: TrialView) -> None:
-        """Write the configuration, again only if it changed."""
+        """Write the configuration; for a retry only if it changed."""
         log = self._logs.get(trial.trial_id)
         if log is None:
             self._begin(trial)
-        elif to_json(trial.config) != log.encoded:  # values of users need not be comparable
+        elif to_json(trial.config) != log.encoded:  # users' values may not be comparable
             log.take(trial.config)
             self._write_params(trial, log)
 
@@ -87,18 +87,18 @@ class JsonLoggerCallback(LoggerCallback):
         self._files.append(log.file, result_to_json(result, log.encoded, log.nulls))
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
-        """Write what was held back and close the file."""
+        """Write buffered results and close the file."""
         del failed
         log = self._logs.pop(trial.trial_id, None)
         if log is not None:
             self._files.close(log.file)
 
     def flush(self) -> None:
-        """Write what was held back."""
+        """Write buffered results."""
         self._files.flush()
 
     def on_experiment_end(self, trials: Any, **info: Any) -> None:
-        """Write what was held back and close all files."""
+        """Write buffered results and close all files."""
         del trials, info
         self._files.close_all()
         self._logs.clear()
@@ -117,7 +117,7 @@ class JsonLoggerCallback(LoggerCallback):
 
 
 def _write_params(trial: TrialView, log: _Log) -> None:
-    import cloudpickle  # not needed by those who only read results
+    import cloudpickle  # not needed to read results
 
     text = json.dumps(json.loads(bytes(log.encoded)), indent=2, sort_keys=True)
     write_file(os.path.join(trial.local_path, PARAMS_JSON), text.encode())

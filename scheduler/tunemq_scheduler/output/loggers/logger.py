@@ -1,4 +1,4 @@
-"""The base of loggers: fewer hooks than a callback has, named after what a log is about."""
+"""`LoggerCallback`: the base class of loggers, with fewer hooks than a callback."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 class LoggerCallback(Callback):
-    """A callback that writes something down for each trial; override the ``log_...`` methods.
+    """Base class of callbacks that write records of trials; override the ``log_...`` methods.
 
-    A logger may hold records back until `flush`, which the loop calls through `on_step_end` at the
-    end of each of its turns, and through `on_experiment_end`.
+    A logger may buffer records until `flush`, which the loop calls through `on_step_end` at the end
+    of each turn, and through `on_experiment_end`.
     """
 
     def log_trial_start(self, trial: TrialView) -> None:
-        """A trial starts, also when it is tried again."""
+        """Called when a trial starts, also for a retry."""
 
     def log_trial_restore(self, trial: TrialView) -> None:
-        """A trial goes on from its checkpoint."""
+        """Called when a trial continues from its checkpoint."""
 
     def log_trial_save(self, trial: TrialView) -> None:
-        """A trial saved its state."""
+        """Called when a trial saved its state."""
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
-        """A trial reported a result."""
+        """Called when a trial reported a result."""
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
-        """A trial is over; ``failed`` when it is in ERROR."""
+        """Called when a trial ended; ``failed`` if it is in ERROR."""
 
     def flush(self) -> None:
-        """Hand everything that was held back to the operating system."""
+        """Write all buffered data to the operating system."""
 
     def on_trial_start(
         self, iteration: int, trials: Sequence[TrialView], trial: TrialView, **info: Any

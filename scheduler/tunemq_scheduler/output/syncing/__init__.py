@@ -1,1 +1,1 @@
-"""Copies of everything but checkpoints to the storage: `SyncConfig`, syncers, their queue."""
+"""Copies everything but checkpoints to the store: `SyncConfig`, syncers, and their queues."""

@@ -1,4 +1,4 @@
-"""`BackgroundSyncer`: launches what its subclass says in a thread, one thing at a time."""
+"""`BackgroundSyncer`: runs its subclass's transfers in a thread, one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_scheduler.output.syncing.background_transfer import BackgroundTransf
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
 from tunemq_shared.base.errors import TuneError
 
-#: A function and its arguments; it is also given ``cancel``, and should check it now and then.
+#: A function and its arguments; it also receives ``cancel``, and should check it regularly.
 SyncCommand = tuple[Callable[..., Any], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class BackgroundSyncer(Syncer):
     """A syncer whose transfers run in a thread, are cancelled when overdue, and never overlap.
 
-    A subclass says what is to be done; see `Syncer` for the rest.
+    A subclass defines the transfers; see `Syncer` for the rest.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class BackgroundSyncer(Syncer):
 
     @abstractmethod
     def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> SyncCommand:
-        """What copies the folder to the address."""
+        """Return the command that copies the folder to the address."""
 
     @abstractmethod
     def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> SyncCommand:
-        """What copies from the address into the folder."""
+        """Return the command that copies from the address into the folder."""
 
     @abstractmethod
     def _delete_command(self, uri: str) -> SyncCommand:
-        """What removes everything at the address."""
+        """Return the command that deletes everything at the address."""
 
     def sync_up(
         self, local_dir: str, remote_dir: str, exclude: Sequence[str] | None = None
@@ -73,11 +73,11 @@ class BackgroundSyncer(Syncer):
             self._transfer.wait(timeout)
         except TimeoutError:
             raise
-        except Exception as error:  # maybe the user's; logged by who waits
+        except Exception as error:  # may be the user's code; the caller logs it
             raise TuneError(f"the sync failed: {error}") from error
 
     def retry(self) -> None:
-        """See `Syncer.retry`; what is still in flight is left to itself."""
+        """See `Syncer.retry`; it does not wait for the running transfer."""
         if self._command is None:
             raise TuneError("there is nothing to try again: nothing was synced or deleted before.")
         self._check_open()
@@ -86,11 +86,11 @@ class BackgroundSyncer(Syncer):
         function, arguments = self._command
         call = partial(function, **arguments)
         self._transfer = BackgroundTransfer(call, self.sync_timeout, after=self._transfer)
-        if self._cancelled.is_set():  # by another thread, while this one was about to start it
+        if self._cancelled.is_set():  # another thread cancelled it during the launch
             self._transfer.cancel()
 
     def cancel(self) -> None:
-        """See `Syncer.cancel`; nothing is launched from now on."""
+        """See `Syncer.cancel`; launches nothing from now on."""
         self._cancelled.set()
         transfer = self._transfer
         if transfer is not None:
@@ -126,7 +126,7 @@ class BackgroundSyncer(Syncer):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its settings, without what is in flight."""
+        """Return the settings, without the running transfer."""
         state = super().__getstate__()
         for name in ("_command", "_transfer", "_cancelled"):
             del state[name]

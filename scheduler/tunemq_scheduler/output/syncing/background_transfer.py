@@ -1,4 +1,4 @@
-"""`BackgroundTransfer`: one call of a function in a thread: with a timeout, cancelled, fenced."""
+"""`BackgroundTransfer`: one function call in a thread, with a timeout, cancellation and a fence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tunemq_shared.base.retrying import CancelToken, TransferTimedOut
 
 
 class BackgroundTransfer:
-    """Calls ``function`` once, in a thread that it starts.
+    """Call ``function`` once, in a new thread.
 
-    *Timeout.* It counts from the start, not from the call of `wait`. A function that takes longer
-    learns it from its `CancelToken`, which it checks between two pieces of work.
+    *Timeout.* It counts from the start, not from the call of `wait`. A function that exceeds it
+    learns this from its `CancelToken`, which it checks between two pieces of work.
 
-    *Fence.* A thread cannot be killed, so one that was given up may run on for a moment. A transfer
-    that names it as ``after`` does nothing before that thread has ended; its own timeout runs
-    meanwhile.
+    *Fence.* A thread cannot be killed, so one that was given up may run for another moment. A
+    transfer that names it as ``after`` does nothing before that thread has ended; its own timeout
+    runs meanwhile.
 
     *Threads.* One thread uses it; the function runs in a daemon thread, which ends with the
     process.
@@ -25,7 +25,7 @@ class BackgroundTransfer:
     Args:
         function: called with ``cancel=CancelToken(timeout_s)``.
         timeout_s: seconds from the start.
-        after: the transfer that this one must not run beside.
+        after: the transfer with which this one must not overlap.
         on_end: called in the thread when the function has returned or raised.
     """
 
@@ -49,27 +49,27 @@ class BackgroundTransfer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, and was not given up."""
+        """Whether it has neither ended nor been given up."""
         return not (self._is_over or self._is_waited_for)
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it runs longer than it may."""
+        """Whether it exceeds its timeout."""
         return self.is_running and time.monotonic() - self._started_at >= self.timeout_s
 
     def threads(self) -> list[threading.Thread]:
-        """Those in which something of it, or of what came before it, still runs."""
+        """Return the running threads of this transfer and of those before it."""
         return [thread for thread in (*self._before, self._thread) if thread.is_alive()]
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the function has; at once where somebody has waited for it before.
+        """Return when the function has ended; immediately if another call has waited for it.
 
         Args:
-            timeout: seconds from its start; those that it was made with by default.
+            timeout: seconds from its start. Default: ``timeout_s``.
 
         Raises:
             TimeoutError: it took longer. It is cancelled and given up.
-            Exception: what the function raised, once.
+            Exception: the function's own, once.
         """
         if self._is_waited_for:
             return
@@ -85,11 +85,11 @@ class BackgroundTransfer:
             raise self._error
 
     def cancel(self) -> None:
-        """Ask it to end soon; `wait` then raises what it raised. Any thread may call this."""
+        """Ask it to end soon; `wait` then raises its error. Any thread may call this."""
         self._cancel.cancel()
 
     def join(self) -> None:
-        """Return when nothing of it runs any longer, whatever became of it."""
+        """Return when all of its threads have ended, with or without an error."""
         for thread in self.threads():
             thread.join()
 

@@ -1,4 +1,4 @@
-"""From settings to who copies what: the decisions that are made once, before a search starts."""
+"""Creates the syncer and the syncing callback of a search from its settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunemq_shared.objects.store_address import is_remote
 
 
 def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
-    """Who copies to ``upload_dir``; None where there is no such, or nobody is to copy."""
+    """Return the syncer that copies to ``upload_dir``; None without ``upload_dir`` or syncer."""
     if sync_config.syncer is None or not sync_config.upload_dir:
         return None
     return _syncer_of(sync_config)
@@ -26,16 +26,17 @@ def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
 def make_syncing(
     sync_config: SyncConfig, store: str, experiment: str, local_folder: str
 ) -> SyncerCallback:
-    """The callback that copies an experiment's files; see `tunemq_scheduler.experiment.copies`.
+    """Return the callback that copies an experiment's files.
 
-    It has to be told behind all loggers: it copies what they wrote.
+    See `tunemq_scheduler.experiment.copies`. It must come after all loggers: it copies the files
+    that they write.
 
     Args:
-        store: the address of the experiment's object store, to which nodes upload its checkpoints
-            by themselves; empty where checkpoints are in the local folder, from which they are then
+        store: the address of the experiment's object store, to which nodes upload checkpoints
+            themselves; empty if checkpoints are in the local folder, from which they are then
             copied to ``upload_dir``.
-        experiment: its name, below ``upload_dir`` too.
-        local_folder: its local folder.
+        experiment: the experiment's name, also below ``upload_dir``.
+        local_folder: the experiment's local folder.
 
     Raises:
         ConfigError: the destination cannot be used, or the syncer cannot be copied.
@@ -66,7 +67,7 @@ def _syncer_of(sync_config: SyncConfig) -> Syncer:
 def _check_copies(syncer: Syncer) -> None:
     try:
         copy.deepcopy(syncer)
-    except Exception as error:  # the user's code: raised to the script, nothing has begun
+    except Exception as error:  # the user's code may raise anything; nothing has begun
         raise ConfigError(
             f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs a copy of its "
             f"own: {error}. Leave out in its __getstate__ what cannot be copied."
@@ -74,7 +75,7 @@ def _check_copies(syncer: Syncer) -> None:
 
 
 def _check_folder(remote: str, local_folder: str) -> None:
-    """The folder at the address can be written, and is apart from the other."""
+    """Check that the folder at the address is writable and separate from the local one."""
     place = open_destination(remote)
     folder = place.root if isinstance(place, FolderDestination) else remote
     if overlap(folder, local_folder):

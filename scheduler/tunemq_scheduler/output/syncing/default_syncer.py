@@ -1,4 +1,4 @@
-"""`DefaultSyncer`: to and from object stores, ``file://`` addresses and paths."""
+"""`DefaultSyncer`: copies to and from object stores, ``file://`` addresses and paths."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tunemq_scheduler.output.syncing.mirroring import (
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
 from tunemq_shared.base.errors import ConfigError
 
-#: The kinds of addresses that it knows, besides paths.
+#: The supported address schemes, besides paths.
 _KNOWN: Final = ("s3://", "file://")
 
 
 class DefaultSyncer(BackgroundSyncer):
-    """Copies between folders of this machine and an object store, or another (NFS) folder.
+    """Copy between local folders and an object store, or another (NFS) folder.
 
-    Only files that changed since they were copied are copied again; each appears whole or not at
-    all. A store that does not answer is asked again, with growing pauses, until ``sync_timeout``.
+    It copies only files that changed since their last copy; each appears atomically. If a store
+    does not answer, it retries with growing pauses until ``sync_timeout``.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class DefaultSyncer(BackgroundSyncer):
         """See `Syncer.validate_upload_dir`.
 
         Raises:
-            ConfigError: it is no path and has another scheme than ``s3``, ``http(s)`` and ``file``.
+            ConfigError: it is not a path and has a scheme other than ``s3``, ``http(s)`` and
+                ``file``.
         """
         if upload_dir and "://" in upload_dir and not upload_dir.startswith(_KNOWN):
             scheme = upload_dir.partition("://")[0]
@@ -62,7 +63,7 @@ class DefaultSyncer(BackgroundSyncer):
         return Syncer.validate_upload_dir(upload_dir)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its settings: another process copies everything once."""
+        """Return the settings: another process copies everything once."""
         state = super().__getstate__()
         del state["_copied"]
         return state

@@ -1,4 +1,4 @@
-"""`SyncDestination`: the other side of a copy, a folder or a prefix of an object store."""
+"""`SyncDestination`: the remote side of a copy, a folder or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tunemq_shared.objects import store_address
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.system.folder_trees import remove_tree
 
-#: Files are read in pieces of this size; a smaller file is sent from memory in one piece.
+#: Size in bytes of the pieces in which files are read; smaller files are sent from memory.
 _CHUNK: Final = 2**20
 
 _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """What a file's content is known by: its size in bytes, and when it changed (Unix ns)."""
+    """Identifies a file's content: its size in bytes, and its modification time (Unix ns)."""
 
     size: int
     changed_ns: int
@@ -40,29 +40,30 @@ class SyncDestination(ABC):
 
     @abstractmethod
     def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
-        """All complete files that are there."""
+        """Return all complete files at the address."""
 
     @abstractmethod
     def put(self, name: str, path: str, cancel: CancelToken) -> None:
-        """Copy a file there, over an older one of that name; it appears whole or not at all.
+        """Copy a file to the address, atomically replacing an older one.
 
-        The file may change meanwhile, above all grow: then what it held at some moment is copied.
+        The file may change during the copy, usually by growing: the copy has its content of some
+        moment.
         """
 
     @abstractmethod
     def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
-        """Copy a file from there to ``path``, which is new; it may be cut short by an error."""
+        """Copy a file from the address to a new file ``path``; an error may truncate it."""
 
     @abstractmethod
     def delete(self, cancel: CancelToken) -> None:
-        """Remove all that is there; nothing there is no error."""
+        """Delete everything at the address; an empty address is no error."""
 
     def close(self) -> None:  # noqa: B027  most have none
-        """Let go of connections; it is not used again."""
+        """Close connections; the object is not used again."""
 
 
 class FolderDestination(SyncDestination):
-    """A folder of this machine, or one that is mounted."""
+    """A local or mounted folder."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
@@ -110,7 +111,7 @@ class ObjectDestination(SyncDestination):
             return {
                 one.key: FileStamp(one.size, int(one.modified * 1e9))
                 for one in self._objects.list()
-                if not one.key.endswith("/")  # what browsers of buckets make to show a folder
+                if not one.key.endswith("/")  # created by bucket browsers to show a folder
             }
 
         return retried(listed, cancel, self._say)
@@ -156,17 +157,17 @@ class ObjectDestination(SyncDestination):
         )
 
     def _say(self, trouble: str) -> None:
-        """Log the first trouble of a transfer; the next ones are the same until it is over."""
+        """Log only the first problem of a transfer; later ones repeat it."""
         if not self._said:
             self._said = True
             _log.warning("A sync waits: %s", trouble)
 
 
 def open_destination(address: str) -> SyncDestination:
-    """The place at an ``s3://`` or ``file://`` address, or a path.
+    """Open the destination at an ``s3://`` or ``file://`` address, or a path.
 
     Raises:
-        ConfigError: the address is of another kind, or says too little.
+        ConfigError: the address has another scheme, or is incomplete.
     """
     if "://" not in address:
         return FolderDestination(address)
@@ -188,9 +189,9 @@ def open_destination(address: str) -> SyncDestination:
 
 
 def join(address: str, name: str) -> str:
-    """The address of what is called ``name`` below another of any kind, whose settings it keeps.
+    """Append ``name`` to an address of any kind; keep the address's settings.
 
-    The settings of an address are what stands behind its ``?``; a path has none.
+    The settings of an address follow its ``?``; a path has none.
     """
     if "://" not in address or store_address.is_remote(address):
         return store_address.join(address, name)
@@ -200,26 +201,26 @@ def join(address: str, name: str) -> str:
 
 
 def list_files(root: str, is_excluded: Callable[[str], bool]) -> dict[str, FileStamp]:
-    """The files below a folder that are not excluded, by their relative names, sorted.
+    """Return the files below a folder that are not excluded, by relative name, sorted.
 
-    Links to files below the folder count as files. Other links, devices and the like are left out,
-    and so are names that are no text.
+    Links to files below the folder count as files. Other links, special files such as devices, and
+    names that are not valid text are left out.
 
     Raises:
-        OSError: a folder cannot be read; one that goes away meanwhile is no error.
+        OSError: a folder cannot be read; one that disappears meanwhile is no error.
     """
     found = dict(_walk(os.path.realpath(root), "", is_excluded))
     return dict(sorted(found.items()))
 
 
 def _opened(path: str) -> IO[bytes]:
-    """A file to read, which may be a link; a FIFO or a lease of a trial holds nobody up."""
+    """Open a file to read, also through a link; never block on a FIFO or a trial's file lease."""
     return open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[str]:
-    """The path of a file to write, which takes the place of ``path`` when all went well."""
+    """Yield the path of a file to write, which replaces ``path`` on success."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     part = os.path.join(folder, PART_PREFIX + secrets.token_hex(8))
@@ -254,13 +255,13 @@ def _walk(
 
 
 def _status(root: str, entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Of the file, or of the file below the root that a link leads to; None where there is none."""
+    """Return the status of a file, or of a link's target below the root; otherwise None."""
     try:
         return entry.stat() if not entry.is_symlink() or _leads_below(root, entry.path) else None
     except FileNotFoundError:
         return None
     except OSError:
-        if entry.is_symlink():  # one that leads to itself
+        if entry.is_symlink():  # a link to itself
             return None
         raise
 

@@ -1,4 +1,4 @@
-"""Which files are left out of what is copied."""
+"""Patterns of files that are not copied."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Final
 
 from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 
-#: The begin of the names of files that are being copied, at the destination and here.
+#: Name prefix of files that are being copied, at the destination and here.
 PART_PREFIX: Final = ".tunemq-part-"
-#: What the default syncer leaves out by itself: files of which only a part is there.
+#: Incomplete files, which the default syncer always leaves out.
 UNFINISHED: Final = (f"{PART_PREFIX}*", f"*/{PART_PREFIX}*")
-#: What is never copied of a trial's folder or the experiment's: work in progress, caches, and
-#: checkpoints that only pass through.
+#: Files of a trial or experiment that are never copied: work in progress, caches, and temporary
+#: checkpoints.
 NEVER_COPIED: Final = (
     ".staging",
     "*/.staging",
     ".cache",
     *NEVER_COPIED_CHECKPOINTS,
 )
-#: The folders of a trial's checkpoints: ``checkpoint_<epoch>-<n>``.
+#: The folders of a trial's checkpoints: ``checkpoint_<attempt>-<n>``.
 CHECKPOINTS: Final = "checkpoint_[0-9]*-[0-9]*"
 
 
 def in_folders_but(name: str) -> tuple[str, ...]:
-    """Patterns for what is in the folders of a folder, those of one of them and its own left out.
+    """Return patterns for everything in the subfolders of a folder, except one of them.
 
-    Patterns cannot say "not this name", so they say at which letter it is another one.
+    Patterns cannot express "not this name", so there is one for each letter at which a name may
+    differ.
     """
     return (
         *(f"{name[:n]}[!{name[n]}]*/*" for n in range(len(name))),
@@ -38,10 +39,10 @@ def in_folders_but(name: str) -> tuple[str, ...]:
 
 
 def excluding(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a relative path, or a folder that it is in, fits one of the patterns.
+    """Return a function that says whether a relative path, or a folder above it, matches a pattern.
 
-    In a pattern ``*`` also stands for slashes, as it does in `fnmatch`; ``./`` before one and ``/``
-    behind it mean nothing.
+    ``*`` also matches slashes, as in `fnmatch`; a leading ``./`` and a trailing ``/`` of a pattern
+    are ignored.
     """
     cleaned = [pattern.removeprefix("./").rstrip("/") for pattern in patterns]
     if not cleaned:

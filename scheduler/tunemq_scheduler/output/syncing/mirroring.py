@@ -1,4 +1,4 @@
-"""Copies a folder to a `SyncDestination` and back: only what changed, never elsewhere."""
+"""Copies changed files between a folder and a `SyncDestination`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from tunemq_shared.base.errors import StoreError, TuneError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 
-#: A file that changed later than so long before it was copied may change again without a newer
-#: stamp (those of some file systems, and of object stores, are no finer); it is copied again.
+#: A file that changed less than this before its copy is copied again: it may have changed after
+#: that without a newer stamp, because some file systems and stores have coarse time stamps.
 _SETTLED_NS: Final = 2 * 10**9
 
-#: Of files that were copied: their stamps at the source, and for downloads at the target.
+#: The stamps of copied files: at the source, and for downloads also at the target.
 _Stamps = dict[str, tuple[FileStamp, ...]]
 
 
 class MirroredFiles:
-    """What was copied, so that it is not copied again while it stays as it is.
+    """Remembers copied files, so that unchanged ones are not copied again.
 
-    A process remembers only what it copied itself, and asks the destination for nothing.
+    A process remembers only its own copies, and does not query the destination.
     """
 
     def __init__(self) -> None:
         self._stamps: dict[tuple[str, str], _Stamps] = {}
 
     def between(self, source: str, target: str) -> _Stamps:
-        """The stamps of what was copied from one to the other; to be filled."""
+        """Return the stamps of files copied from one place to the other; the caller fills it."""
         return self._stamps.setdefault((source, target), {})
 
     def forget(self, address: str) -> None:
-        """What is at the address, and below it, is not there any longer."""
+        """Forget the address and everything below it, which no longer exists."""
         gone = _place_of(address)
         for ends, stamps in list(self._stamps.items()):
             places = [_place_of(end) for end in ends]
@@ -59,12 +59,12 @@ class MirroredFiles:
 def upload_folder(
     local_path: str, uri: str, exclude: Sequence[str], copied: MirroredFiles, *, cancel: CancelToken
 ) -> int:
-    """Copy what changed below a folder to an address; returns how many files that were.
+    """Copy changed files below a folder to an address; return how many.
 
-    A file that cannot be read keeps no other from being copied.
+    A file that cannot be read does not prevent the copying of others.
 
     Raises:
-        StoreError: something could not be copied; names it. What was copied is there.
+        StoreError: a file could not be copied; the message names it. Copied files stay.
         Cancelled, TimedOut: see `CancelToken`.
     """
     known = copied.between(local_path, uri)
@@ -102,12 +102,12 @@ def upload_folder(
 def download_folder(
     uri: str, local_path: str, exclude: Sequence[str], copied: MirroredFiles, *, cancel: CancelToken
 ) -> int:
-    """Copy what changed at an address into a folder; returns how many files that were.
+    """Copy changed files at an address into a folder; return how many.
 
-    Nothing is written outside of the folder, whatever names and links there are.
+    Nothing is written outside of the folder, whatever names and links exist.
 
     Raises:
-        StoreError: there is nothing, or something could not be copied; names it.
+        StoreError: the address is empty, or a file could not be copied; the message names it.
         Cancelled, TimedOut: see `CancelToken`.
     """
     known = copied.between(uri, local_path)
@@ -132,10 +132,10 @@ def download_folder(
 
 
 def delete_folder(uri: str, copied: MirroredFiles, *, cancel: CancelToken) -> None:
-    """Remove all that is at an address.
+    """Delete everything at an address.
 
     Raises:
-        StoreError: something could not be removed.
+        StoreError: a file could not be deleted.
         Cancelled, TimedOut: see `CancelToken`.
     """
     copied.forget(uri)
@@ -145,7 +145,7 @@ def delete_folder(uri: str, copied: MirroredFiles, *, cancel: CancelToken) -> No
 
 @contextlib.contextmanager
 def _place(uri: str, local: str) -> Iterator[SyncDestination]:
-    """The place, and plain errors of the operating system as StoreErrors."""
+    """Open the destination, and convert errors of the operating system to StoreError."""
     with contextlib.closing(open_destination(uri)) as place:
         if isinstance(place, FolderDestination) and local and overlap(local, place.root):
             raise StoreError(
@@ -161,16 +161,16 @@ def _place(uri: str, local: str) -> Iterator[SyncDestination]:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two folders are the same, or one is inside the other."""
+    """Return whether two folders are the same, or one is inside the other."""
     one, other = os.path.realpath(one), os.path.realpath(other)
     return _is_below(one, other) or _is_below(other, one)
 
 
 def _target(folder: str, name: str, uri: str) -> str:
-    """The path of a file below the folder.
+    """Return the path of a file below the folder.
 
     Raises:
-        StoreError: the name, or a link, leads out of it.
+        StoreError: the name, or a link, leads outside.
     """
     if not is_safe_name(name):
         raise StoreError(f"{uri}: {name!r} is not the name of a file below it.")
@@ -181,7 +181,7 @@ def _target(folder: str, name: str, uri: str) -> str:
 
 
 def _stamp(path: str) -> FileStamp:
-    """Of a file that is there; of none, one that no file has."""
+    """Return a file's stamp; without a file, one that no file has."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -198,6 +198,6 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _place_of(address: str) -> str:
-    """An address as its names are spelt, without its settings; a path as it is."""
+    """Return an address in canonical spelling without its settings; a path unchanged."""
     place = unquote(address.partition("?")[0]) if "://" in address else address
     return place.rstrip("/")

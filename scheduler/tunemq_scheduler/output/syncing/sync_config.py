@@ -1,4 +1,4 @@
-"""`SyncConfig`: what is copied to the store besides checkpoints, how often, and by whom."""
+"""`SyncConfig`: which files are copied to the store besides checkpoints, how often, and how."""
 
 from __future__ import annotations
 
@@ -12,28 +12,38 @@ from tunemq_shared.base.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """What reaches the store, and when.
+    """Settings of copying files to the store.
 
-    Four things do: the experiment's own files; each trial's results and artifacts; checkpoints,
-    which nodes upload by themselves to a ``storage_path`` (or ``upload_dir``) of ``s3://...``; or,
-    with a custom syncer, checkpoints that were written to the local results folder and are copied
-    with the trial's other files.
+    Three kinds of files reach the store: the experiment's own files, each trial's results and
+    artifacts, and checkpoints. Nodes upload checkpoints themselves if ``storage_path`` (or
+    ``upload_dir``) is ``s3://...``. With a custom syncer, trials write checkpoints into the local
+    results folder, and the syncer copies them with the trial's other files.
 
     Attributes:
-        upload_dir: where to, if not to ``storage_path``: an address or a path that the syncer
-            knows. An ``s3://`` address with ``syncer="auto"`` is the same as that ``storage_path``.
-        syncer: who copies: ``"auto"``, a `Syncer` of yours (which needs ``upload_dir``), or None
-            for nobody.
-        sync_period: seconds at least between two syncs of one folder, unless it has to be synced
-            (at a trial's end, and on checkpoints).
-        sync_timeout: seconds after which any transfer is cancelled, and a trial that waits for an
-            upload fails.
-        sync_artifacts: copy what trials write into their folders too, and their output; without it
-            only what the scheduler writes there (results, parameters, errors).
-        sync_on_checkpoint: a trial's checkpoint syncs its folder, whenever that was done last.
-            Checkpoints that a custom syncer carries are never left out.
-        uploads_waiting: how many checkpoints of a trial may wait behind the one that is uploaded,
-            before its `report` waits too.
+        upload_dir (str): the destination if it is not ``storage_path``: an address or path that the
+            syncer understands. With ``syncer="auto"``, an ``s3://`` address has the same effect as
+            in ``storage_path``.
+        syncer (Syncer or str): ``"auto"``, a custom `Syncer` (which needs ``upload_dir``), or None
+            to copy nothing.
+        sync_period (float): the least seconds between two syncs of one folder. Syncs at a trial's
+            end and at checkpoints ignore it.
+        sync_timeout (float): seconds after which a transfer is cancelled, and after which a trial
+            that waits for an upload fails.
+        sync_artifacts (bool): also copy the files that trials write into their folders, and their
+            output. False copies only the scheduler's files: results, parameters, errors.
+        sync_on_checkpoint (bool): sync a trial's folder at each of its checkpoints, regardless of
+            ``sync_period``. Checkpoints that a custom syncer copies are always synced.
+        uploads_waiting (int): how many checkpoints of a trial may wait behind the one in upload,
+            before `report` waits too.
+
+    Raises:
+        ConfigError: a field is invalid; the message names the field, its value and valid values.
+
+    Example:
+        >>> from tunemq import RunConfig, SyncConfig
+        >>> sync_config = SyncConfig(sync_artifacts=False, sync_timeout=600)
+        >>> RunConfig(storage_path="s3://bucket/mnist", sync_config=sync_config).sync_config.syncer
+        'auto'
     """
 
     upload_dir: str | None = None
@@ -75,10 +85,10 @@ class SyncConfig:
             raise _bad("uploads_waiting", waiting, "give a whole number from 0")
 
     def validate_upload_dir(self) -> bool:
-        """Say that the syncer knows this kind of destination.
+        """Check that the syncer supports the destination; return True.
 
         Raises:
-            ConfigError: it does not; says what would do.
+            ConfigError: it does not; the message names supported destinations.
         """
         if isinstance(self.syncer, Syncer):
             return self.syncer.validate_upload_dir(self.upload_dir)

@@ -1,4 +1,4 @@
-"""`SyncQueue`: one folder on its way to the store, one transfer at a time."""
+"""`SyncQueue`: copies one folder to the store, one transfer at a time."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.base.retrying import CancelToken
 
-#: So often a syncer is asked to begin, before its refusal or error counts as a failure.
+#: The most attempts to launch, before a syncer's refusal or error counts as a failure.
 _ASKED: Final = 3
-#: Seconds at most before it is asked again; twice as many each time.
+#: The most seconds before the second attempt; doubled for each later one.
 PAUSE_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class SyncQueue:
-    """What is known of one folder that is kept at the destination too.
+    """The transfers of one folder that is copied to the destination.
 
     One thread uses it; the transfers run in others.
 
     Args:
-        title: of the folder, for messages.
+        title: the folder's name in messages.
         local, remote: the folder, and its address.
         syncer: a copy of it does the work.
-        timeout_s: how long one transfer may take, all retries included.
-        exclude: what to leave out; asked in the transfer's thread.
-        check: called in the transfer's thread before it; raises where it must not begin.
-        on_end: called in the transfer's thread when it is over.
+        timeout_s: seconds that one transfer may take, including all retries.
+        exclude: returns the patterns to leave out; called in the transfer's thread.
+        check: called in the transfer's thread first; raises if the transfer must not begin.
+        on_end: called in the transfer's thread at its end.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class SyncQueue:
         self.title = title
         self.local = local
         self.remote = remote
-        #: The newest iteration of its trial, and the seconds that it has trained.
+        #: The newest iteration of its trial, and its seconds of training.
         self.progress: tuple[float, float] = (0, 0.0)
         #: When a transfer was last launched.
         self.synced_at = -math.inf
-        #: The next transfer copies the folder; without it, only removes what is condemned.
+        #: Whether the next transfer copies the folder; otherwise it only deletes checkpoints.
         self.wants_copy = False
-        #: When no transfer is needed any more, none will ever be.
+        #: Whether no transfer follows once none is due.
         self.is_last = False
         self._template = syncer
         self._timeout_s = timeout_s
@@ -78,27 +78,27 @@ class SyncQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a transfer is launched, and its outcome was not collected."""
+        """Whether a transfer is launched and its outcome not collected."""
         return self._work is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an outcome to collect."""
+        """Whether an outcome can be collected."""
         transfer = self._transfer
         return self.is_busy and (transfer is None or not transfer.is_running or transfer.is_overdue)
 
     def expect(self, name: str) -> None:
-        """The folder ``name`` must be there when the next transfer has copied."""
+        """Require that the subfolder ``name`` exists when the next transfer has copied."""
         self._expected.add(name)
 
     def condemn(self, name: str) -> None:
-        """The folder ``name`` is not kept: no transfer copies it, the next one removes its copy."""
+        """Stop copying the subfolder ``name``; the next transfer deletes its copy."""
         self._expected.discard(name)
         self._condemned.append(name)
         self._going.add(name)
 
     def launch(self) -> None:
-        """Start a transfer; there is none."""
+        """Start a transfer; none may be running."""
         if self._syncer is None:
             self._syncer = copy.deepcopy(self._template)
         self._going = {name for name in self._going if os.path.isdir(self._path(name))}
@@ -116,7 +116,7 @@ class SyncQueue:
         self.synced_at = time.monotonic()
 
     def collect(self) -> Exception | None:
-        """What went wrong with the transfer that has ended or is overdue; None for nothing."""
+        """Return the error of a transfer that ended or is overdue; None for success."""
         work, transfer = self._work, self._transfer
         if work is None or transfer is None:
             return None
@@ -138,14 +138,14 @@ class SyncQueue:
         return None
 
     def cancel(self) -> None:
-        """Ask what is in flight to end soon; returns at once."""
+        """Ask the running transfer to end soon; returns immediately."""
         work, transfer = self._work, self._transfer
         if work is not None and transfer is not None:
             transfer.cancel()
             self._abandon(work)
 
     def _abandon(self, work: _Work) -> None:
-        """End a syncer with which something is still going on; the next transfer gets another."""
+        """Close a syncer that is still busy; the next transfer gets another."""
         work.is_closing = True
         self._syncer = None
         try:
@@ -157,12 +157,12 @@ class SyncQueue:
         return os.path.join(self.local, name)
 
     def left_out(self) -> Sequence[str]:
-        """What is not copied, whatever is going on."""
+        """Return the patterns that are never copied."""
         return self._exclude(self.local)
 
 
 class _Work:
-    """One transfer of a lane, as its thread does it."""
+    """One transfer of a queue, as run by its thread."""
 
     def __init__(
         self,
@@ -175,16 +175,16 @@ class _Work:
     ) -> None:
         self.syncer = syncer
         self.expected = expected
-        #: What is still to be removed.
+        #: The copies still to delete.
         self.condemned = condemned
-        #: The syncer is not used after this transfer.
+        #: Whether to close the syncer after this transfer.
         self.is_closing = sync_queue.is_last
         self._sync_queue = sync_queue
         self._copies = sync_queue.wants_copy
         self._left_out = left_out
 
     def sync_folder(self, *, cancel: CancelToken) -> None:
-        """Remove the copies of what is condemned, and copy what changed."""
+        """Delete the copies of condemned subfolders, and copy changed files."""
         sync_queue, syncer = self._sync_queue, self.syncer
         try:
             sync_queue.check(cancel)
@@ -202,7 +202,7 @@ class _Work:
                 syncer.close()
 
     def _do(self, begin: Callable[[], bool], cancel: CancelToken) -> None:
-        """Begin it and wait for it; what cannot be begun is tried again after a growing pause."""
+        """Launch an operation and wait for it; retry a failed launch after a growing pause."""
         for tries in range(_ASKED):
             if tries:
                 cancel.pause(PAUSE_S * 2.0**tries * random.uniform(0.5, 1.0))
@@ -216,7 +216,7 @@ class _Work:
                     "%s: a sync failed and is tried again: %s", self._sync_queue.title, error
                 )
                 continue
-            self.syncer.wait_or_retry()  # for this, or for what it was still busy with
+            self.syncer.wait_or_retry()  # for this operation, or an earlier one
             if begun:
                 return
         raise TuneError(f"the syncer was asked {_ASKED} times and began nothing")

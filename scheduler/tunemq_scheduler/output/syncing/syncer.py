@@ -1,4 +1,4 @@
-"""`Syncer`: copies folders to a destination and back, whatever the destination.
+"""`Syncer`: the interface for copying folders to a destination and back.
 
 Every implementation passes the suite in ``tests/contracts/test_syncer.py``.
 """
@@ -19,35 +19,34 @@ from tunemq_shared.base.errors import ConfigError, TuneError
 DEFAULT_SYNC_PERIOD: Final = 300
 #: Seconds after which a transfer is cancelled.
 DEFAULT_SYNC_TIMEOUT: Final = 1800
-#: Seconds at most between two attempts.
+#: The most seconds between two attempts.
 LONGEST_PAUSE_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
 
 class Syncer(ABC):
-    """Copies folders to a destination and back, and deletes what is there.
+    """Base class of syncers: copy folders to a destination and back, and delete folders there.
 
-    *Order.* One syncer does one thing at a time. ``sync_up``, ``sync_down`` and ``delete`` may do
-    their work at once, or launch it and return; `wait` returns when it is done. What was not waited
-    for is waited for by the next launch, or makes that return False.
+    *Order.* A syncer does one operation at a time. ``sync_up``, ``sync_down`` and ``delete`` may
+    work immediately, or launch the work and return; `wait` returns when it is done. The next launch
+    waits for an operation that has not been waited for, or returns False because of it.
 
-    *Errors.* What goes wrong is raised by the call itself or by `wait`, once. `retry` does the last
-    of the three again.
+    *Errors.* The call itself or `wait` raises an error, once. `retry` repeats the last operation.
 
-    *What is copied.* The files below a folder under their relative names; files that are at the
-    destination and not in the source stay there. Excludes are patterns of relative paths, in which
-    ``*`` also stands for slashes; what lies below an excluded folder is excluded too.
+    *Copied files.* The files below a folder under their relative names; files that exist only at
+    the destination stay there. Excludes are patterns of relative paths, in which ``*`` also matches
+    slashes; everything below an excluded folder is excluded, too.
 
     *Threads.* A syncer belongs to one thread at a time, except `cancel`, which any thread may call.
 
-    *Copies.* A search works with copies (`copy.deepcopy`) of the syncer that it is given, one for
-    each folder; so a syncer can be pickled, and what is in flight stays behind.
+    *Copies.* A search works with copies (`copy.deepcopy`) of the user's syncer, one for each
+    folder. So a syncer must support pickling, which omits running transfers.
 
     Args:
         sync_period: seconds between two syncs for ``sync_up_if_needed`` and
             ``sync_down_if_needed``.
-        sync_timeout: seconds after which `wait` gives a launched transfer up.
+        sync_timeout: seconds after which `wait` gives up a launched transfer.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Syncer(ABC):
         self.last_sync_up_time = -math.inf
         self.last_sync_down_time = -math.inf
 
-    # --- what an implementation has to do ---------------------------------------------------------
+    # --- required of implementations --------------------------------------------------------------
 
     @abstractmethod
     def sync_up(
@@ -69,60 +68,60 @@ class Syncer(ABC):
         """Copy a local folder to the destination.
 
         Returns:
-            Whether it was launched; False where something else is in flight.
+            Whether it was launched; False if another operation is running.
         """
 
     @abstractmethod
     def sync_down(
         self, remote_dir: str, local_dir: str, exclude: Sequence[str] | None = None
     ) -> bool:
-        """Copy from the destination into a local folder, which is made if need be.
+        """Copy from the destination into a local folder, which is created if necessary.
 
         Returns:
-            Whether it was launched; False where something else is in flight.
+            Whether it was launched; False if another operation is running.
         """
 
     @abstractmethod
     def delete(self, remote_dir: str) -> bool:
-        """Remove everything below an address at the destination; nothing there is no error.
+        """Delete everything below an address at the destination; an empty address is no error.
 
         Returns:
-            Whether it was launched; False where something else is in flight.
+            Whether it was launched; False if another operation is running.
         """
 
-    # --- what an implementation that launches its work has to do ----------------------------------
+    # --- required of implementations that launch their work ---------------------------------------
 
     def wait(self, timeout: float | None = None) -> None:  # noqa: B027  it was all done at once
-        """Return when what was launched is done; at once where nothing was.
+        """Return when the launched operation is done; immediately if there is none.
 
         Args:
-            timeout: seconds since the launch, after which it is cancelled; ``sync_timeout`` by
-                default.
+            timeout: seconds since the launch after which it is cancelled. Default:
+                ``sync_timeout``.
 
         Raises:
-            TimeoutError: it took longer; it does nothing more beside what is launched next.
+            TimeoutError: it took longer; it has no effect on later operations.
             TuneError: it failed.
         """
 
     def retry(self) -> None:  # noqa: B027  likewise
-        """Launch the last command again.
+        """Launch the last operation again.
 
         Raises:
             TuneError: there was none.
         """
 
     def cancel(self) -> None:  # noqa: B027  likewise
-        """Ask what is in flight to end soon; returns at once, and may be called by any thread."""
+        """Ask the running operation to end soon; returns at once, and any thread may call it."""
 
     def close(self) -> None:  # noqa: B027  likewise
-        """Cancel what is in flight and return when it has ended; the syncer is not used again."""
+        """Cancel the running operation and wait for its end; the syncer is not used again."""
 
     @classmethod
     def validate_upload_dir(cls, upload_dir: str | None) -> bool:
-        """Say that the destination is of a kind that this syncer knows; none at all is fine too.
+        """Check that the syncer supports the destination (or None); return True.
 
         Raises:
-            ConfigError: it is not; says what would be.
+            ConfigError: it does not; the message names supported destinations.
         """
         if upload_dir and "://" not in upload_dir and not upload_dir.startswith(("/", "~")):
             raise ConfigError(
@@ -131,12 +130,12 @@ class Syncer(ABC):
             )
         return True
 
-    # --- what all have ----------------------------------------------------------------------------
+    # --- shared by all implementations ------------------------------------------------------------
 
     def sync_up_if_needed(
         self, local_dir: str, remote_dir: str, exclude: Sequence[str] | None = None
     ) -> bool:
-        """`sync_up`, unless one was launched less than ``sync_period`` ago.
+        """Call `sync_up`, unless one was launched less than ``sync_period`` ago.
 
         Returns:
             Whether it was launched. Only a launch starts a new period.
@@ -151,7 +150,7 @@ class Syncer(ABC):
     def sync_down_if_needed(
         self, remote_dir: str, local_dir: str, exclude: Sequence[str] | None = None
     ) -> bool:
-        """`sync_down`, unless one was launched less than ``sync_period`` ago.
+        """Call `sync_down`, unless one was launched less than ``sync_period`` ago.
 
         Returns:
             Whether it was launched. Only a launch starts a new period.
@@ -164,14 +163,14 @@ class Syncer(ABC):
         return launched
 
     def wait_or_retry(self, max_retries: int = 3, backoff_s: float = 5) -> None:
-        """`wait`, and after a failure try again up to ``max_retries`` times.
+        """Call `wait`, and after a failure retry up to ``max_retries`` times.
 
-        The pauses grow from ``backoff_s`` seconds, twofold each, and vary, so that many who failed
-        together do not come back together. The last attempt is waited for like the others.
+        The pauses start at ``backoff_s`` seconds, double each time, and vary at random, so that
+        syncers that failed together do not retry together. The last attempt is waited for, too.
 
         Raises:
             ConfigError: ``max_retries`` is below 1.
-            TuneError: the last attempt failed too; its error is the cause.
+            TuneError: the last attempt failed, too; its error is the cause.
         """
         if max_retries < 1:
             raise ConfigError(
@@ -183,19 +182,19 @@ class Syncer(ABC):
                 if attempt:
                     self.retry()
                 self.wait()
-            except Exception as error:  # a syncer may be the user's: what it raises is told here
+            except Exception as error:  # a user's syncer may raise anything; log it here
                 if attempt == max_retries:
                     raise TuneError(f"given up after {max_retries} retries: {error}") from error
                 longest = min(LONGEST_PAUSE_S, backoff_s * 2.0**attempt)
                 pause_s = random.uniform(longest / 2, longest)
                 self.pause(pause_s)
-                # Told now: had it been cancelled, there were no next attempt.
+                # Log after the pause: a cancelled syncer has no next attempt.
                 _log.warning("A sync failed, and is tried again after %.1f s: %s", pause_s, error)
             else:
                 return
 
     def pause(self, seconds: float) -> None:
-        """What `wait_or_retry` does between two attempts.
+        """Pause between two attempts of `wait_or_retry`.
 
         Raises:
             TuneError: this syncer was cancelled meanwhile; there is no next attempt.
@@ -203,12 +202,12 @@ class Syncer(ABC):
         time.sleep(seconds)
 
     def reset(self) -> None:
-        """Forget when it last synced: the next ``sync_..._if_needed`` is needed."""
+        """Forget the time of the last sync: the next ``sync_..._if_needed`` launches one."""
         self.last_sync_up_time = -math.inf
         self.last_sync_down_time = -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its settings; times of this process's clock mean nothing elsewhere."""
+        """Return the settings, without times, which are meaningless in another process."""
         infinitely = -math.inf
         return {
             **self.__dict__,

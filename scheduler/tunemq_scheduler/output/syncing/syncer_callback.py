@@ -1,4 +1,4 @@
-"""`SyncerCallback`: keeps copies of the experiment's and the trials' folders at a destination."""
+"""`SyncerCallback`: copies the experiment's and the trials' folders to a destination."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from tunemq_shared.objects.store_address import without_settings
 if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_view import TrialView
 
-#: A trial's folder is first synced after so many iterations, or so many seconds of training.
+#: Iterations, or seconds of training, before the first sync of a trial's folder.
 MIN_ITERATIONS_VARIABLE: Final = "TUNE_NODE_SYNCING_MIN_ITER_THRESHOLD"
 MIN_TIME_VARIABLE: Final = "TUNE_NODE_SYNCING_MIN_TIME_S_THRESHOLD"
 _MIN_ITERATIONS: Final = 2.0
 _MIN_TIME_S: Final = 10.0
-#: So many transfers run at once; the others wait their turn.
+#: The most parallel transfers; others wait.
 TRANSFERS: Final = 4
-#: A folder rests so many seconds between two transfers, but for the last: checkpoints that come
-#: fast must not have it copied all the time.
+#: Seconds between two transfers of a folder, except the last: frequent checkpoints must not cause
+#: continuous copying.
 REST_S: Final = 1.0
-#: Where nodes upload the checkpoints themselves it is in no hurry.
+#: The same where nodes upload the checkpoints themselves, so that copies are less urgent.
 ARTIFACTS_REST_S: Final = 10.0
-#: After so many seconds of waiting for the last syncs the person at the terminal is told.
+#: Seconds of waiting for the last syncs before a message says so.
 _SILENT_S: Final = 5.0
 
-#: What the scheduler writes into a trial's folder; the rest are the trial's own artifacts.
+#: Files that the scheduler writes into a trial's folder; all others are artifacts of the trial.
 _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_CSV, ERROR_FILE})
-#: Of the experiment's folder only its own files and its journal: other folders are those of trials.
+#: Excludes all of the experiment's folder but its files and journal: other folders are trials'.
 _IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
-#: What `SyncerCallback` begins anew in another process.
+#: Attributes of `SyncerCallback` that are reset in another process.
 _IN_FLIGHT: Final = {
     *("_bell", "_condemned", "_given_up", "_sync_queues"),
     *("_experiment", "_waiting", "_running", "_failures", "check"),
@@ -69,30 +69,30 @@ _log = logging.getLogger(__name__)
 
 
 class SyncerCallback(LoggerCallback):
-    """Copies what a search writes to a destination, beside it and after it.
+    """Copy a search's files to a destination, during the search and at its end.
 
-    *What.* The files that stand in the experiment's folder itself (the journal above all), and each
-    trial's folder: results, output, artifacts, and with ``carries_checkpoints`` its checkpoints.
+    *What.* The files in the experiment's folder itself (above all the journal), and each trial's
+    folder: results, output, artifacts, and with ``carries_checkpoints`` its checkpoints.
 
     *When.* The experiment's files every ``sync_period`` seconds. A trial's folder likewise, from
     its second iteration or its tenth second of training on (`MIN_ITERATIONS_VARIABLE` and
-    `MIN_TIME_VARIABLE` in the environment change that); and whenever it has to be: at its end, and
-    on checkpoints (``sync_on_checkpoint``, or because they are carried). Everything at the end.
+    `MIN_TIME_VARIABLE` in the environment change that). In addition a trial's folder at its end,
+    and on checkpoints (``sync_on_checkpoint``, or because they are carried). Everything at the end.
 
-    *How.* Hooks note what is due, and the end of the loop's turn launches it, when loggers have
-    written; hooks never wait, except the last. A folder has one transfer at a time. What has to be
-    synced while one runs, or right after it, waits its turn, is done once for all that was due
-    meanwhile, and is never left out.
+    *How.* Hooks note which folders are due. The end of the loop's turn launches the transfers,
+    after the loggers have written; hooks never wait, except the last. A folder has one transfer at
+    a time. A sync that is required during a transfer, or right after one, waits; one transfer
+    serves all that became due meanwhile, and none is left out.
 
     *Errors.* A transfer that failed, or was cancelled after ``sync_timeout``, is logged with its
-    folder, ends nothing, and counts as mended by the next that succeeds. `wait_for_all` raises what
-    is left of them.
+    folder and ends nothing. The next successful transfer resolves it. `wait_for_all` raises the
+    unresolved ones.
 
     *Threads.* The loop's thread calls the hooks, each transfer's thread calls `check`; any thread
     and any signal handler may call `delete_checkpoint` and `give_up`.
 
     Args:
-        syncer: whose copies do the work, one for each folder.
+        syncer: its copies do the work, one for each folder.
         local_dir, remote_dir: the experiment's folder, and its address at the destination.
     """
 
@@ -121,31 +121,31 @@ class SyncerCallback(LoggerCallback):
         self._begin()
 
     def _begin(self) -> None:
-        #: Rung by each transfer that ends.
+        #: Receives an item from each transfer that ends.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._condemned: deque[str] = deque()
         self._given_up = False
-        #: Called before each transfer; raises where the destination is not ours any more.
+        #: Called before each transfer; raises if the destination now belongs to another run.
         self.check: Callable[[CancelToken], None] = lambda _cancel: None
         #: The trials' folders by their names.
         self._sync_queues: dict[str, SyncQueue] = {}
         self._experiment: SyncQueue | None = None
         self._waiting: dict[int, SyncQueue] = {}
         self._running: list[SyncQueue] = []
-        #: What went wrong last with a folder, and was not mended; by its title.
+        #: The last unresolved error of each folder, by its title.
         self._failures: dict[str, str] = {}
 
     # --- hooks ------------------------------------------------------------------------------------
 
     def log_trial_start(self, trial: TrialView) -> None:
-        """Begin to keep account of the trial."""
+        """Create the trial's queue."""
         self._sync_queue(os.path.basename(trial.local_path))
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
-        """Its folder is due if it ran long enough and was last synced a period ago."""
+        """Mark the folder as due if the trial ran long enough and its last sync is a period ago."""
         del iteration
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
-        # What a result does not say does not hold its trial back.
+        # A result without these keys does not delay its trial's sync.
         sync_queue.progress = (
             result.get("training_iteration", self._min_iterations),
             result.get("time_total_s", self._min_time_s),
@@ -161,7 +161,7 @@ class SyncerCallback(LoggerCallback):
         checkpoint: Any,
         **info: Any,
     ) -> None:
-        """Its folder is due: at once if checkpoints are carried or sync it, else if it is time."""
+        """Mark the folder as due: now if checkpoints sync it, otherwise by its period."""
         del iteration, trials, info
         folder, _, name = checkpoint.key.partition("/")
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
@@ -171,14 +171,14 @@ class SyncerCallback(LoggerCallback):
             self._want(sync_queue)
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
-        """Its folder is due for the last time."""
+        """Mark the folder as due for the last time."""
         del failed
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
         sync_queue.is_last = True
         self._want(sync_queue)
 
     def flush(self) -> None:
-        """The end of a turn: look at what has ended, and launch what is due."""
+        """Collect ended transfers and launch due ones, at the end of a turn."""
         own = self._experiment_queue()
         if not own.is_last and time.monotonic() - own.synced_at >= self._sync_period:
             self._want(own)
@@ -187,7 +187,7 @@ class SyncerCallback(LoggerCallback):
     def on_experiment_end(self, trials: Sequence[TrialView], **info: Any) -> None:
         """Sync everything once more and wait for it, at most ``sync_timeout`` seconds.
 
-        What could not be synced is logged.
+        Files that could not be synced are logged.
         """
         del trials, info
         for sync_queue in (self._experiment_queue(), *self._sync_queues.values()):
@@ -198,12 +198,12 @@ class SyncerCallback(LoggerCallback):
         except TuneError as error:
             _log.error("%s", error)
 
-    # --- what others call -------------------------------------------------------------------------
+    # --- called by other modules ------------------------------------------------------------------
 
     def delete_checkpoint(self, key: str) -> None:
-        """A checkpoint is not kept: its copy, if there is one, is removed with the next transfer.
+        """Delete a checkpoint's copy, if there is one, with the next transfer.
 
-        May be called before or after its local files are removed.
+        May be called before or after its local files are deleted.
 
         Args:
             key: ``<trial's folder>/<checkpoint>``.
@@ -212,24 +212,24 @@ class SyncerCallback(LoggerCallback):
             self._condemned.append(key)
 
     def copy_again(self, folders: Iterable[str]) -> None:
-        """Copy these folders of trials at the end, whether or not their trials continue."""
+        """Copy these trials' folders at the end, whether or not their trials continue."""
         for folder in folders:
             self._sync_queue(os.path.basename(folder))
 
     def give_up(self) -> None:
-        """Let `on_experiment_end` return now, with what has been synced."""
+        """Make `on_experiment_end` return now, with the files synced so far."""
         self._given_up = True
         self._bell.put(None)
 
     def wait_for_all(self, timeout_s: float | None = None) -> None:
-        """Return when nothing is in flight or due.
+        """Return when no transfer is running or due.
 
         Args:
-            timeout_s: after which the rest is cancelled; ``sync_timeout`` by default.
+            timeout_s: seconds after which the rest is cancelled. Default: ``sync_timeout``.
 
         Raises:
-            TuneError: something failed, since the last call, and was not mended; names each folder
-                and its error.
+            TuneError: a transfer failed since the last call and was not repeated successfully; the
+                message names each folder and its error.
         """
         begun = time.monotonic()
         deadline = begun + (self._sync_timeout if timeout_s is None else timeout_s)
@@ -256,7 +256,7 @@ class SyncerCallback(LoggerCallback):
             raise TuneError(f"{amount} not wholly copied to {place}:{listed}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its settings; what is in flight stays with this process."""
+        """Return the settings, without running transfers."""
         return {name: value for name, value in vars(self).items() if name not in _IN_FLIGHT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -266,7 +266,7 @@ class SyncerCallback(LoggerCallback):
     # --- a turn -----------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        """Look at what has ended, launch what is due; whether anything is left."""
+        """Collect ended transfers and launch due ones; return whether any are left."""
         while not self._bell.empty():
             self._bell.get()
         while self._condemned:
@@ -308,7 +308,7 @@ class SyncerCallback(LoggerCallback):
     def _condemn(self, key: str) -> None:
         folder, _, name = key.partition("/")
         sync_queue = self._sync_queues.get(folder)
-        if sync_queue is None:  # its trial is over: nothing but this is left to do
+        if sync_queue is None:  # its trial has ended: only this is left to do
             sync_queue = self._sync_queue(folder)
             sync_queue.is_last = True
         sync_queue.condemn(name)
@@ -324,7 +324,7 @@ class SyncerCallback(LoggerCallback):
             return False
         return time.monotonic() - sync_queue.synced_at >= self._sync_period
 
-    # --- lanes ------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------
 
     def _sync_queue(self, folder: str) -> SyncQueue:
         sync_queue = self._sync_queues.get(folder)
@@ -359,7 +359,7 @@ class SyncerCallback(LoggerCallback):
         )
 
     def _not_of_trial(self, folder: str) -> list[str]:
-        """What is not copied of a trial's folder."""
+        """Return the patterns of a trial's folder that are not copied."""
         left_out = [*NEVER_COPIED]
         if not self.carries_checkpoints:
             left_out.append(CHECKPOINTS)
@@ -374,10 +374,10 @@ class SyncerCallback(LoggerCallback):
 
 
 def _threshold(variable: str, default: float) -> float:
-    """A number in the environment.
+    """Return a number from the environment.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the value is not a number.
     """
     text = os.environ.get(variable)
     try:

@@ -1,1 +1,1 @@
-"""Progress on the terminal: a table, or lines where there is none, and the summary at the end."""
+"""Shows progress on a terminal: a live table, lines elsewhere, and the final summary."""

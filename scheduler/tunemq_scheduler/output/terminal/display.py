@@ -1,4 +1,4 @@
-"""A display shows a search while it runs; the base shows nothing."""
+"""`Display`: the base class of displays, which shows nothing."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Shows nothing; override what interests you. A display never makes the search fail.
+    """Base class of displays: override the methods that you need. A display never fails the search.
 
     Attributes:
-        wants_results: whether `trial_result` does anything; where it does not, nobody need call it.
+        wants_results: whether `trial_result` does anything; if not, callers may skip it.
     """
 
     wants_results = False
 
     def begin(self, view: SearchView) -> None:
-        """The search begins."""
+        """Called when the search begins."""
 
     def trial_started(self, trial: TrialView) -> None:
-        """A host runs the trial."""
+        """Called when a trial process starts to run the trial."""
 
     def trial_result(self, trial: TrialView, result: dict[str, Any]) -> None:
-        """The trial reported."""
+        """Called when the trial reported."""
 
     def trial_failed(self, trial: TrialView, failure: TrialFailure) -> None:
-        """An attempt of the trial failed; ``failure.is_final`` says whether it is over."""
+        """Called when an attempt failed; ``failure.is_final`` says whether the trial has ended."""
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
-        """The trial is TERMINATED or in ERROR."""
+        """Called when the trial is TERMINATED or in ERROR."""
 
     def trial_waits(self, trial: TrialView) -> None:
-        """The trial begins to wait for the store, as ``trial.waits`` says, or goes on."""
+        """Called when the trial begins or ends to wait for the store; see ``trial.waits``."""
 
     def notices(self, text: str) -> None:
-        """Something happened that is about no trial: a node warned, a service was started again."""
+        """Called for an event that concerns no trial: a node's warning, a restarted service."""
 
     def update(self, view: SearchView) -> None:
-        """A turn of the loop is over; cheap unless it is time to draw."""
+        """Called after each turn of the loop; cheap unless a drawing is due."""
 
     def end(self, view: SearchView, results: Sequence[Result]) -> None:
-        """The search is over, with what became of all its trials: show it."""
+        """Show the end of the search, with the results of all trials."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; after it, nothing is shown. May be called twice."""
+        """Restore the terminal; nothing is shown after it. May be called twice."""
 
 
-#: What a full disk says.
+#: Error numbers of a full disk.
 _NO_ROOM: Final = frozenset({errno.EDQUOT, errno.ENOSPC})
 
 
 class TerminalOutput:
-    """A stream that may be closed, on a full disk, or unable to hold every character.
+    """A stream that may be closed, on a full disk, or unable to encode every character.
 
-    None stands for one that was closed before this process began (``>&-``).
+    None stands for a stream that was closed before this process began (``>&-``).
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -68,9 +68,9 @@ class TerminalOutput:
         self._is_broken = False
 
     def write(self, *lines: str) -> None:
-        """Write lines; once that fails (``script | head``), nothing is written any more.
+        """Write lines; after a failure (``script | head``), write nothing more.
 
-        A disk that is full may have room again: until then lines are lost.
+        A full disk may have space again later: until then lines are lost.
         """
         if self.stream is None or self._is_broken:
             return

@@ -1,4 +1,4 @@
-"""What a display is told about the search, turn after turn."""
+"""`SearchView`: the state of a search that displays read each turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SearchView(Protocol):
-    """A search as displays see it; read only when they draw, so it may compute when asked."""
+    """A search as displays see it; read only for drawing, so it may compute values on demand."""
 
     @property
     def name(self) -> str:
@@ -23,35 +23,35 @@ class SearchView(Protocol):
 
     @property
     def store(self) -> str:
-        """Where its checkpoints are; empty where that is its folder."""
+        """The address of its checkpoint store; empty if that is its folder."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds in which a scheduler ran this search."""
+        """Seconds for which a scheduler has run this search."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many trials are in each state, finished ones included."""
+        """The number of trials in each state, including finished ones."""
 
     @property
     def live(self) -> Iterable[TrialView]:
-        """The trials that are not over."""
+        """The unfinished trials."""
 
     @property
     def num_trials(self) -> int | None:
-        """How many trials there will be; None if nobody knows."""
+        """The final number of trials; None if unknown."""
 
     @property
     def resources_used(self) -> Mapping[str, float]:
-        """What trials hold now, by resource."""
+        """The resources that trials hold now."""
 
     @property
     def resources_total(self) -> Mapping[str, float]:
-        """What the nodes offer, by resource."""
+        """The resources that the nodes offer."""
 
     @property
     def metric(self) -> str | None:
-        """What is optimised."""
+        """The metric to optimise."""
 
     @property
     def mode(self) -> str | None:
@@ -59,16 +59,16 @@ class SearchView(Protocol):
 
     @property
     def best(self) -> tuple[str, float, Mapping[str, Any]] | None:
-        """The best trial so far: its id, its value and its configuration."""
+        """The best trial so far: its ID, value and configuration."""
 
     @property
     def outcome(self) -> str:
-        """How the search ended, to be read behind its name: ``is over``, ``was interrupted``."""
+        """How the search ended, as a phrase that follows its name."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What holds now and people should know, such as that Redis is away."""
+        """Current conditions that the user should know, such as an unreachable Redis."""
 
     @property
     def failures(self) -> Sequence[FailureGroup]:
-        """What went wrong so far, by cause."""
+        """The failures so far, by cause."""

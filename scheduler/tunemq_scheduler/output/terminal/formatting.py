@@ -1,4 +1,4 @@
-"""How values, times and tables are written for people; whatever users named is made harmless."""
+"""Formats values, times and tables as text; makes names from users safe for a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 from tunemq_shared.base.safe_text import plain_number, text_of
 
-#: Between two columns of a table.
+#: Spaces between two columns of a table.
 GAP: Final = 2
-#: So many characters for each column that there is are looked at: some of them have no width.
+#: Characters to examine for each terminal column: some characters have no width.
 _LOOKED_AT: Final = 20
 
 
@@ -22,9 +22,9 @@ class TableColumn(msgspec.Struct, kw_only=True):
 
     Attributes:
         header, cells: clean text.
-        right: whether it is flush right, as numbers are.
-        rank: columns with the highest rank are left out first where there is no room.
-        is_main: whether it is the metric that is optimised.
+        right: whether to align right, as for numbers.
+        rank: columns with the highest rank are dropped first if the terminal is too narrow.
+        is_main: whether it shows the metric to optimise.
     """
 
     header: str
@@ -40,9 +40,9 @@ class TableColumn(msgspec.Struct, kw_only=True):
 
 
 def clean(text: object, limit: int | None = None) -> str:
-    """``text`` in one line, without control characters, cut to ``limit`` columns."""
+    """Return ``text`` in one line, without control characters, cut to ``limit`` columns."""
     whole = text_of(text)
-    # Of what is much longer nobody sees more than its beginning, and it may be megabytes.
+    # Examine only the beginning of a long text, which may have megabytes.
     begin = whole if limit is None else whole[: _LOOKED_AT * limit]
     kept = "".join(
         " " if char in "\t\n\r" else char
@@ -58,7 +58,7 @@ def clean(text: object, limit: int | None = None) -> str:
 
 
 def cell_width(text: str) -> int:
-    """How many columns of a terminal ``text`` takes."""
+    """Return how many terminal columns ``text`` takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -68,7 +68,7 @@ def cell_width(text: str) -> int:
 
 
 def value(item: Any, limit: int = 20) -> str:
-    """A metric or parameter: numbers with four digits that count, other things cut to ``limit``."""
+    """Format a metric or parameter: numbers with four significant digits, other values cut."""
     if item is None:
         return ""
     item = plain_number(item)
@@ -84,7 +84,7 @@ def value(item: Any, limit: int = 20) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span: ``0.42s``, ``12.3s``, ``1m 05s``, ``2h 03m``, ``3d 04h``."""
+    """Format a time span: ``0.42s``, ``12.3s``, ``1m 05s``, ``2h 03m``, ``3d 04h``."""
     if seconds < 1:
         return f"{max(0.0, seconds):.2f}s"
     if seconds < 60:
@@ -98,20 +98,20 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time since the start: ``00:01:05``."""
+    """Format a time since the start: ``00:01:05``."""
     whole = int(seconds)
     return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
 def parameters(config: Mapping[str, Any], limit: int = 20, most: int = 8) -> str:
-    """The first few parameters in one line: ``lr=0.01 layers=3``."""
+    """Format the first few parameters in one line: ``lr=0.01 layers=3``."""
     shown = [f"{clean(key, limit)}={value(config[key], limit)}" for key in list(config)[:most]]
     more = [f"and {len(config) - most} more"] if len(config) > most else []
     return " ".join([*shown, *more])
 
 
 def resources(used: Mapping[str, float], total: Mapping[str, float]) -> str:
-    """What is in use: ``cpu 2/4  gpu 0.5/1``; nothing is said of what no node has."""
+    """Format resources in use: ``cpu 2/4  gpu 0.5/1``; omit those that no node has."""
     return "  ".join(
         f"{clean(name)} {used.get(name, 0):g}/{amount:g}"
         for name, amount in total.items()
@@ -120,7 +120,7 @@ def resources(used: Mapping[str, float], total: Mapping[str, float]) -> str:
 
 
 def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
-    """As many columns, in their order, as stand side by side in ``width``; lowest ranks first."""
+    """Return the columns that fit side by side in ``width``, lowest ranks first, in order."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width for column in kept) + GAP * (len(kept) - 1) > width:
         kept.remove(max(reversed(kept), key=lambda column: column.rank))
@@ -128,7 +128,7 @@ def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
 
 
 def text_table(columns: Sequence[TableColumn]) -> list[str]:
-    """The lines of a plain table: headers, a rule, rows."""
+    """Return the lines of a plain table: headers, a rule, rows."""
     widths = [column.width for column in columns]
 
     def line(texts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Text of others for a terminal: what would steer that is shown, and does nothing."""
+"""Escapes control sequences in foreign text before it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final, TextIO
 
 from tunemq_shared.base.safe_text import STEERING, harmless
 
-#: Colours and the like: the only sequences that trials' output may have at a terminal.
+#: Colours and styles: the only sequences that trials' output may send to a terminal.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def harmless_json(text: str) -> str:
-    """Return JSON with the same content in which no character steers a terminal."""
+    """Return equivalent JSON without characters that control a terminal."""
     return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def harmless_output(text: str) -> str:
-    """What a program printed: it may colour and go back to a line's begin, and nothing else."""
+    """Return a program's output with only colours and carriage returns left in effect."""
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text)
     told = [_without_returns(parts[0])]
@@ -27,7 +27,7 @@ def harmless_output(text: str) -> str:
 
 
 def write_output(stream: TextIO, data: bytes) -> None:
-    """Write what a program printed: as it is to a file or a pipe, harmless to a terminal."""
+    """Write a program's output: unchanged to a file or a pipe, escaped to a terminal."""
     text = data.decode(errors="replace")
     stream.write(harmless_output(text) if stream.isatty() else text)
     stream.flush()

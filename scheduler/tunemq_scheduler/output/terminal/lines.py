@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: lines about trials, now and then one about the search."""
+"""`LineDisplay`: progress as lines, for output that is not a terminal."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_failures import TrialFailure
     from tunemq_scheduler.results.trial_view import TrialView
 
-#: How often a line about the whole search comes, and at most a new best trial.
+#: Seconds between two lines about the whole search, and the least between two best trials.
 STATUS_PERIOD_S: Final = 30.0
 BEST_PERIOD_S: Final = 5.0
-#: So many lines about trials at once, then so many a second; the others are counted.
+#: The most lines about trials at once, and then each second; the others are counted.
 _BURST: Final = 40.0
 _PER_SECOND: Final = 5.0
 _WIDTH: Final = 120
-#: Characters of something that happened; a reason may be long.
+#: The most characters of a notice; a reason may be long.
 _NOTICES: Final = 500
-#: Seconds that a trial waits before that is said: short waits are nothing unusual.
+#: Seconds that a trial waits before a line reports it: short waits are normal.
 _TIMEOUT_S: Final = 2.0
 
 
 class _Allowance:
-    """Lets a burst through, then a trickle."""
+    """A rate limit that allows bursts (a token bucket)."""
 
     def __init__(self, now: float) -> None:
         self._left = _BURST
@@ -59,10 +59,10 @@ class _Allowance:
 
 
 class LineDisplay(Display):
-    """Writes a line when a trial starts, ends or fails, and when there is a new best.
+    """Write a line when a trial starts, ends or fails, and when there is a new best trial.
 
-    Thousands of short trials are not told one by one: lines that come too fast are left out and
-    counted, failures apart from the others, so that neither hides the other.
+    If lines come too fast, for instance from thousands of short trials, the display drops and
+    counts them: failures separately, so that neither kind hides the other.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class LineDisplay(Display):
         self._events = _Allowance(self._began)
         self._failures = _Allowance(self._began)
         self._left_out = 0
-        #: The trials of which it was said that they wait, and for what.
+        #: The trials whose wait was reported, and for what they wait.
         self._waiting: dict[str, str] = {}
-        #: Those that wait of which it was not, and since when; the longest first.
+        #: The other waiting trials, and since when; the longest wait first.
         self._waits: dict[str, tuple[float, TrialView]] = {}
 
     def begin(self, view: SearchView) -> None:
-        """Say what begins and where it writes."""
+        """Write what begins and where its files are."""
         self._before = view.elapsed_s
         amount = f"{view.num_trials} trials, " if view.num_trials else ""
         store = f", checkpoints in {clean(view.store)}" if view.store else ""
         self._say(f"search {clean(view.name)}: {amount}results in {clean(view.path)}{store}")
 
     def trial_started(self, trial: TrialView) -> None:
-        """Say where and with what."""
+        """Write where the trial runs and its parameters."""
         self._waits_no_more(trial)
         if self._may(self._events):
             again = " again" if trial.attempt > 1 else ""
@@ -112,13 +112,13 @@ class LineDisplay(Display):
             self._say(f"trial {clean(trial.trial_id)} started{again}{where}: {params}")
 
     def trial_result(self, trial: TrialView, result: dict[str, Any]) -> None:
-        """Say what it reported."""
+        """Write the trial's result."""
         if self._may(self._events):
             step = result.get("training_iteration")
             self._say(f"trial {clean(trial.trial_id)} step {step}: {self._metrics(result)}")
 
     def trial_failed(self, trial: TrialView, failure: TrialFailure) -> None:
-        """Say what went wrong, where, and which file tells more."""
+        """Write the error, where it happened, and which file has the details."""
         if self._may(self._failures):
             about = ", ".join(clean(one) for one in (failure.hostname, failure.file) if one)
             again = "" if failure.is_final else "it is tried again"
@@ -127,7 +127,7 @@ class LineDisplay(Display):
             self._say(f"{told} ({about}){then}" if about else f"{told}{then}")
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
-        """Say how it ended; failures were told already."""
+        """Write how the trial ended; `trial_failed` has already written failures."""
         self._waits_no_more(trial)
         if trial.status != "ERROR" and self._may(self._events):
             result = trial.last_result
@@ -148,12 +148,12 @@ class LineDisplay(Display):
             self._say(f"trial {clean(name)} no longer waits for {waited_for}")
 
     def notices(self, text: str) -> None:
-        """Say it at once."""
+        """Write the notice immediately."""
         if self._may(self._failures):
             self._say(clean(text, _NOTICES))
 
     def update(self, view: SearchView) -> None:
-        """Say that there is a new best, and how far the search is, each not too often."""
+        """Write a new best trial and the search's progress, each at a limited rate."""
         now = self._now()
         self._tell_waits(now)
         best = view.best
@@ -182,7 +182,7 @@ class LineDisplay(Display):
                 self._say(f"trial {clean(name)} {waits_in_words(what)} ({clean(reason, _NOTICES)})")
 
     def _waits_no_more(self, trial: TrialView) -> str:
-        """Forget that it waits; for what, if anybody was told of it."""
+        """Forget the trial's wait; return what it waited for if that was reported."""
         self._waits.pop(trial.trial_id, None)
         return self._waiting.pop(trial.trial_id, "")
 

@@ -1,4 +1,4 @@
-"""What is said, once and loudly, about checkpoints that are damaged or lost, and failing nodes."""
+"""Formats notices about damaged or lost checkpoints, failing nodes and ended trials."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tunemq_scheduler.core.commands import WarnFailingNode, WarnTrialEnd
 from tunemq_scheduler.results.trial_failures import failure_of
 from tunemq_shared.protocol import messages as m
 
-#: How many of those that went with a node are named.
+#: The most lost checkpoints that a notice names.
 _NAMED: Final = 5
 
 
 def format_lost_node(node: m.NodeLost, keys: Sequence[str]) -> str:
-    """One line about checkpoints that were on the disk of a node, and nowhere else, when it went.
+    """Return a line about checkpoints that existed only on the disk of a lost node.
 
     Args:
-        keys: theirs; at least one.
+        keys: the checkpoints' keys; at least one.
     """
     named = ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
     what = "1 checkpoint was" if len(keys) == 1 else f"{len(keys)} checkpoints were"
@@ -26,7 +26,7 @@ def format_lost_node(node: m.NodeLost, keys: Sequence[str]) -> str:
 
 
 def format_superseded(results: int) -> str:
-    """One line about results that came too late, because somebody else had taken over."""
+    """Return a line about results that came too late, after another scheduler had taken over."""
     what = "1 result" if results == 1 else f"{results} results"
     return (
         f"{what} of a former attempt, whose trial went on elsewhere meanwhile, came late and "
@@ -35,7 +35,7 @@ def format_superseded(results: int) -> str:
 
 
 def format_failing_node(node: WarnFailingNode) -> str:
-    """One line about a node on which trial after trial fails."""
+    """Return a line about a node on which many trials fail in a row."""
     return (
         f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
         f"different trials in a row failed there, with no result in between ({node.reason})"
@@ -43,10 +43,10 @@ def format_failing_node(node: WarnFailingNode) -> str:
 
 
 def format_trial_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
-    """One line about a trial whose host was gone before it had ended by itself.
+    """Return a line about a trial whose process was gone before the trial had ended.
 
     Args:
-        saves_at_end: whether it was to make a checkpoint then.
+        saves_at_end: whether the trial should have saved a checkpoint at its end.
     """
     why = ""
     if end.failure is not None:
@@ -66,7 +66,7 @@ def format_trial_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
 
 
 def format_checkpoint_event(event: m.CheckpointLost | m.CheckpointDamaged) -> str:
-    """One line for the person at the terminal; names every checkpoint that it is about first."""
+    """Return a line about a checkpoint event; it names every checkpoint concerned first."""
     about = f"checkpoint {event.key} of trial {event.trial}"
     if isinstance(event, m.CheckpointLost):
         return f"{about} will never be in the store: {event.reason}"

@@ -1,4 +1,4 @@
-"""Which display shows a search; reporters of users' own, in Ray Tune's shape."""
+"""Chooses the display of a search; supports user-defined reporters with Ray Tune's interface."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _WIDTH: Final = 120
 
 
 class ProgressReporter:
-    """Shows progress in a way of one's own; `RunConfig(progress_reporter=...)` takes one.
+    """Base class of user-defined reporters for `RunConfig(progress_reporter=...)`.
 
-    Trials that are over are in ``trials`` too, so a search with such a reporter remembers all of
-    them.
+    ``trials`` includes finished trials, so a search with such a reporter keeps all of them in
+    memory.
     """
 
     def setup(
@@ -43,34 +43,34 @@ class ProgressReporter:
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Before the first report: when the search began (Unix time), and what is known of it."""
+        """Called before the first report, with the search's start (Unix time) and properties."""
 
     def should_report(self, trials: Sequence[TrialView], done: bool = False) -> bool:
-        """Whether to report at the end of this turn; ``done`` when the search is over."""
+        """Return whether to report after this turn; ``done`` if the search has ended."""
         del trials, done
         return True
 
     def report(self, trials: Sequence[TrialView], done: bool, *sys_info: str) -> None:
-        """Show the trials; ``sys_info`` holds lines about the search as a whole."""
+        """Show the trials; ``sys_info`` contains lines about the whole search."""
         raise NotImplementedError
 
 
 class CLIReporter(ProgressReporter):
-    """The table, with what it shows chosen.
+    """The default table, with chosen columns.
 
-    A subclass that overrides `should_report` or `report` gets plain tables one below the other,
-    when it asks for them.
+    A subclass that overrides `should_report` or `report` prints plain tables one below the other,
+    when `should_report` returns True.
 
     Args:
-        metric_columns: keys of results to show, or a dict from keys to headers; by default the
+        metric_columns: the result keys to show, or a dict from keys to headers. Default: the
             optimised metric and the first few others.
-        parameter_columns: keys of the configuration (nested ones as ``outer/inner``), likewise.
-        max_progress_rows: how many trials are shown.
-        max_column_length: how wide a cell may be.
-        max_report_frequency: seconds between two tables, or status lines where there is no
+        parameter_columns: the configuration keys (nested ones as ``outer/inner``), likewise.
+        max_progress_rows: the most trials to show.
+        max_column_length: the widest cell, in terminal columns.
+        max_report_frequency: seconds between two tables, or between status lines without a
             terminal; None for half a second and 30 seconds.
-        infer_limit: how many metrics are shown where none were chosen.
-        metric, mode: what is the best, by default what the search optimises.
+        infer_limit: how many metrics to show by default.
+        metric, mode: define the best trial. Default: the search's metric and mode.
         sort_by_metric: show the best trials first.
 
     Raises:
@@ -110,12 +110,12 @@ class CLIReporter(ProgressReporter):
         self._last_report = -float("inf")
 
     def add_metric_column(self, metric: str, representation: str | None = None) -> None:
-        """Show one more metric, called ``representation``."""
+        """Show another metric, with the header ``representation``."""
         columns = self.options.metric_columns or {}
         self.options.metric_columns = {**columns, metric: representation or metric}
 
     def add_parameter_column(self, parameter: str, representation: str | None = None) -> None:
-        """Show one more parameter, called ``representation``."""
+        """Show another parameter, with the header ``representation``."""
         columns = self.options.parameter_columns or {}
         self.options.parameter_columns = {**columns, parameter: representation or parameter}
 
@@ -127,13 +127,13 @@ class CLIReporter(ProgressReporter):
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take over what the search optimises, unless something else was chosen."""
+        """Use the search's metric and mode, unless others were chosen."""
         del start_time, total_samples, kwargs
         self.options.metric = self.options.metric or metric
         self.options.mode = self.options.mode or mode
 
     def should_report(self, trials: Sequence[TrialView], done: bool = False) -> bool:
-        """Every ``max_report_frequency`` seconds, and at the end."""
+        """Return True every ``max_report_frequency`` seconds, and at the end."""
         del trials
         now = time.monotonic()
         if not done and now < self._last_report + (self.period_s or 5.0):
@@ -155,7 +155,7 @@ class CLIReporter(ProgressReporter):
 
 
 class _UserReporter(Display):
-    """Asks a reporter of the user's own at the end of every turn."""
+    """Call a user-defined reporter at the end of every turn."""
 
     def __init__(self, reporter: ProgressReporter, output: TerminalOutput) -> None:
         self._reporter = reporter
@@ -197,13 +197,13 @@ class _UserReporter(Display):
 def display_for(
     reporter: ProgressReporter | None = None, *, verbose: int = 1, stream: TextIO | None = None
 ) -> Display:
-    """What shows a search.
+    """Return the display of a search.
 
     Args:
-        reporter: what the user gave; its options, or itself if it has ways of its own.
-        verbose: 0 shows nothing; 1 a live table, or lines where ``stream`` is no terminal; from 2
+        reporter: the user's reporter: its options, or the reporter itself if it overrides methods.
+        verbose: 0 shows nothing; 1 a live table, or lines if ``stream`` is not a terminal; from 2
             on lines, with every result.
-        stream: stdout by default, where there is one.
+        stream: the output. Default: stdout, if it exists.
     """
     stream = stream or sys.stdout
     if verbose <= 0:
@@ -214,7 +214,7 @@ def display_for(
         return Display()
     shown = reporter or CLIReporter()
     if verbose == 1 and _is_terminal(stream):
-        # rich takes 40 ms to import, which those who see no table need not wait for.
+        # Import rich, which takes 40 ms, only for a table.
         from tunemq_scheduler.output.terminal.table import PERIOD_S, TableDisplay
 
         period_s = max(PERIOD_S, shown.period_s or 0.0)
@@ -228,11 +228,11 @@ def display_for(
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """Whether a table can be drawn in place there, in the characters that it needs."""
+    """Return whether a stream can show a table in place, with its characters."""
     try:
         can_draw = stream.isatty() and stream.encoding.lower().startswith("utf")
         return can_draw and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
-    except (AttributeError, ValueError):  # replaced by something odd, or closed
+    except (AttributeError, ValueError):  # replaced by another object, or closed
         return False
 
 

@@ -1,4 +1,4 @@
-"""Which trials and which of their values a table shows."""
+"""Chooses the trials and values that a table shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: The states in the order in which a table shows them.
 STATES: Final = ("RUNNING", "PAUSED", "PENDING", "ERROR", "TERMINATED")
-#: More parameters than so have no column: no terminal has room for them.
+#: The most parameters with a column: no terminal is wide enough for more.
 _PARAMETERS: Final = 100
 
 _AUTOMATIC: Final = keys.ALWAYS_THERE | {
@@ -43,17 +43,17 @@ _AUTOMATIC: Final = keys.ALWAYS_THERE | {
 
 
 class TableOptions(msgspec.Struct, kw_only=True):
-    """What users may choose about tables.
+    """User settings of tables.
 
     Attributes:
-        metric_columns: keys of results to show (a dict says how to call them); by default the
+        metric_columns: the result keys to show (a dict maps keys to headers). Default: the
             optimised metric and the first few others.
-        parameter_columns: keys of configurations, likewise; by default what is sampled.
-        max_rows: how many trials at most.
-        max_width: how wide a cell may be.
-        infer_limit: how many metrics are shown where none were chosen.
-        metric, mode: what is optimised, if the search does not say.
-        sort_by_metric: best trials first.
+        parameter_columns: the configuration keys to show, likewise. Default: the sampled ones.
+        max_rows: the most trials to show.
+        max_width: the widest cell, in terminal columns.
+        infer_limit: how many metrics to show by default.
+        metric, mode: what to optimise, if the search does not define it.
+        sort_by_metric: show the best trials first.
     """
 
     metric_columns: dict[str, str] | None = None
@@ -67,7 +67,7 @@ class TableOptions(msgspec.Struct, kw_only=True):
 
 
 class TrialRowView(msgspec.Struct):
-    """What a table needs of one trial."""
+    """The values of one trial that a table shows."""
 
     trial_id: str
     number: int
@@ -78,7 +78,7 @@ class TrialRowView(msgspec.Struct):
 
 
 def row_of(trial: TrialView) -> TrialRowView:
-    """A trial's row as it is now."""
+    """Return a trial's current row."""
     return TrialRowView(
         trial_id=trial.trial_id,
         number=trial.number,
@@ -90,7 +90,7 @@ def row_of(trial: TrialView) -> TrialRowView:
 
 
 def waits_in_words(what: str) -> str:
-    """What a trial does that waits; ``what`` is as in `TrialWaits`."""
+    """Describe what a waiting trial does; ``what`` is as in `TrialWaits`."""
     known = {
         "save": "saving",
         "restore": "restoring",
@@ -101,7 +101,7 @@ def waits_in_words(what: str) -> str:
 
 
 def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:
-    """How many of each group are shown where only ``limit`` can be: each gets as many as any."""
+    """Return how many of each group to show if only ``limit`` fit, divided evenly."""
     share = dict.fromkeys(groups, 0)
     left = min(limit, sum(len(group) for group in groups.values()))
     while left > 0:
@@ -115,7 +115,7 @@ def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:
 def choose(
     live: Iterable[TrialView], finished: Iterable[TrialRowView], limit: int, most: int = 1000
 ) -> list[TrialRowView]:
-    """At most ``limit`` rows, the states in their order; looks at ``most`` live trials."""
+    """Return at most ``limit`` rows, by state; examines ``most`` live trials."""
     groups: dict[str, list[TrialView | TrialRowView]] = {state: [] for state in STATES}
     for trial in islice(live, most):
         groups.setdefault(trial.status, []).append(trial)
@@ -130,7 +130,7 @@ def choose(
 
 
 def score(result: Mapping[str, Any], metric: str | None, mode: str | None) -> float | None:
-    """How good a result is, more is better; None where it has no finite value of the metric."""
+    """Return a result's score, higher is better; None without a finite value of the metric."""
     found = lookup(result, metric) if metric else None
     if not is_finite(found):
         return None
@@ -140,7 +140,7 @@ def score(result: Mapping[str, Any], metric: str | None, mode: str | None) -> fl
 def sorted_by_metric(
     rows: Iterable[TrialRowView], metric: str | None, mode: str | None
 ) -> list[TrialRowView]:
-    """The best first; what has no finite value comes last."""
+    """Sort the best first; those without a finite value come last."""
 
     def order(row: TrialRowView) -> tuple[bool, float]:
         found = score(row.result, metric, mode)
@@ -152,7 +152,7 @@ def sorted_by_metric(
 def columns_of(
     rows: Sequence[TrialRowView], options: TableOptions, metric: str | None, best: str | None = None
 ) -> list[TableColumn]:
-    """The table's columns; the trial ``best`` gets a star."""
+    """Return the table's columns; the trial ``best`` gets a star."""
     star = "* " if best is not None and any(row.trial_id == best for row in rows) else ""
     width = options.max_width
     trials = [
@@ -180,7 +180,7 @@ def columns_of(
 
 
 def is_reported_metric(key: str, found: Any) -> bool:
-    """Whether a value of a flattened result is a number that the trainable reported."""
+    """Return whether a value of a flattened result is a number that the trainable reported."""
     return key not in _AUTOMATIC and not key.startswith("config/") and is_number(found)
 
 

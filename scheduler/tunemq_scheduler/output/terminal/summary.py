@@ -1,4 +1,4 @@
-"""What is said when a search is over: best trials, best configuration, errors, places."""
+"""Builds the summary of an ended search: best trials, best configuration, errors, places."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_failures import FailureGroup
     from tunemq_shared.checkpoints.checkpoint import Checkpoint
 
-#: How many metrics of the best trial are named.
+#: The most metrics of the best trial to show.
 _METRICS: Final = 10
-#: And of its parameters.
+#: The most parameters of the best trial to show.
 _PARAMETERS: Final = 50
-#: Characters of an error; one of a store tells where, what, why and what to do.
+#: The most characters of an error; a store's error says where, what, why and what to do.
 _ERROR: Final = 500
 
 
@@ -57,7 +57,7 @@ class SummarySection(msgspec.Struct, kw_only=True):
 def sections(
     view: SearchView, results: Sequence[Result], options: TableOptions, width: int
 ) -> list[SummarySection]:
-    """All parts of a summary, in their order."""
+    """Return all parts of a summary, in order."""
     metric, mode = options.metric or view.metric, options.mode or view.mode
     rows = _best_rows(results, metric, mode, options.max_rows)
     best = next((row for row in rows if score(row.result, metric, mode) is not None), None)
@@ -69,7 +69,7 @@ def sections(
 
 
 def plain(parts: Iterable[SummarySection]) -> list[str]:
-    """The lines of a summary without colours."""
+    """Return the lines of a summary without colours."""
     lines: list[str] = []
     for part in parts:
         table = text_table(part.columns) if part.columns else []
@@ -78,7 +78,7 @@ def plain(parts: Iterable[SummarySection]) -> list[str]:
 
 
 def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[SummarySection]:
-    """What went wrong, by cause: the user's own exceptions first."""
+    """Return the failures by cause: the user's own exceptions first."""
     if not failures:
         return []
     lines: list[str] = []
@@ -90,7 +90,7 @@ def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Summ
             lines.append(f"  began with: {clean(group.cause, _ERROR)}")
         if group.place:
             lines.append(f"  raised at {clean(group.place)}")
-        # A traceback says by itself that it is the trial's code which failed.
+        # A traceback already shows that the trial's code failed.
         what = "" if group.kind == "user" else f"{CLASSES[group.kind].description}: "
         lines.append(f"  {what}{times}{hosts}; trials {_names(group)}")
         if group.file:
@@ -108,7 +108,7 @@ def _names(group: FailureGroup) -> str:
 def _best_rows(
     results: Sequence[Result], metric: str | None, mode: str | None, limit: int
 ) -> list[TrialRowView]:
-    """The best trials first; with no metric, or where it is missing, in the order of the search."""
+    """Return the best trials first; without the metric, in the order of the search."""
     rows = (
         TrialRowView(result.trial_id, n, result.status, flatten(result.config), result.metrics)
         for n, result in enumerate(results)
@@ -153,7 +153,7 @@ def _best(best: TrialRowView, results: Sequence[Result], metric: str) -> Summary
 
 
 def _parameters(params: Mapping[str, Any]) -> list[str]:
-    """A line for each of the first parameters."""
+    """Return a line for each of the first parameters."""
     shown = islice(params.items(), _PARAMETERS)
     lines = [f"{clean(key)} = {value(found, 60)}" for key, found in shown]
     more = len(params) - len(lines)
@@ -161,7 +161,7 @@ def _parameters(params: Mapping[str, Any]) -> list[str]:
 
 
 def _place(checkpoint: Checkpoint) -> str:
-    """Where it is; what is in a store is not downloaded for that."""
+    """Return a checkpoint's location, without downloading it."""
     if isinstance(checkpoint, StoredCheckpoint):
         return without_settings(checkpoint.uri)
     return checkpoint.path

@@ -1,4 +1,4 @@
-"""The live table on a terminal, drawn in place; what the script prints scrolls by above it."""
+"""`TableDisplay`: a live table on a terminal; the script's output scrolls above it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from tunemq_scheduler.results.result import Result
     from tunemq_scheduler.results.trial_view import TrialView
 
-#: The table is drawn at most this often, and so rarely that drawing takes 2 % of the time.
+#: The shortest time between two drawings; slow drawings are spaced to take 2 % of the time.
 PERIOD_S: Final = 0.5
 _SHARE: Final = 0.02
-#: Lines of the screen that are no rows: the header, the table's head, notes, and one to print on.
+#: Lines of the screen besides rows: the header, the table's head, notes, and one for output.
 _OTHER_LINES: Final = 10
 _LEAST_ROWS: Final = 3
 _NOTES: Final = 4
-#: Characters of something that happened; a reason may be long.
+#: The most characters of a notice; a reason may be long.
 _NOTICES: Final = 500
 
 _STYLES: Final = {
@@ -60,7 +60,7 @@ _STYLES: Final = {
     "ERROR": "red",
     "TERMINATED": "green",
 }
-#: Of a trial that waits for the store, whatever its state.
+#: The colour of a trial that waits for the store, in any state.
 _WAITS: Final = "yellow"
 _WORDS: Final = {
     "RUNNING": "running",
@@ -72,11 +72,10 @@ _WORDS: Final = {
 
 
 class TableDisplay(Display):
-    """Draws the search as a table that stays where it is.
+    """Draw the search as a table that stays in place.
 
-    A drawing costs what its rows cost, however many trials there were: only the last few of the
-        finished
-    ones are remembered. rich draws within `update`, there is no thread.
+    The cost of a drawing depends on its rows, not on the number of trials: the display remembers
+    only the last few finished trials. rich draws within `update`, without a thread.
     """
 
     def __init__(
@@ -100,51 +99,51 @@ class TableDisplay(Display):
         """Draw for the first time."""
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
-        # A script that is killed cannot give the cursor back, so it is never taken.
+        # A killed script cannot restore the cursor, so it is never hidden.
         self._console.show_cursor(show=True)
         self.update(view)
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
-        """Remember it for the next drawing."""
+        """Remember the trial for the next drawing."""
         del reason
         self._finished.appendleft(row_of(trial))
 
     def notices(self, text: str) -> None:
-        """Print it above the table, where it stays."""
+        """Print the notice above the table, where it stays."""
         with contextlib.suppress(OSError):
             self._console.print(Text(clean(text, _NOTICES), style="yellow"), soft_wrap=True)
 
     def update(self, view: SearchView) -> None:
-        """Draw, if it is time to."""
+        """Draw if a drawing is due."""
         now = self._now()
         if self._live is None or now < self._due:
             return
         try:
             self._live.update(self.frame(view), refresh=True)
         except OSError:
-            self.close()  # the terminal is gone; the search goes on
+            self.close()  # the terminal is gone; the search continues
             return
         took = self._now() - now
         self._due = now + max(self._period_s, took / _SHARE)
 
     def end(self, view: SearchView, results: Sequence[Result]) -> None:
-        """Replace the table by the summary."""
+        """Replace the table with the summary."""
         self.close()
         try:
             for section in sections(view, results, self._options, self._console.width):
                 self._print(section)
         except OSError:
-            return  # the terminal is gone, and with it those who would read
+            return  # the terminal is gone, and its readers
 
     def close(self) -> None:
-        """Take the table away; what was printed above it stays."""
+        """Remove the table; the output above it stays."""
         live, self._live = self._live, None
         if live is not None:
             with contextlib.suppress(OSError):
                 live.stop()
 
     def frame(self, view: SearchView) -> RenderableType:
-        """What is drawn now."""
+        """Return the current drawing."""
         options = self._options
         metric, mode = options.metric or view.metric, options.mode or view.mode
         limit = max(_LEAST_ROWS, min(options.max_rows, self._console.height - _OTHER_LINES))
@@ -171,7 +170,7 @@ class TableDisplay(Display):
         if section.columns:
             self._console.print(Padding(_drawn_table(section.columns), (0, 0, 0, 2)))
         for line in section.lines:
-            # Not wrapped: a path that is broken in two can be neither clicked nor copied.
+            # Do not wrap: a path broken in two can be neither clicked nor copied.
             self._console.print(Text(f"  {line}"), soft_wrap=True)
 
     def _header(self, view: SearchView) -> list[RenderableType]:
@@ -210,7 +209,7 @@ def _states(view: SearchView) -> Text:
 
 
 def _in_lines(notes: Sequence[str], width: int) -> list[str]:
-    """The notes in as many lines as there is room for; why something waits is at a note's end."""
+    """Return the notes in the available lines; the end of a note says why something waits."""
     lines = [line for note in notes for line in textwrap.wrap(clean(note, _NOTICES), width)]
     if len(lines) > _NOTES:
         lines[_NOTES - 1] += " ..."
@@ -218,7 +217,7 @@ def _in_lines(notes: Sequence[str], width: int) -> list[str]:
 
 
 def _drawn_table(columns: Sequence[TableColumn]) -> Table:
-    # Text, not str: what users named may look like markup.
+    # Text, not str: users' names may look like markup.
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(
