@@ -1,8 +1,8 @@
-"""The public names, found lazily: ``import tunemq as tune``.
+"""Public names of TuneMQ, imported lazily: ``import tunemq as tune``.
 
-Nothing of ours, and no library, is imported before a name is asked for (PEP 562), because this
-module is imported again in every trial host that forks, and by every script that only wants one
-function. There is no logic here: each name lives where `_HOMES` says.
+Importing this module imports no other module of TuneMQ and no library; each name is imported on its
+first use (PEP 562). The reason: every forked trial process imports this module again, and so does
+every script that needs a single function. `_HOMES` says where each name is defined.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-#: Module -> the public names that live there. A test holds it equal to the imports above.
+#: Module -> the public names that it defines. A test compares it with the imports above.
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "tunemq_scheduler.results.callback": ("Callback",),
     "tunemq_scheduler.settings.config": (
@@ -97,7 +97,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
-#: Ray Tune's sub-modules that are here too: ``tune.schedulers`` works without an import of its own.
+#: Ray Tune's submodules that exist here, too: ``tune.schedulers`` works after ``import tunemq``.
 _SUBMODULES: Final = frozenset(
     {
         "callback",
@@ -156,7 +156,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, imported on its first use and kept."""
+    """Import a public name on its first use and cache it."""
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     home = _HOME_OF.get(name)
@@ -168,5 +168,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion in an interactive session."""
+    """Return the public names, for completion in an interactive session."""
     return sorted({*__all__, *_SUBMODULES, "__version__"})

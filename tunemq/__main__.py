@@ -1,4 +1,4 @@
-"""The ``tunemq`` command."""
+"""Entry point of the ``tunemq`` command."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tunemq import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["report"]:
-        # Programs call it once a step: it does without all the rest.
+        # Programs call this command at each step, so it imports nothing else.
         from tunemq_shared.executables import report_command
 
         return report_command.main(given[1:])
     if given[:1] == ["health"]:
-        # So do containers, every few seconds.
+        # Containers call this command every few seconds.
         from tunemq_shared.health import health_command
 
         return health_command.main(given[1:])
-    # The two sides do not know each other: each brings its commands along.
+    # Scheduler and workers do not import each other: each provides its own commands.
     from tunemq_scheduler.cli import main
     from tunemq_shared.system.standard_streams import fill_closed_streams
     from tunemq_workers.node import worker_command as worker

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.callback``."""
+"""Ray Tune's ``tune.callback``: the base class of callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.error``."""
+"""Ray Tune's ``tune.error``: exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.logger``: what writes a trial's results to files."""
+"""Ray Tune's ``tune.logger``: loggers write trials' results to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.result_grid``."""
+"""Ray Tune's ``tune.result_grid``: the results of a search."""
 
 from __future__ import annotations
 

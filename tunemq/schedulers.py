@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.schedulers``: which trials go on and which are stopped early."""
+"""Ray Tune's ``tune.schedulers``: which trials continue and which stop early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.stopper``: when a trial or the whole search has gone far enough."""
+"""Ray Tune's ``tune.stopper``: when a trial or the whole search stops."""
 
 from __future__ import annotations
 

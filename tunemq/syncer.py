@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.syncer``: who copies a search's files to where they are kept."""
+"""Ray Tune's ``tune.syncer``: copies a search's files to a store."""
 
 from __future__ import annotations
 

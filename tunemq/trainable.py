@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.trainable``: what a trial runs."""
+"""Ray Tune's ``tune.trainable``: the code that a trial runs."""
 
 from __future__ import annotations
 

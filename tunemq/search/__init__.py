@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.search``: where configurations come from."""
+"""Ray Tune's ``tune.search``: algorithms that suggest configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunemq_scheduler.search import (
     create_searcher,
 )
 
-#: Ray Tune's base class of searchers and of grid search; here `Searcher` is both.
+#: Ray Tune's common base class of searchers and grid search; here it is `Searcher`.
 SearchAlgorithm = Searcher
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.search.basic_variant``."""
+"""Ray Tune's ``tune.search.basic_variant``: grid and random search."""
 
 from __future__ import annotations
 

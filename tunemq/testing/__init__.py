@@ -1,5 +1,5 @@
-"""A simulated farm, faults, and the auditor of journals, to test trial schedulers and searches on.
+"""A simulated farm, faults and a journal auditor, to test trial schedulers and searchers.
 
-What a laptop cannot hold is simulated here in virtual time: nodes, trials' processes, a store, and
-what befalls them. The core and the loop that run on it are the real ones.
+Nodes, trial processes, a store and their faults are simulated in virtual time, at a scale that
+exceeds one machine. The core and the loop are the real ones.
 """

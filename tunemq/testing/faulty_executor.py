@@ -1,9 +1,9 @@
-"""`FaultyTrialExecutor`: a scheduler's end of a simulated farm in which things go wrong.
+"""`FaultyTrialExecutor`: a scheduler's connection to a simulated farm with faults.
 
-It does what the executor of real farms does, with the same mailboxes: nodes are sent assignments,
-what one has not taken is sent again, a node that is silent for too long is lost, and returns when
-it is heard. A scheduler that dies leaves the farm as it is; its successor has an executor of its
-own on the same farm.
+It works like the executor of real farms, with the same desired state: it sends assignments to
+nodes, resends those that a node did not confirm, treats a silent node as lost, and takes it back
+when it reports again. A scheduler that dies leaves the farm unchanged; its successor has another
+executor on the same farm.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
-#: Leases are looked at this often.
+#: Seconds between two checks of the leases.
 _POLL_INTERVAL_S: Final = 1.0
 
 
 class _WatchedNode(msgspec.Struct):
-    """A node instance that introduced itself.
+    """A registered node instance.
 
     Attributes:
-        silent_s: for how long its lease has not been renewed.
+        silent_s: seconds since its lease was last renewed.
         is_away: whether it is lost, and may come back.
-        journalled: the number of its last event that stands in the journal.
-        is_overdue: whether it had not taken its newest orders when it was looked at last.
-        withheld: the devices that the runner takes for withheld.
-        is_new: whether the runner has not handled yet that it is there: it may know of trials that
-            the node hosts, which orders without them would kill.
+        journalled: the number of its last journalled event.
+        is_overdue: whether it had not confirmed its newest orders at the last check.
+        withheld: the devices that the runner considers withheld.
+        is_new: whether the runner has not handled its registration yet. The runner may know of
+            trials on the node; orders without them would kill them.
     """
 
     desired_state: DesiredState
@@ -53,10 +53,10 @@ class _WatchedNode(msgspec.Struct):
 
 
 class FaultyTrialExecutor(DesiredStateExecutor):
-    """Runs trials on a farm that is there before it and after it.
+    """Run trials on a farm that exists independently of this executor.
 
     Args:
-        term: which scheduler this is; its orders have precedence over those of all before it.
+        term: the scheduler's term; its orders override those of lower terms.
     """
 
     def __init__(self, farm: SimulatedFarm, term: int = 1) -> None:
@@ -68,19 +68,19 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         self._read_events: list[m.Event] = []
         self._read_until = 0
         self._unacknowledged: deque[tuple[int, str, int]] = deque()
-        #: Whose events were handed out since the journal was last heard of.
+        #: The instances whose events were returned since the last journalled turn.
         self._given: set[str] = set()
-        #: Who joined, or returned, since then.
+        #: The nodes that registered or returned since then.
         self._newcomers: list[_WatchedNode] = []
         self._is_closed = False
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Look who is there."""
+        """Find the farm's nodes."""
         self._plan = plan
         self._time.after(0.0, self._look)
 
     def close(self, *, now: bool = False) -> None:  # noqa: ARG002  there is nothing to wait for
-        """Look no more; the farm goes on."""
+        """Stop watching; the farm continues."""
         self._is_closed = True
 
     def reattach(
@@ -89,7 +89,7 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         away: Iterable[m.NodeJoined],
         acknowledged: Mapping[str, int],
     ) -> None:
-        """Expect these nodes, which a scheduler before this one knew."""
+        """Expect these nodes, which an earlier scheduler knew."""
         for joined in nodes:
             self._nodes[joined.instance_id] = self._watched(joined)
         for joined in away:
@@ -100,13 +100,13 @@ class FaultyTrialExecutor(DesiredStateExecutor):
                 self._nodes[instance_id].acknowledged_up_to = last
 
     def clock(self) -> float:
-        """The virtual time in seconds."""
+        """Return the virtual time in seconds."""
         return self._time.now
 
     # --- orders -----------------------------------------------------------------------------------
 
     def perform(self, commands: Sequence[ExecutorCommand]) -> None:
-        """Put the orders into the nodes' mailboxes, and send those that changed."""
+        """Add the orders to the nodes' desired states, and send the changed ones."""
         self._events_are_handled()
         super().perform(commands)
 
@@ -117,13 +117,13 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         self._dead.add(order.instance_id)
 
     def on_step_end(self) -> None:
-        """Send each node whose orders changed its new assignment."""
+        """Send a new assignment to each node whose orders changed."""
         for watched in self._nodes.values():
             if watched.desired_state.is_changed and watched.takes_orders:
                 self._farm.send_assignment(watched.desired_state.next_assignment())
 
     def _events_are_handled(self) -> None:
-        """A turn is journalled, and with it all facts that were handed out."""
+        """Note that a turn is journalled, with all events that were returned."""
         for watched in self._newcomers:
             watched.is_new = False
             watched.desired_state.orders(self._opened_plan.events_key).settle()
@@ -137,10 +137,10 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         if (watched := self._nodes.get(instance_id)) is not None:
             watched.desired_state.orders(self._opened_plan.events_key).release(trial, epoch)
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[m.Event]:
-        """What comes next, at one moment; nothing after ``timeout`` virtual seconds of quiet."""
+        """Return the next events, all of one moment; none after ``timeout`` virtual seconds."""
         time = self._time
         limit = time.now + timeout
         self._read()
@@ -154,7 +154,7 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         return read_events
 
     def acknowledge(self, acknowledged: dict[str, int]) -> None:
-        """Note how far nodes' events are journalled; they hear of it with their leases."""
+        """Note how far nodes' events are journalled; nodes learn it with their leases."""
         self._events_are_handled()
         for instance_id in self._given:
             watched = self._nodes.get(instance_id)
@@ -187,7 +187,7 @@ class FaultyTrialExecutor(DesiredStateExecutor):
     # --- nodes ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Once a second: who is there, and who has not taken its newest orders."""
+        """Once a second, check which nodes are alive, and which did not confirm their orders."""
         if self._is_closed:
             return
         if not self._farm.is_open:
@@ -236,7 +236,7 @@ class FaultyTrialExecutor(DesiredStateExecutor):
             self._read_events.append(m.DevicesWithheld(instance_id, dict(withheld)))
 
     def _registered(self, instance_id: str) -> _WatchedNode | None:
-        """A node is new here, unless it is dead; its instance before is dead now."""
+        """Register a new node instance, unless it is dead; the earlier instance is dead now."""
         node = self._farm.nodes[instance_id]
         if instance_id in self._dead or self._farm.current[node.node] != instance_id:
             return None

@@ -1,19 +1,19 @@
-"""`JournalAuditor`: reads a journal as it grows, and checks what must always hold.
+"""`JournalAuditor`: reads a journal as it grows, and checks its invariants.
 
-It keeps a runner of its own, which hears nothing but what stands in the journal, and books of its
-own, which are simple enough to be seen to be right. What it checks:
+It has a separate runner, which receives only the journal, and separate records, which are simple
+enough to be reviewed. It checks:
 
-* **I1** no trial that was suggested is missing, and the counts are those of the trials;
+* **I1** no suggested trial is missing, and the counts are those of the trials;
 * **I2** a step of a trial is recorded once in its lineage; a node's event is journalled once;
 * **I3** recorded steps follow one another without a gap, and none follows a trial's last;
-* **I4** nothing that an older attempt says is recorded;
-* **I5** a trial has one current attempt; nobody holds more of a node than that has, and
-  nothing begins on a device that is withheld, nor on a node that a trial is kept away from;
-* **I7** what is kept stands in the store, and what is to be removed is kept by nobody;
-* **I8** the journal gives the state, and the orders, of the runner that wrote it.
+* **I4** no event of an older attempt is recorded;
+* **I5** a trial has one current attempt; trials never hold more of a node than it has, and nothing
+  starts on a withheld device, nor on a node excluded for the trial;
+* **I7** kept checkpoints are in the store, and no trial keeps a checkpoint to be removed;
+* **I8** the journal gives the state, and the commands, of the runner that wrote it.
 
-I6 (everything ends) and I10 (in the same way) are about whole runs: whoever runs them compares
-their ends. I9 is about Redis.
+I6 (everything ends) and I10 (with the same outcome) concern whole runs: the caller compares their
+outcomes. I9 concerns Redis.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tunemq_scheduler.core.trials.trial import FINISHED, PAUSED, PENDING, RUNNIN
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol import messages as m
 
-#: (instance, number) -> the event that this node stated under this number, if that is known.
+#: (instance, number) -> the event that this node reported under this number, if known.
 StatedEvent = Callable[[str, int], m.Event | None]
 
 _SLACK = 1e-6
@@ -38,16 +38,16 @@ _NODE_EVENTS = frozenset(get_args(m.NodeEvent))
 
 
 class StoreContents(Protocol):
-    """What is to be known of a store."""
+    """The part of a store that the auditor needs."""
 
     def has(self, key: str) -> bool:
-        """Whether a checkpoint is there, with all that it refers to."""
+        """Return whether a checkpoint exists, with all objects to which it refers."""
 
 
 class _TrialRecord(msgspec.Struct):
-    """What is known of a trial: its newest epoch, its last recorded step, whether it is over.
+    """The auditor's record of a trial: newest attempt, last recorded step, whether it has ended.
 
-    ``is_complete``: that step's result said that it is the last.
+    ``is_complete``: that step's result was marked as the last.
     """
 
     attempt: int = 0
@@ -55,23 +55,23 @@ class _TrialRecord(msgspec.Struct):
     lineage: int = 0
     is_over: bool = False
     is_complete: bool = False
-    #: Checkpoints that it wrote while the epoch that wrote them was the newest.
+    #: Checkpoints that it wrote while the attempt that wrote them was the newest.
     written: set[str] = msgspec.field(default_factory=set)
 
 
 class JournalAuditor:
-    """Follows one experiment.
+    """Audit one experiment.
 
     Args:
-        settings: of the experiment.
-        said: what nodes really stated; None where nobody knows.
-        store: where checkpoints are; None where nobody looks.
-        every: after how many events the whole state is looked at; what an event itself says is
-            checked each time.
+        settings: the experiment's settings.
+        said: returns the events that nodes reported; None if unknown.
+        store: holds the checkpoints; None to skip its checks.
+        every: the number of events between two checks of the whole state; each event itself is
+            always checked.
 
     Attributes:
-        runner: has the state that the journal gives.
-        events: how many were checked.
+        runner: the state that the journal gives.
+        events: the number of checked events.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class JournalAuditor:
         self._said, self._store, self._every = said, store, every
         self._books: dict[str, _TrialRecord] = {}
         self._acknowledged: dict[str, int] = {}
-        #: Of the batch that is being read: whose, and the number of the next event.
+        #: The batch being read: its node instance, and the number of the next event.
         self._batch: tuple[str, int, int] | None = None
         self._has_removed = False
         self._store_due = 0
@@ -100,16 +100,17 @@ class JournalAuditor:
             c.DeleteCheckpoint: self._removed,
         }
 
-    # --- the journal grows ------------------------------------------------------------------------
+    # --- journalled turns and events --------------------------------------------------------------
 
     def turn(self, journal_records: Iterable[m.JournalRecord]) -> list[c.Command]:
-        """A turn is journalled; returns what it orders.
+        """Check a journalled turn; return its commands.
 
         Raises:
-            InvariantBroken: naming which, of what trial, and that trial's story.
+            InvariantBroken: an invariant is broken; the message names it, the trial and its
+                history.
         """
         if self._has_removed and self.events >= self._store_due:
-            # Behind the turn that ordered it, when it has been carried out.
+            # Check after the turn that ordered the removal, once it has been carried out.
             self._has_removed = False
             self._store_due = self.events + self._every
             self.check_store()
@@ -119,10 +120,11 @@ class JournalAuditor:
         return commands
 
     def event(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[c.Command]:
-        """One event of a turn is journalled; returns what it orders.
+        """Check one journalled event of a turn; return its commands.
 
         Raises:
-            InvariantBroken: likewise.
+            InvariantBroken: an invariant is broken; the message names it, the trial and its
+                history.
         """
         self._heard(event)
         commands = self.runner.handle(event, answers)
@@ -181,12 +183,12 @@ class JournalAuditor:
         for trial_id, trial in self.runner.live.items():
             book = self._books[trial_id]
             last = trial.last_result
-            # One that ends with this event is over when that is recorded.
+            # A trial that ends with this event has ended once the event is recorded.
             book.is_over = book.is_over and trial.is_finished
             book.is_complete = last is not None and last.done
             if trial.lineage != book.lineage:
                 book.lineage, book.step = trial.lineage, 0
-                self._begun(trial_id)  # what began in the lineage before counts no longer
+                self._begun(trial_id)  # earlier lineages no longer count
 
     def _begun(self, trial: str) -> None:
         book, attempt = self._books[trial], self.runner.live[trial].attempt
@@ -194,7 +196,7 @@ class JournalAuditor:
             self._broken("I4", trial, f"epoch {attempt} begins behind epoch {book.attempt}")
         book.attempt = attempt
 
-    # --- what is ordered --------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def _recorded_result(self, command: c.NotifyResult) -> None:
         book, result = self._books[command.trial], command.result
@@ -264,10 +266,11 @@ class JournalAuditor:
     # --- the whole state --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Look at all that is alive.
+        """Check the state of all live trials.
 
         Raises:
-            InvariantBroken: naming which invariant, of what trial, and that trial's story.
+            InvariantBroken: an invariant is broken; the message names it, the trial and its
+                history.
         """
         runner, books = self.runner, self._books
         counts = runner.counts
@@ -275,7 +278,7 @@ class JournalAuditor:
         if not known == runner.suggested == len(books) == sum(counts.values()):
             told = f"{len(books)} were suggested, {known} are known, {dict(counts)} are counted"
             self._broken("I1", None, told)
-        # After every event of every simulated search: what is asked of each trial is asked at once.
+        # This runs after every event of every simulated search, so one loop checks each trial.
         tally, finished, nodes = dict.fromkeys(counts, 0), runner.finished, runner.nodes
         node_at = runner.slots.node_at
         for trial_id, trial in runner.live.items():
@@ -321,7 +324,7 @@ class JournalAuditor:
                 self._broken("I5", None, told)
 
     def _held(self) -> tuple[dict[str, dict[str, float]], dict[tuple[str, str], float]]:
-        """What trials hold of each node, by resource, and of each GPU."""
+        """Return what trials hold of each node, by resource, and of each GPU."""
         held: dict[str, dict[str, float]] = {node: {} for node in self.runner.nodes}
         shares: dict[tuple[str, str], float] = {}
         for trial, attempt, node in self.runner.slots:
@@ -340,10 +343,10 @@ class JournalAuditor:
         return held, shares
 
     def check_store(self) -> None:
-        """Look whether all that is kept stands in the store.
+        """Check that all kept checkpoints are in the store.
 
         Raises:
-            InvariantBroken: likewise.
+            InvariantBroken: one is not; the message names it.
         """
         if self._store is not None:
             for key in self.runner.live_checkpoints():

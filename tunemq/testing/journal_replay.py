@@ -1,8 +1,8 @@
-"""Checking a journal: the same events, handed to fresh algorithms one result at a time.
+"""Checks a journal: passes the same events to fresh algorithms, one result at a time.
 
-`replay` asks nobody and gives the state that the live runner had. `replay_lock_step` asks the
-algorithms about *every* result, in the order in which results stand in the journal, as if no trial
-had ever run ahead; decisions, recorded results and kept checkpoints must come out the same.
+`replay` asks no algorithm and returns the state of the live runner. `replay_lock_step` asks the
+algorithms about *every* result, in the journal's order, as if no trial had ever run ahead;
+decisions, recorded results and kept checkpoints must be the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tunemq_shared.protocol import messages as m
 
 
 def replay(settings: RunnerSettings, entries: Iterable[m.JournalRecord]) -> TrialRunner:
-    """The state after these entries; equal, by `TrialRunner.snapshot`, to the live one's."""
+    """Return the state after these entries; its `TrialRunner.snapshot` equals the live runner's."""
     runner = TrialRunner(settings)
     for entry in entries:
         runner.handle(entry.event, entry.answers)
@@ -33,14 +33,14 @@ def replay(settings: RunnerSettings, entries: Iterable[m.JournalRecord]) -> Tria
 
 
 class ReplayOutcome(msgspec.Struct):
-    """What a run came to; two runs agree when these are equal.
+    """The outcome of a run; two runs agree if these are equal.
 
     Attributes:
         decisions: (trial, step, decision) in the journal's order.
         records: (trial, step, metrics) of every recorded result, in order.
-        kept: the checkpoints' keys that each trial kept.
+        kept: the keys of the checkpoints that each trial kept.
         ends: (trial, status) in order.
-        suggestions: the configurations, packed, in order.
+        suggestions: the encoded configurations, in order.
     """
 
     decisions: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
@@ -50,7 +50,7 @@ class ReplayOutcome(msgspec.Struct):
     suggestions: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
 
     def note_turn(self, entries: Iterable[m.JournalRecord], commands: Iterable[c.Command]) -> None:
-        """Take in a turn of the journal, and what it orders."""
+        """Add a turn of the journal, and its commands."""
         for entry in entries:
             if type(entry.event) is m.ConfigSuggested:
                 self.suggestions.append((entry.event.trial, entry.event.config))
@@ -61,7 +61,7 @@ class ReplayOutcome(msgspec.Struct):
     def note(
         self, entry_answers: Iterable[m.AlgorithmAnswer], commands: Iterable[c.Command]
     ) -> None:
-        """Take in what one event led to."""
+        """Add the consequences of one event."""
         for answer in entry_answers:
             if isinstance(answer, m.DecisionMade):
                 self.decisions.append((answer.trial, answer.step, answer.decision))
@@ -84,7 +84,7 @@ class ReplayOutcome(msgspec.Struct):
 
 
 def outcome(settings: RunnerSettings, entries: Iterable[m.JournalRecord]) -> ReplayOutcome:
-    """What the run that wrote these entries came to."""
+    """Return the outcome of the run that wrote these entries."""
     runner, seen = TrialRunner(settings), ReplayOutcome()
     for entry in entries:
         seen.note_turn((entry,), runner.handle(entry.event, entry.answers))
@@ -97,13 +97,13 @@ def replay_lock_step(
     algorithms: AlgorithmDriver,
     entries: Iterable[m.JournalRecord],
 ) -> ReplayOutcome:
-    """What the same results, in the same order, come to when the algorithms are asked about each.
+    """Return the outcome of the same results if the algorithms are asked about each of them.
 
     Args:
-        algorithms: fresh ones, made as those of the run, with ``lock_step=True``.
+        algorithms: fresh ones, created like those of the run, with ``lock_step=True``.
 
     Raises:
-        InvariantBroken: the events cannot have come from a run with these decisions.
+        InvariantBroken: a run with these decisions cannot have produced the events.
     """
     driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), ReplayOutcome()
     for entry in entries:
@@ -122,10 +122,10 @@ def replay_lock_step(
 
 
 def compare(live: ReplayOutcome, again: ReplayOutcome) -> None:
-    """Check that two runs came to the same.
+    """Check that two runs have the same outcome.
 
     Raises:
-        InvariantBroken: naming the first difference.
+        InvariantBroken: they differ; the message names the first difference.
     """
     for field in ("suggestions", "decisions", "records", "ends"):
         ours, theirs = getattr(live, field), getattr(again, field)

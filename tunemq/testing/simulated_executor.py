@@ -1,7 +1,7 @@
-"""`SimulatedTrialExecutor`: a backend in virtual time, with latency and dying nodes.
+"""`SimulatedTrialExecutor`: an executor in virtual time, with latency and dying nodes.
 
-It is a real backend, not a mock: the same loop, runner and algorithms run on it, thousands of nodes
-wide. Nothing waits: the clock jumps to the next thing that happens.
+It is a real executor, not a mock: the real loop, runner and algorithms run on it, with thousands of
+nodes. Nothing waits: the clock jumps to the next event.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tunemq_shared.protocol import messages as m
 
 
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The simulated farm.
+    """Settings of the simulated farm.
 
     Attributes:
-        nodes: how many there are at the start.
-        resources: what each offers.
-        gpus: the GPUs of each, one node's after the other's.
-        latency_s: from a host to the scheduler, and from the scheduler to a host.
-        deaths: the share of nodes that die once, at a random time in ``death_window_s``; each comes
-            back as a new attempt after ``downtime_s``.
-        lease_s: how long it takes until a death is noticed.
-        uploads: how checkpoints come to the store.
-        horizon_error: run on so many steps past each horizon; only to show that tests would notice.
+        nodes: the number of nodes at the start.
+        resources: the resources of each node.
+        gpus: the GPUs of each node, one node's after the other's.
+        latency_s: seconds from a trial process to the scheduler, and back.
+        deaths: the fraction of nodes that die once, at a random time in ``death_window_s``; each
+            comes back as a new node instance after ``downtime_s``.
+        lease_s: seconds until a death is noticed.
+        uploads: how checkpoints reach the store.
+        horizon_error: steps to run past each horizon; only to show that tests detect this error.
     """
 
     nodes: int = 1
@@ -56,13 +56,13 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     horizon_error: int = 0
 
     def names(self) -> list[str]:
-        """Of the nodes."""
+        """The names of the nodes."""
         return [f"node-{number:05d}" for number in range(self.nodes)]
 
     def joined(
         self, instance_id: str, node: str, withheld: Mapping[str, str] | None = None
     ) -> m.NodeJoined:
-        """What an instance of a node says of itself."""
+        """Return the registration of a node instance."""
         gpus = dict(zip(self.names(), self.gpus, strict=True)) if self.gpus else {}
         return m.NodeJoined(
             instance_id,
@@ -76,7 +76,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrialExecutor(TrialExecutor):
-    """Runs trials in virtual time; `clock` is the one to give to the loop."""
+    """Run trials in virtual time; pass its `clock` to the loop."""
 
     def __init__(self, settings: SimulationSettings, metrics: Metrics, step_time: StepTime) -> None:
         self.settings = settings
@@ -94,7 +94,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         )
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Let all nodes join at time 0, and plan the deaths."""
+        """Register all nodes at time 0, and schedule the deaths."""
         self._processes.open(plan)
         rng = random.Random(f"{self.settings.seed}/deaths")
         for number, node in enumerate(self.settings.names()):
@@ -103,32 +103,32 @@ class SimulatedTrialExecutor(TrialExecutor):
                 self._time.after(rng.uniform(0, self.settings.death_window_s), self._die, number)
 
     def clock(self) -> float:
-        """The virtual time in seconds."""
+        """Return the virtual time in seconds."""
         return self._time.now
 
     # --- orders: they arrive one latency later ----------------------------------------------------
 
     def start_trial(self, order: StartTrial) -> None:
-        """Host the trial when the order arrives."""
+        """Start the trial when the order arrives."""
         self._order(self._start, order)
 
     def continue_training(self, order: ContinueTrial) -> None:
-        """Let it run on when the order arrives."""
+        """Let the trial continue when the order arrives."""
         self._order(self._processes.run_on, order.trial, order.attempt, order.run_until)
 
     def stop_trial(self, order: StopTrial) -> None:
-        """End it when the order arrives."""
+        """End the trial when the order arrives."""
         self._order(self._processes.end, order.trial, order.attempt)
 
     def pause_trial(self, order: PauseTrial) -> None:
-        """Save and end it when the order arrives."""
+        """Save and end the trial when the order arrives."""
         self._order(self._processes.pause, order.trial, order.attempt)
 
     def release_trial(self, order: ReleaseTrial) -> None:
-        """Nothing is kept of it here."""
+        """Do nothing: this executor keeps nothing of the trial."""
 
     def drop_node(self, order: DropNode) -> None:
-        """The node is dead already."""
+        """Do nothing: the node is already dead."""
 
     def _order(self, action: Callable[..., None], *arguments: Any) -> None:
         self._time.after(self.settings.latency_s, action, *arguments)
@@ -137,10 +137,10 @@ class SimulatedTrialExecutor(TrialExecutor):
         if order.instance_id in self._numbers:
             self._processes.start(order)
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[m.Event]:
-        """What happens next, at one moment; nothing after ``timeout`` virtual seconds of quiet."""
+        """Return the next events, all of one moment; none after ``timeout`` virtual seconds."""
         time = self._time
         limit = time.now + timeout
         while not self._arrived:
@@ -153,7 +153,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         return events
 
     def _report(self, node: str, *events: m.NodeEvent) -> None:
-        """A node's events, numbered when they are made, arrive one latency later."""
+        """Number a node's events now; they arrive one latency later."""
         first = self._numbers[node] + 1
         self._numbers[node] += len(events)
         batch = m.BatchRead(node, first, self._numbers[node], f"{self._time.asked}-0")

@@ -1,7 +1,7 @@
-"""`SimulatedFarm`: nodes, their hosts, the store and the wire, and what goes wrong with them.
+"""`SimulatedFarm`: nodes, their trial processes, the store and Redis, with their faults.
 
-It goes on in its virtual time whether or not a scheduler is there. What nodes have sent stands in
-the wire's stream until it is journalled, or the wire is wiped.
+It runs in its virtual time whether or not a scheduler exists. Batches from nodes stay in the Redis
+stream until they are journalled, or Redis is wiped.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.protocol import messages as m
 
-#: How long it takes until a node hears that the wire is a new one.
+#: Seconds until a node notices a new Redis generation.
 _HEARS_S: Final = 0.5
 
-#: A batch as it stands in the stream.
+#: A batch in the stream.
 StreamItem = tuple[m.BatchRead, Sequence[m.NodeEvent]]
 
 
 class SimulatedFarm:
-    """All that is outside of the scheduler.
+    """Everything outside the scheduler.
 
     Args:
-        on_start: told of each host that is about to start, with the orders of all of which
-            something is left on that node.
+        on_start: called for each trial process that is about to start, with the orders of all that
+            still hold a slot of that node.
 
     Attributes:
-        nodes: every instance that ever was.
+        nodes: every node instance that ever existed.
         current: the newest instance of each node.
-        generation: of the wire; it grows when that is wiped.
-        is_open: whether the wire takes what nodes send: one that was wiped has no stream until a
-            scheduler makes a new one.
+        generation: the Redis generation; it grows with each wipe.
+        is_open: whether Redis accepts batches: after a wipe it has no stream until a scheduler
+            creates one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SimulatedFarm:
         )
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Start all nodes, and plan what goes wrong."""
+        """Start all nodes, and schedule the faults."""
         self._processes.open(plan)
         names = self.settings.names()
         for name in names:
@@ -97,25 +97,25 @@ class SimulatedFarm:
         self.time.after(faults.until_s, self.calm)
 
     def calm(self) -> None:
-        """Nothing goes wrong any more."""
+        """Stop all further faults."""
         self.faults.are_on = False
 
-    # --- the wire ---------------------------------------------------------------------------------
+    # --- Redis ------------------------------------------------------------------------------------
 
     def read(self, after: int) -> Iterator[tuple[int, StreamItem]]:
-        """What stands in the stream behind an entry."""
+        """Yield the stream's entries after an entry."""
         if self._stream and self._stream[-1][0] > after:
             for number, entry in list(self._stream):
                 if number > after:
                     yield number, entry
 
     def trim(self, until: int) -> None:
-        """Take entries out of the stream, up to this one."""
+        """Remove the stream's entries up to this one."""
         while self._stream and self._stream[0][0] <= until:
             self._stream.popleft()
 
     def send_assignment(self, assignment: m.Assignment) -> None:
-        """Send a node its orders, which may be lost, late, or arrive twice."""
+        """Send a node its assignment, which may be lost, late, or arrive twice."""
         faults = self.faults
         if not faults.is_lost():
             self.time.after(faults.delay(), self._deliver, self.generation, assignment)
@@ -124,14 +124,14 @@ class SimulatedFarm:
             self.time.after(again, self._deliver, self.generation, assignment)
 
     def wipe(self) -> None:
-        """The wire forgets everything, and all that was under way."""
+        """Wipe Redis and drop all messages in transit."""
         self.generation += 1
         self.is_open = False
         self._stream.clear()
         self._queued.clear()
 
     def open_anew(self) -> None:
-        """A scheduler makes a new stream; nodes hear of it, and send again what is kept."""
+        """Create a new stream for a scheduler; nodes notice it and resend unacknowledged events."""
         self.is_open = True
         for node in self.nodes.values():
             if node.is_alive:
@@ -184,7 +184,7 @@ class SimulatedFarm:
             self.kill(self.faults.rng.choice(living))
 
     def kill(self, instance_id: str) -> None:
-        """A node dies with all its hosts; it is started again after a while."""
+        """Kill a node with all its trial processes; it restarts after a while."""
         node = self.nodes[instance_id]
         node.is_alive = False
         self._processes.node_died(instance_id)

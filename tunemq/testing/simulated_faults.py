@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated farm, drawn from a seed."""
+"""Faults of a simulated farm, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import msgspec
 
 
 class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what goes wrong; without arguments nothing does.
+    """How often each fault happens; by default there are none.
 
     Attributes:
         latency_s: the longest time that a message takes; each takes a random part of it.
-        lost, doubled, late: the share of messages, in both directions, that do not arrive, arrive
-            twice (the second time ``late_s`` later at most), or take up to ``late_s`` more. What is
-            lost is sent again, as by a real node and a real scheduler; a node's batches are never
-            in another order than that in which it sent them, its orders are.
+        lost, doubled, late: the fraction of messages, in both directions, that do not arrive,
+            arrive twice (the second time at most ``late_s`` later), or take up to ``late_s``
+            longer. Lost messages are resent, as by a real node and scheduler. A node's batches
+            never change their order; its orders may.
         node_deaths, host_deaths, cut_offs, outages, wipes, bad_devices: how many of each happen at
-            random times before ``until_s``. A node that dies comes back as a new instance. One
-            that is cut off comes back as it is, its hosts having gone on. In an outage all nodes
-            are cut off. A wipe takes away all that is under way. On a bad device its node begins
-            nothing; what has it goes on.
+            random times before ``until_s``. A dead node comes back as a new node instance. A
+            separated node comes back unchanged, and its trial processes ran meanwhile. An outage
+            separates all nodes. A wipe removes all messages in transit. On a bad device its node
+            starts nothing; trials that run there continue.
         downtime_s, cut_off_s, outage_s, bad_device_s: the longest time that each lasts.
-        lease_s: how long a node is silent before it is taken for lost.
-        cleanup_s: how long a host takes to end behind its last result.
-        linger_s: how long something of a host is left after its end.
-        skew_s: by how much nodes' clocks are wrong, this way or that.
-        until_s: nothing goes wrong any more from then on.
+        lease_s: seconds of silence after which a node counts as lost.
+        cleanup_s: seconds from a trial process's last result to its end.
+        linger_s: seconds for which remains of an ended trial process hold its slot.
+        skew_s: the largest error of nodes' clocks, in either direction.
+        until_s: the time after which no fault happens.
     """
 
     latency_s: float = 0.05
@@ -53,16 +53,16 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedFaults:
-    """Draws what becomes of each message, and when what happens."""
+    """Draw the fate of each message, and the times of faults."""
 
     def __init__(self, settings: FaultSettings, seed: int) -> None:
         self.settings = settings
         self.rng = random.Random(f"{seed}/faults")
-        #: Whether anything may still go wrong.
+        #: Whether faults can still happen.
         self.are_on = True
 
     def delay(self) -> float:
-        """How long a message is under way."""
+        """Return the transit time of a message, in seconds."""
         settings, rng = self.settings, self.rng
         seconds = settings.latency_s * rng.random()
         if self.are_on and settings.late and rng.random() < settings.late:
@@ -70,19 +70,19 @@ class SimulatedFaults:
         return seconds
 
     def is_lost(self) -> bool:
-        """Whether a message does not arrive."""
+        """Return whether a message is lost."""
         return self.are_on and self.rng.random() < self.settings.lost
 
     def doubled_after(self) -> float | None:
-        """When a message arrives a second time; None when it does not."""
+        """Return the seconds until a message arrives a second time; None if it does not."""
         if self.are_on and self.rng.random() < self.settings.doubled:
             return self.settings.late_s * self.rng.random()
         return None
 
     def skew(self) -> float:
-        """By how much a node's clock is wrong."""
+        """Return the clock error of a node, in seconds."""
         return self.settings.skew_s * (2 * self.rng.random() - 1)
 
     def moments(self, count: int) -> Iterator[float]:
-        """When so many things go wrong."""
+        """Yield the times of this many faults."""
         return (self.settings.until_s * self.rng.random() for _ in range(count))

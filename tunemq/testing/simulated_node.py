@@ -1,7 +1,7 @@
-"""`SimulatedNode`: a node that keeps the rules of real ones.
+"""`SimulatedNode`: a node that follows the rules of real nodes.
 
-It obeys the newest assignment and no older one, starts no epoch a second time while it is listed,
-numbers what it states, and keeps every event until it is told that it stands in the journal.
+It obeys only the newest assignment, starts an attempt only once while the assignment lists it,
+numbers its events, and keeps every event until the scheduler acknowledges it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.protocol import messages as m
 
-#: A trial's id and an epoch of it.
+#: A trial's ID and the number of an attempt.
 AttemptId = tuple[str, int]
-#: How long a node waits for the answer to a batch before it sends that again.
+#: Seconds that a node waits for the answer to a batch before it resends it.
 _ANSWER_S: Final = 0.5
 
 
 class SimulatedNode:
-    """One instance of a node.
+    """One node instance.
 
     Args:
-        append: takes a batch that has come through, and the generation of the wire that the node
-            knows; says whether there is still that one.
-        generation: of the wire when it began.
-        on_start: told of each host that is about to start.
+        append: receives a batch that arrived, and the Redis generation that the node knows; returns
+            whether that is the current one.
+        generation: the Redis generation at the start.
+        on_start: called for each trial process that is about to start.
 
     Attributes:
         is_alive: False once it has died.
-        cuts: how many things keep it from the wire; none while it is reachable.
-        taken: the newest assignment that it has obeyed, (term, version).
-        withheld: the devices on which it begins nothing, and why.
+        cuts: the number of faults that separate it from Redis; 0 while it is reachable.
+        taken: the newest assignment that it obeyed, (term, version).
+        withheld: the devices on which it starts nothing, and why.
     """
 
     def __init__(
@@ -63,31 +63,31 @@ class SimulatedNode:
         self._running: set[AttemptId] = set()
         self._over: set[AttemptId] = set()
         self._starts: dict[AttemptId, m.TrialSpec] = {}
-        #: What is not known to be journalled, and the number of the first of it.
+        #: The unacknowledged events, and the number of the first.
         self._outbox: deque[m.NodeEvent] = deque()
         self._first = 1
-        #: The number of the next event to send, and whether a batch is under way.
+        #: The number of the next event to send, and whether a batch is in transit.
         self._next = 1
         self._is_sending = False
 
     @property
     def is_reachable(self) -> bool:
-        """Whether it can be heard, and hears."""
+        """Whether it can exchange messages with Redis."""
         return self.is_alive and not self.cuts
 
     def use_again(self, uuid: str) -> None:
-        """A device is not withheld any more."""
+        """Stop withholding a device."""
         self.withheld = {one: why for one, why in self.withheld.items() if one != uuid}
 
     def said(self, number: int) -> m.NodeEvent | None:
-        """An event that it stated; None if it has forgotten that, or not stated so many."""
+        """Return a reported event; None if it was forgotten or never reported."""
         place = number - self._first
         return self._outbox[place] if 0 <= place < len(self._outbox) else None
 
     # --- orders -----------------------------------------------------------------------------------
 
     def obey(self, assignment: m.Assignment) -> None:
-        """Make what is what the assignment says, if it is newer than the last."""
+        """Carry out an assignment if it is newer than the last."""
         version = (assignment.term, assignment.version)
         if version <= self.confirmed:
             return
@@ -102,7 +102,7 @@ class SimulatedNode:
                 self._starts[key] = order.start
             if key in self._running:
                 self._tell(order)
-            elif order.kill and key not in self._over:  # it never was there
+            elif order.kill and key not in self._over:  # it never started
                 self.state(m.SlotFreed(*key))
             elif key not in self._over and key in self._starts:
                 self._begin(order, self._starts[key])
@@ -118,11 +118,11 @@ class SimulatedNode:
             self._processes.run_on(order.trial, order.attempt, order.run_until)
 
     def _begin(self, order: m.TrialOrder, start: m.TrialSpec) -> None:
-        if order.stop:  # it is over before it began
+        if order.stop:  # it ends before it starts
             self._over.add((order.trial, order.attempt))
             self.state(m.SlotFreed(order.trial, order.attempt))
             return
-        if start.devices.keys() & self.withheld:  # the order crossed the news on its way
+        if start.devices.keys() & self.withheld:  # the order crossed that report
             freed = m.SlotFreed(order.trial, order.attempt)
             self.state(m.TrialPaused(order.trial, order.attempt), freed)
             return
@@ -144,10 +144,10 @@ class SimulatedNode:
         if order.pause:
             self._processes.pause(order.trial, order.attempt)
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def state(self, *events: m.NodeEvent) -> None:
-        """State what happened; it is sent as soon as no batch is under way."""
+        """Report events; they are sent as soon as no batch is in transit."""
         for event in events:
             if type(event) is m.SlotFreed:
                 self._running.discard((event.trial, event.attempt))
@@ -156,7 +156,7 @@ class SimulatedNode:
         self.send()
 
     def send(self) -> None:
-        """Send what has not been sent, if nothing is under way and the wire is there."""
+        """Send unsent events if no batch is in transit and Redis is reachable."""
         last = self._first + len(self._outbox) - 1
         if self._is_sending or self._next > last or not self.is_reachable:
             return
@@ -185,17 +185,17 @@ class SimulatedNode:
         self.rewind(first)
 
     def enter(self, generation: int) -> None:
-        """The wire is a new one: whatever was sent into the old may have gone with it."""
+        """Handle a new Redis generation: everything sent to the old one may be lost."""
         self._generation = generation
         self.rewind()
 
     def rewind(self, number: int = 1) -> None:
-        """Send this event, and all behind it, again."""
+        """Resend this event and all later ones."""
         self._next = min(self._next, max(number, self._first))
         self.send()
 
     def forget(self, last: int) -> None:
-        """All events up to this one are journalled."""
+        """Drop all events up to this one: they are journalled."""
         while self._outbox and self._first <= last:
             self._outbox.popleft()
             self._first += 1

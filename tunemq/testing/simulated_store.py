@@ -1,4 +1,4 @@
-"""`SimulatedStore`: which manifests and objects are there, and whether what is kept is whole."""
+"""`SimulatedStore`: the manifests and objects in a store, and whether checkpoints are complete."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class SimulatedStore:
-    """Each checkpoint carries one object of its own, or refers to one that another carried.
+    """A store in which each checkpoint has one object, its own or another checkpoint's.
 
     Attributes:
-        manifests: by key, the objects that each refers to.
-        objects: those that are there.
+        manifests: by key, the objects to which each refers.
+        objects: the existing objects.
     """
 
     def __init__(self) -> None:
@@ -20,19 +20,19 @@ class SimulatedStore:
         self.objects: set[str] = set()
 
     def put(self, committed: CheckpointCommitted) -> None:
-        """A node has uploaded a checkpoint."""
+        """Add a checkpoint that a node uploaded."""
         names = committed.shared or (f"{committed.key}/object",)
         if not committed.shared:
             self.objects.add(names[0])
         self.manifests[committed.key] = names
 
     def has(self, key: str) -> bool:
-        """Whether a checkpoint is there with all that it refers to."""
+        """Return whether a checkpoint exists with all objects to which it refers."""
         names = self.manifests.get(key)
         return names is not None and self.objects.issuperset(names)
 
     def discard(self, removal: Removal) -> None:
-        """Carry out an order of the scheduler."""
+        """Carry out a removal that the scheduler ordered."""
         if isinstance(removal, DeleteCheckpoint):
             self.manifests.pop(removal.key, None)
             if "object" not in removal.keep:

@@ -1,4 +1,4 @@
-"""Simulated trial hosts: they step in virtual time, report, save, and end as real ones do."""
+"""Simulated trial processes: they step in virtual time, report, save, and end like real ones."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tunemq_shared.protocol.conditions import Condition, Horizon, first_that_hol
 Metrics = Callable[[dict[str, Any], int], dict[str, Any]]
 #: (config, step) -> seconds that this step takes.
 StepTime = Callable[[dict[str, Any], int], float]
-#: (node, events): a node states these.
+#: (node, events): a node reports these.
 Report = Callable[..., None]
 
 
 class SimulatedTrialProcess:
-    """A simulated trial host: steps in virtual time until told otherwise."""
+    """A simulated trial process: steps in virtual time until ordered otherwise."""
 
     __slots__ = (
         "alive",
@@ -53,23 +53,23 @@ class SimulatedTrialProcess:
         self.shown: dict[str, Any] = {}
         self.waits = False
         self.is_pausing = False
-        #: Whether the trial is done after the save for which there is no room yet; None without.
+        #: Whether the trial is done after the save that waits for the upload queue; else None.
         self.unsaved: bool | None = None
 
 
 class SimulatedTrialProcesses:
-    """All hosts of all nodes, by trial and epoch.
+    """All trial processes of all nodes, by trial and attempt.
 
     Args:
-        time: in which they step.
+        time: the virtual time.
         metrics, step_time: the trainable.
-        report: takes what a node states.
-        uploads, seed: how their checkpoints come to the store.
-        store: which that is; None where nobody looks into it.
-        horizon_error: run on so many steps past each horizon.
-        cleanup_s: how long a host takes to end behind its last result.
-        linger_s: how long something of a host is left after it has ended.
-        skew: by how much each node's clock is wrong.
+        report: receives the events that a node reports.
+        uploads, seed: how checkpoints reach the store.
+        store: the store; None disables its checks.
+        horizon_error: steps to run past each horizon.
+        cleanup_s: seconds from a trial process's last result to its end.
+        linger_s: seconds for which remains of an ended trial process hold its slot.
+        skew: the clock error of each node, in seconds.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class SimulatedTrialProcesses:
         self._cleanup_s, self._linger_s = cleanup_s, linger_s
         self._skew = skew
         self._processes: dict[tuple[str, int], SimulatedTrialProcess] = {}
-        #: By trial and node, those that wait for room for a checkpoint.
+        #: By trial and node, the trial processes that wait for the upload queue.
         self._saving: dict[tuple[str, str], SimulatedTrialProcess] = {}
-        #: Ended, and not quite gone: what they hold of their node.
+        #: Ended trial processes whose remains still hold their slots.
         self._lingering: dict[tuple[str, int], SimulatedTrialProcess] = {}
         self._uploads = SimulatedUploads(
             uploads,
@@ -113,29 +113,29 @@ class SimulatedTrialProcesses:
         self._uploads_waiting = 1
 
     def open(self, plan: ExperimentPlan) -> None:
-        """Get to know the experiment whose trials are hosted."""
+        """Set the experiment whose trials run here."""
         self._stop = plan.stop
         self._frequency = plan.checkpoint_frequency
         self._saves_at_end = plan.checkpoint_at_end
         self._uploads_waiting = plan.uploads_waiting
 
     def get(self, trial: str, attempt: int) -> SimulatedTrialProcess | None:
-        """The host of an attempt, unless it has ended."""
+        """Return the trial process of an attempt, unless it has ended."""
         return self._processes.get((trial, attempt))
 
     def all(self) -> list[SimulatedTrialProcess]:
-        """All hosts that have not ended."""
+        """Return all trial processes that have not ended."""
         return list(self._processes.values())
 
     def held(self, node: str) -> list[StartTrial]:
-        """The orders of all hosts of which something is left on a node."""
+        """Return the orders of all trial processes that still hold a slot of a node."""
         processes = (*self._processes.values(), *self._lingering.values())
         return [process.order for process in processes if process.node == node]
 
-    # --- orders, when they have arrived -----------------------------------------------------------
+    # --- orders, on arrival -----------------------------------------------------------------------
 
     def start(self, order: StartTrial) -> None:
-        """Begin to host an attempt."""
+        """Start the trial process of an attempt."""
         ref, damaged = self._uploads.usable(order)
         at = self._time.now + self._skew(order.instance_id)
         started = m.TrialStarted(order.trial, order.attempt, 1, order.instance_id, "127.0.0.1", at)
@@ -150,7 +150,7 @@ class SimulatedTrialProcesses:
             self._next_step(process)
 
     def run_on(self, trial: str, attempt: int, run_until: Horizon) -> None:
-        """Let one run on to a new horizon."""
+        """Let a trial process run up to a new horizon."""
         process = self._processes.get((trial, attempt))
         if process is not None:
             process.run_until = run_until
@@ -159,19 +159,19 @@ class SimulatedTrialProcesses:
                 self._next_step(process)
 
     def end(self, trial: str, attempt: int) -> None:
-        """End one, which saves if that is due."""
+        """End a trial process, which saves first if that is due."""
         process = self._processes.get((trial, attempt))
         if process is not None:
             self._report(process.node, *self._saved_at_last(process), *self._gone(process))
 
     def kill(self, trial: str, attempt: int) -> None:
-        """End one that is not wanted any more: it says nothing but that it is gone."""
+        """Kill an unwanted trial process: it reports only that its slot is free."""
         process = self._processes.get((trial, attempt))
         if process is not None:
             self._report(process.node, *self._gone(process))
 
     def pause(self, trial: str, attempt: int) -> None:
-        """Save one and end it; one that is within a step ends that first, and states its result."""
+        """Save and end a trial process; it first finishes and reports its current step."""
         process = self._processes.get((trial, attempt))
         if process is None:
             return
@@ -180,10 +180,10 @@ class SimulatedTrialProcesses:
         else:
             process.is_pausing = True
 
-    # --- what goes wrong --------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def die(self, trial: str, attempt: int) -> None:
-        """A host is killed by somebody else; its node says so."""
+        """Kill a trial process from outside; its node reports that."""
         process = self._processes.get((trial, attempt))
         if process is not None:
             at = self._time.now + self._skew(process.node)
@@ -191,7 +191,7 @@ class SimulatedTrialProcesses:
             self._report(process.node, died, *self._gone(process))
 
     def node_died(self, node: str) -> None:
-        """Nothing of a node is left, and nobody says so."""
+        """Remove everything of a node without a report."""
         for processes in (self._processes, self._lingering):
             for key, process in list(processes.items()):
                 if process.node == node:
@@ -200,7 +200,7 @@ class SimulatedTrialProcesses:
         self._uploads.node_died(node)
 
     def _give_up(self, trial: str, node: str, reason: str) -> None:
-        """The host of this trial on this node cannot keep its checkpoints."""
+        """Report that a trial process cannot store its checkpoints."""
         for process in list(self._processes.values()):
             if (process.order.trial, process.node) == (trial, node):
                 self._report(process.node, *self._failed(process, "storage", reason))
@@ -238,14 +238,14 @@ class SimulatedTrialProcesses:
         self._finish_step(process, done, events)
 
     def _go_on_saving(self, trial: str, node: str) -> None:
-        """There is room for one checkpoint more of this trial on this node."""
+        """Continue a save: the trial's upload queue has room for one more checkpoint."""
         process = self._saving.get((trial, node))
         if process is not None and process.alive and process.unsaved is not None:
             done = process.unsaved
             self._finish_step(process, done, self._saved_at_last(process))
 
     def _saved_at_last(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
-        """What is stated when a host gets the room that it waited for."""
+        """Return the events to report when a waiting trial process can save."""
         if process.unsaved is None:
             return []
         process.unsaved = None
@@ -275,12 +275,12 @@ class SimulatedTrialProcesses:
                 self._next_step(process)
 
     def _finish(self, process: SimulatedTrialProcess) -> None:
-        """It has cleaned up."""
+        """End a trial process after its clean-up."""
         if process.alive:
             self._report(process.node, *self._finished(process))
 
     def _has_reached(self, process: SimulatedTrialProcess) -> bool:
-        """Whether somebody has to decide; nobody does about a repeated step."""
+        """Return whether a decision is due; never for a repeated step."""
         is_new = process.step > process.order.last_step
         return is_new and first_that_holds(process.run_until, process.shown) is not None
 
@@ -321,7 +321,7 @@ class SimulatedTrialProcesses:
         return [*events, m.TrialPaused(process.order.trial, process.attempt), *self._gone(process)]
 
     def _gone(self, process: SimulatedTrialProcess) -> list[m.NodeEvent]:
-        """A host has ended; returns the news that nothing of it is left, if that is so."""
+        """Remove an ended trial process; return the event that its slot is free, if it is."""
         process.alive = False
         key = process.order.trial, process.attempt
         del self._processes[key]

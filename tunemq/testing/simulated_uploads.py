@@ -1,4 +1,4 @@
-"""What simulated nodes have written and not committed, and what is in the simulated store."""
+"""`SimulatedUploads`: simulated nodes' uncommitted checkpoints, and their uploads to the store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tunemq_shared.protocol import messages as m
 
 
 class UploadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How checkpoints come to the store; without `upload_s` hosts write them there themselves.
+    """How checkpoints reach the store; without `upload_s` trial processes write them directly.
 
     Attributes:
-        upload_s: the longest time that an upload takes; each takes a random part of it.
-        lost: the share of uploads that are given up.
-        damaged: the share of checkpoints that are found damaged when a host begins from them.
-        unchanged: the share of those that refer to the object of the one before, and send nothing.
+        upload_s: the longest duration of an upload in seconds; each takes a random part of it.
+        lost: the fraction of uploads that fail for good.
+        damaged: the fraction of checkpoints that are damaged when a trial process restores them.
+        unchanged: the fraction of uploads that refer to the previous object and send nothing.
     """
 
     upload_s: float = 0.0
@@ -30,20 +30,20 @@ class UploadSettings(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: float = 0.0
 
 
-#: (delay, action, arguments): have something done later.
+#: (delay, action, arguments): schedule an action.
 At = Callable[..., None]
-#: (node, events): a node states these.
+#: (node, events): a node reports these.
 Report = Callable[..., None]
 
 
 class SimulatedUploads:
-    """One queue for each trial on each node, as a real node has.
+    """One upload queue for each trial on each node, as on a real node.
 
     Args:
-        on_room: called with trial and node when an upload of the trial is over.
-        on_given_up: called with trial, node and why.
-        store: what is committed comes into it, and what a host begins from has to be there; None
-            where nobody looks into it.
+        on_room: called with trial and node when an upload of the trial has ended.
+        on_given_up: called with trial, node and reason.
+        store: receives committed checkpoints, and must have those that trials restore; None
+            disables this.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class SimulatedUploads:
         self._on_slot_free, self._on_given_up = on_slot_free, on_given_up
         self._store = store
         self._queues: dict[tuple[str, str], deque[m.CheckpointWritten]] = {}
-        #: What each epoch's next upload may refer to.
+        #: The object to which each attempt's next upload may refer.
         self._bases: dict[tuple[str, int], str] = {}
-        #: Where the object of each committed checkpoint lies.
+        #: The checkpoint that holds each committed checkpoint's object.
         self._carriers: dict[str, str] = {}
         self._lost: set[str] = set()
 
     def waiting(self, trial: str, node: str) -> int:
-        """How many checkpoints of the trial are on this node and not committed."""
+        """Return how many of the trial's checkpoints on this node are uncommitted."""
         return len(self._queues.get((trial, node), ()))
 
     def usable(self, order: StartTrial) -> tuple[m.CheckpointRef | None, list[m.CheckpointDamaged]]:
-        """The first usable checkpoint of an order, and what is told of those before it.
+        """Return an order's first usable checkpoint, and the damage reports of those before it.
 
         Raises:
-            BugError: the node can neither have it nor get it.
+            BugError: the node neither has it nor can get it.
         """
         damaged: list[m.CheckpointDamaged] = []
         for place, ref in enumerate(order.restore):
             queue = self._queues.get((order.trial, order.instance_id), ())
             is_here = any(written.key == ref.key for written in queue)
-            # It may have been committed, or lost, while the order was on its way.
+            # It may have been committed, or lost, while the order was in transit.
             is_lost = ref.key in self._lost or (not is_here and self._is_missing(ref))
             if not (ref.sha256 or is_here or is_lost or ref.key in self._carriers):
                 raise BugError(f"{ref.key} is neither in the store nor on {order.instance_id}")
@@ -100,7 +100,7 @@ class SimulatedUploads:
     def save(
         self, trial: str, attempt: int, step: int, node: str
     ) -> m.CheckpointWritten | m.CheckpointCommitted:
-        """A host saves; returns what there is to state."""
+        """Save a checkpoint of a trial process; return the events to report."""
         key = f"{trial}/checkpoint_{attempt}-{step:06d}"
         if not self._settings.upload_s:
             committed = m.CheckpointCommitted(trial, attempt, step, step, key, "simulated", 1)
@@ -114,7 +114,7 @@ class SimulatedUploads:
         return written
 
     def node_died(self, node: str) -> None:
-        """Nothing of what only this node had is left."""
+        """Forget everything that only this node had."""
         for trial, other in list(self._queues):
             if other == node:
                 del self._queues[trial, other]
@@ -157,11 +157,11 @@ class SimulatedUploads:
             self._store.put(committed)
 
     def _is_missing(self, ref: m.CheckpointRef) -> bool:
-        """Whether it was removed from the store, so that a host cannot begin from it."""
+        """Return whether a checkpoint was removed from the store, so that it cannot be restored."""
         return self._store is not None and not self._store.has(ref.key)
 
     def _give_up(self, trial: str, node: str, written: m.CheckpointWritten) -> None:
-        """As on a real node, all behind it are lost as well."""
+        """Give up an upload and, as on a real node, all uploads behind it."""
         lost = [written, *self._queues.pop((trial, node))]
         self._lost.update(one.key for one in lost)
         reason = f"{written.key} could not be uploaded"

@@ -1,4 +1,4 @@
-"""`VirtualTime`: a clock that jumps from one thing that happens to the next."""
+"""`VirtualTime`: a clock that jumps from one event to the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class VirtualTime:
-    """What is to happen, in order of time; what is due at one moment happens as it was asked for.
+    """A queue of future actions in order of time; simultaneous ones run as scheduled.
 
     Attributes:
         now: seconds since the simulation began.
@@ -17,25 +17,25 @@ class VirtualTime:
     def __init__(self) -> None:
         self.now = 0.0
         self._happenings: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        #: How many things were asked for so far.
+        #: The number of actions scheduled so far.
         self.asked = 0
 
     def after(self, delay: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Have something done in ``delay`` seconds."""
+        """Schedule an action in ``delay`` seconds."""
         self.asked += 1
         heapq.heappush(self._happenings, (self.now + delay, self.asked, action, arguments))
 
     def happen(self) -> None:
-        """Go to the next thing, and do it."""
+        """Advance to the next action, and run it."""
         self.now, _, action, arguments = heapq.heappop(self._happenings)
         action(*arguments)
 
     def pass_to(self, moment: float) -> None:
-        """Do all that is due until then."""
+        """Run all actions due until a moment."""
         while self._happenings and self._happenings[0][0] <= moment:
             self.happen()
         self.now = max(self.now, moment)
 
     def has_due(self, moment: float) -> bool:
-        """Whether anything happens until then."""
+        """Return whether an action is due until a moment."""
         return bool(self._happenings) and self._happenings[0][0] <= moment
