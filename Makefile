@@ -72,13 +72,14 @@ minio:  ## build the MinIO server that tests start, once; minutes, and it needs 
 	GOBIN="$$into" go install github.com/minio/minio@$(MINIO_VERSION) && \
 	mv "$$into/minio" '$(MINIO)' && echo "Built MinIO in $$(($$(date +%s) - begin)) s."
 
-check: $(VENV)/.check  ## formatting, lint, types, import rules, sizes of files and folders, the parity list
+check: $(VENV)/.check  ## formatting, lint, types, import rules, sizes, phrases, the parity list
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/parity.py --check
 	$(BIN)/python tools/check_structure.py
+	$(BIN)/python tools/check_phrases.py
 	@git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 800 \
 		{print $$2 ": " $$1 " lines, 800 are the most"; bad = 1} END {exit bad}'
 

@@ -31,6 +31,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
 
     Raises:
         ConfigError: no scheduler has this name, or an argument is invalid.
+        TypeError: the class takes no such argument.
 
     Example:
         >>> from tunemq import create_scheduler

@@ -25,6 +25,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
     Raises:
         ConfigError: no search algorithm has this name, or an argument is invalid.
+        TypeError: the class takes no such argument.
 
     Example:
         >>> from tunemq import create_searcher

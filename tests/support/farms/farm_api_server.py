@@ -121,11 +121,11 @@ class FakeNodeControl:
     """Two nodes; notes what they are told."""
 
     def __init__(self) -> None:
-        self.troubles: list[str] = []
+        self.trouble_lines: list[str] = []
         self.told: list[tuple[str, ...]] = []
 
     def troubles(self) -> Iterator[str]:
-        yield from self.troubles
+        yield from self.trouble_lines
 
     def rows(self) -> tuple[a.NodeRow, ...]:
         gpu = a.GpuRow(uuid="GPU-1", model="H100", memory=80 * 2**30, used=0.5)
