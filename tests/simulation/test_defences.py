@@ -96,14 +96,14 @@ def test_when_a_scheduler_acts_before_its_journal_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def eager(self: ExperimentLoop) -> None:
-        journal_records, self._entries = self._entries, []
-        if len(journal_records) > 1 or self._commands:
-            commands = list(self._commands)
+        driver = self.driver
+        journal_records, driver.journal_records = driver.journal_records, []
+        if len(journal_records) > 1 or driver.commands:
             self._perform()
-            self._commands = commands
             self._journal.append(journal_records)
             self.executor.acknowledge(self.runner.acknowledged)
-        self._commands = []
+        else:
+            driver.end_turn()
 
     monkeypatch.setattr(ExperimentLoop, "_commit", eager)
     assert "I7" in noticed("f03_schedulers_die", seeds=24)
