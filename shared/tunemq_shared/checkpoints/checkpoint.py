@@ -34,6 +34,11 @@ class Checkpoint:
 
     Raises:
         CheckpointError: The path is not a folder.
+
+    Example:
+        >>> from tunemq import Checkpoint
+        >>> Checkpoint.from_dict({"epoch": 3}).to_dict()
+        {'epoch': 3}
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -39,6 +39,14 @@ def executable(
 
     Raises:
         TrainableError: The command is invalid.
+
+    Returns:
+        The trainable, for `Tuner` or `run`.
+
+    Example:
+        >>> from tunemq import Tuner, executable, uniform
+        >>> train = executable(["python", "train.py", "--lr={lr}"])
+        >>> tuner = Tuner(train, param_space={"lr": uniform(0.001, 0.1)})
     """
     return Executable(command, metrics_from=metrics_from, pattern=pattern, cwd=cwd, name=name)
 

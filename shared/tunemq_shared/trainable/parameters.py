@@ -32,6 +32,19 @@ def with_parameters(trainable: T, **objects: Any) -> T:
 
     Raises:
         TrainableError: The trainable has no argument of that name.
+
+    Args:
+        trainable (function or class): what each trial runs; it is not changed.
+        **objects: anything that can be pickled, by the name of the keyword argument.
+
+    Returns:
+        The trainable with its objects, for `Tuner` or `run`.
+
+    Example:
+        >>> from tunemq import report, with_parameters
+        >>> def train(config, data):
+        ...     report({"total": config["x"] * sum(data)})
+        >>> trainable = with_parameters(train, data=[1, 2, 3])
     """
     check_trainable(trainable, "with_parameters")
     attached = attached_to(trainable)

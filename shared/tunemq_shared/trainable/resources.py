@@ -39,6 +39,11 @@ class PlacementGroupFactory:
 
     Raises:
         ConfigError: No bundles, an unknown strategy, or an invalid amount.
+
+    Example:
+        >>> from tunemq import PlacementGroupFactory, with_resources
+        >>> bundles = PlacementGroupFactory([{"cpu": 1}, {"gpu": 1}])
+        >>> trainable = with_resources(lambda config: {"loss": config["x"]}, bundles)
     """
 
     def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> None:
@@ -90,6 +95,20 @@ def with_resources(
 
     Raises:
         ConfigError: The resources are invalid; the message names the amount.
+
+    Args:
+        trainable (function, class or executable): what each trial runs.
+        resources (dict, PlacementGroupFactory or function): amounts by resource: ``cpu`` and
+            ``gpu`` in devices or parts of one, ``memory`` in bytes, others as nodes offer them.
+
+    Returns:
+        The trainable with its resources, for `Tuner` or `run`.
+
+    Example:
+        >>> from tunemq import report, with_resources
+        >>> def train(config):
+        ...     report({"loss": config["x"]})
+        >>> trainable = with_resources(train, {"cpu": 2, "gpu": 0.5})
     """
     check_trainable(trainable, "with_resources")
     if isinstance(resources, Mapping | PlacementGroupFactory):

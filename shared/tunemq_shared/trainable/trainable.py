@@ -53,6 +53,21 @@ class Trainable:
     Args:
         config: The trial's configuration; `setup` gets a copy.
         logdir: The trial's folder; by default that of the running trial, else a new temporary one.
+
+    Example:
+        >>> from tunemq import Trainable
+        >>> class Counts(Trainable):
+        ...     def setup(self, config):
+        ...         self.count = config["start"]
+        ...     def step(self):
+        ...         self.count += 1
+        ...         return {"count": self.count, "done": self.count >= 10}
+        ...     def save_checkpoint(self, checkpoint_dir):
+        ...         return {"count": self.count}
+        ...     def load_checkpoint(self, checkpoint):
+        ...         self.count = checkpoint["count"]
+        >>> Counts({"start": 1}).train()["count"]
+        2
     """
 
     #: The name of its trials; by default the class's name.

@@ -66,7 +66,9 @@ def report(
     """Report a result of the running trial, optionally with the checkpoint that contains it.
 
     Call it once per step. Metrics may also be given as keywords. It returns when the next step may
-    begin; if the trial must end it does not return, and ``finally`` blocks run. Several threads of
+    begin: it blocks while the trial scheduler has to decide whether the trial continues, while the
+    node's memory for results is full, and with a checkpoint while it is copied and its uploads are
+    behind. If the trial must end it does not return, and ``finally`` blocks run. Several threads of
     the trial's process may call it: their reports become successive steps.
 
     Args:
@@ -77,6 +79,13 @@ def report(
         MetricError: A metric is invalid; says which one, and how to fix it.
         StoreError: The checkpoint could not be saved.
         TuneError: No trial runs in this process.
+
+    Example:
+        >>> from tunemq import Checkpoint, report
+        >>> def train(config):
+        ...     for step in range(10):
+        ...         loss = config["lr"] / (step + 1)
+        ...         report({"loss": loss}, checkpoint=Checkpoint.from_dict({"step": step}))
     """
     session = running("report")
     if type(metrics) is not dict:
@@ -91,6 +100,11 @@ def get_context() -> TuneContext:
 
     Raises:
         TuneError: No trial runs in this process.
+
+    Example:
+        >>> from tunemq import get_context
+        >>> def train(config):
+        ...     print(get_context().get_trial_name(), get_context().get_trial_dir())
     """
     return running("get_context").context
 
@@ -101,6 +115,12 @@ def get_checkpoint() -> Checkpoint | None:
     Raises:
         StoreError: Its files cannot be read.
         TuneError: No trial runs in this process.
+
+    Example:
+        >>> from tunemq import get_checkpoint
+        >>> def train(config):
+        ...     checkpoint = get_checkpoint()
+        ...     begin = checkpoint.to_dict()["step"] if checkpoint is not None else 0
     """
     kept = running("get_checkpoint").newest_checkpoint()
     return None if kept is None else Checkpoint.from_directory(str(kept.path))
