@@ -1,4 +1,4 @@
-"""What of a script's surroundings is sent to a farm."""
+"""Which code around a script is uploaded to a farm."""
 
 from __future__ import annotations
 

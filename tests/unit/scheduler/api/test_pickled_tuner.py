@@ -1,4 +1,4 @@
-"""A whole Tuner travels as bytes, and what cannot is named."""
+"""Pickling a whole Tuner, and errors that name the part that cannot be pickled."""
 
 from __future__ import annotations
 

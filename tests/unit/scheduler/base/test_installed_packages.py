@@ -1,4 +1,4 @@
-"""Importing what is installed, whatever the script's folder holds."""
+"""Installed packages are imported even if the script's folder has modules of the same name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_package_that_another_thread_is_importing_is_waited_for(monkeypatch, m
     other = threading.Thread(target=begin_another_search)
     before = sys.path.copy()
     with installed_packages_first(NAME):
-        sys.modules[NAME] = module  # it is there, and its code has only begun to run
+        sys.modules[NAME] = module  # registered, but its code has only begun to run
         other.start()
         other.join(0.05)
         module.__version__ = "1"

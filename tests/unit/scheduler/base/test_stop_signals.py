@@ -10,7 +10,7 @@ from tunemq_scheduler.base.stop_signals import StopSignals
 
 
 class Search:
-    """What signals ask for, in order."""
+    """Records what the signals request, in order."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -24,7 +24,7 @@ def search() -> Search:
 
 @pytest.fixture
 def caught() -> Iterator[list[int]]:
-    """The user's own handlers for both signals."""
+    """Install the user's own handlers for both signals."""
     caught: list[int] = []
     before = {
         number: signal.signal(number, lambda got, _frame: caught.append(got))

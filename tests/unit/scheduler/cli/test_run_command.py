@@ -1,4 +1,4 @@
-"""`tunemq run` with options that are of no use: told before anything starts."""
+"""`tunemq run` rejects invalid options before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial that a GPU had too little memory for, and shared it: once more, with all of it."""
+"""A trial that runs out of memory on a shared GPU is retried with the whole GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUS = tuple(m.Gpu(f"gpu-{number}", "NVIDIA H100", 80 * GB) for number in (0, 1)
 
 
 class Node(Story):
-    """One node with two GPUs; ``a`` asks for what is given."""
+    """One node with two GPUs; trial ``a`` requests the given resources."""
 
     def __init__(self, request: dict[str, float], **settings: Any) -> None:
         super().__init__(**{"retry_cuda_memory": ALONE, **settings})

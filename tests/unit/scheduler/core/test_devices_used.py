@@ -1,4 +1,4 @@
-"""What trials used of GPUs is kept of each, over all its tries, and is shown."""
+"""The GPU use of each trial is recorded over all attempts and displayed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_tries_of_a_trial_count_also_those_that_were_lost() -> None:
     story.free("a")
     story.choose("a")
     story.tell(used("a", 2, SECOND))
-    story.tell(used("a", 1, AGAIN))  # of a node that was away meanwhile
+    story.tell(used("a", 1, AGAIN))  # sent by a node that was away meanwhile
     story.finish("a", 2)
     story.free("a", 2)
     assert story.runner.summary("a").devices_used == TOTAL
@@ -43,7 +43,7 @@ def test_what_was_used_is_told_after_the_trials_end_and_before_its_host_is_free(
     story.tell(used("a", 1, FIRST))
     story.free("a")
     assert story.runner.summary("a").devices_used == (FIRST,)
-    assert story.tell(used("a", 1, FIRST)) == []  # too late: it is over, and packed away
+    assert story.tell(used("a", 1, FIRST)) == []  # too late: the trial has finished and is archived
     assert story.runner.summary("a").devices_used == (FIRST,)
 
 

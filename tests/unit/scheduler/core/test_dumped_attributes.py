@@ -1,4 +1,4 @@
-"""Whoever gives the state something new is told when it is not written down with the rest."""
+"""Each attribute of the runner's state is in the snapshot; a new one that is not fails here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunemq_scheduler.core.trials.kept_checkpoints import (
     TrialCheckpoint,
 )
 
-#: What a runner has besides its state: how it is wired, and what is kept elsewhere.
+#: Attributes of a runner beside its state: wiring, and data that is stored elsewhere.
 WIRING = {
     "_checkpoints",
     "_nodes",
@@ -27,9 +27,9 @@ WIRING = {
     "placement",
 }
 ELSEWHERE = {"finished", "_changed"}
-#: What follows from the rest.
+#: Attributes that are derived from the others.
 WORKED_OUT = {"left_behind"}
-#: By other names in what is written.
+#: Attributes that the snapshot stores under other names.
 RENAMED = {"queue": {"pending", "paused", "passed_over"}}
 
 
@@ -51,7 +51,7 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_reserved",
         "_reserves",
         "_touched",
-        "_could_hold",  # worked out from the nodes
+        "_could_hold",  # derived from the nodes
     }
     assert set(vars(ObjectReferences())) == {"_users", "_removed", "_pins", "_condemned"}
     assert set(vars(runner.queue)) == {
@@ -61,7 +61,7 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_due",
         "_now",
         "_trials",
-        # These are where each of them waits, which follows from what it is.
+        # The position of each trial in the queue, which is derived from the trial.
         "_places",
         "_lines",
         "_later",

@@ -1,4 +1,4 @@
-"""The best checkpoints of all trials together, and the bytes of all of them."""
+"""Limits on the number and the bytes of the best checkpoints of all trials together."""
 
 from __future__ import annotations
 

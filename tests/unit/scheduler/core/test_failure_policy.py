@@ -1,4 +1,4 @@
-"""What each class of failures leads to: how often a trial is tried again, after which pause."""
+"""How often, and after which pause, a trial is retried for each class of failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "s
 def failing(
     kind: str, trial: str = "a", attempt: int = 1, *, is_shared: bool = False
 ) -> m.TrialFailed | m.TrialProcessDied:
-    """A fact of this class."""
+    """Return a failure event of this class."""
     if kind == "died":
         return m.TrialProcessDied(trial, attempt, 1, 9, None, 0.0)
     error = f"{kind}: it went wrong"
@@ -28,14 +28,14 @@ def failing(
 
 
 class Tries(Story):
-    """A trial that fails and fails."""
+    """One trial that fails again and again."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.add("a")
 
     def fail_once(self, kind: str, new_results: int = 0) -> c.NotifyFailure:
-        """Start it as soon as that may be, have it report, and fail."""
+        """Start the trial as soon as allowed, let it report and fail."""
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
         self.choose("a")
         trial = self.runner.live["a"]
@@ -204,16 +204,16 @@ def test_the_counters_are_the_same_after_a_replay() -> None:
 
 
 def dump_and_load(story: Story) -> bytes:
-    """The state of a runner that was loaded from what this one writes down."""
+    """Return the state of a runner that was loaded from this one's dump."""
     runner = story.runner
     return TrialRunner.load(story.settings, dump(runner), dict(runner.finished)).snapshot()
 
 
-# --- poison ---------------------------------------------------------------------------------------
+# --- suspect trials -------------------------------------------------------------------------------
 
 
 class Falling(Story):
-    """Nodes that are lost, one after the other; each has room for four trials."""
+    """Nodes that are lost one after the other; each has room for four trials."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cpus=4.0, **settings)
@@ -224,14 +224,14 @@ class Falling(Story):
         return f"node.{self.life}"
 
     def fall(self) -> list[c.Command]:
-        """Lose the node, and have the next one come."""
+        """Lose the node and add the next one."""
         commands = self.tell(m.NodeLost(self.node, "its process ended", is_dead=True))
         self.life += 1
         self.join(self.node, 4.0)
         return commands
 
     def lose_forkserver(self) -> None:
-        """Lose the process from which all trials on the node were forked."""
+        """Lose the forkserver of all trials on the node."""
         trials = list(self.runner.slots.trials_on(self.node))
         for trial in trials:
             attempt = self.runner.live[trial].attempt
@@ -239,7 +239,7 @@ class Falling(Story):
             self.free(trial, attempt)
 
     def start_all(self) -> list[str]:
-        """Start what may be started, when it may."""
+        """Start every trial that may start now."""
         self.tell(m.Tick(self.runner.elapsed + 60))
         started = []
         while trial := next(iter(self.runner.waiting()), None):
@@ -284,7 +284,7 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     for _ in range(2):
         assert story.start_all() == ["a", "poison", "b", "d"]
         story.fall()
-    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
+    # Each of them is now a suspect: a node runs one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
     assert story.start_all() == []
     story.report("a", 1, attempt=3)
@@ -316,7 +316,7 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
     for _ in range(2):
         assert story.start_all() == ["a", "killer", "b"]
         story.lose_forkserver()
-    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
+    # Each of them is now a suspect: a node runs one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
     story.report("a", 1, attempt=3)
     assert story.start_all() == [], "the node is emptied for the next one"
@@ -370,7 +370,7 @@ def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
 
 
 def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
-    """However often: others may have been on the node whom this experiment cannot see."""
+    """This holds for any number of losses: trials of other experiments may have run on the node."""
     story = Falling(max_node_losses=0)
     story.add("a")
     for _ in range(5):
@@ -402,7 +402,8 @@ def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
 
 
 def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
-    """A node is kept for the suspect, so that smaller trials do not take all that comes free."""
+    """The runner reserves a node for the suspect; smaller trials would take every free slot.
+    """
     story = Falling(max_node_losses=0)
     for trial in ("a", "b"):
         story.add(trial)

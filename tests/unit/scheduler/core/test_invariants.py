@@ -1,4 +1,4 @@
-"""What a journal may not say, the auditor does not let pass."""
+"""The auditor rejects events that violate an invariant of the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result(step: int, attempt: int = 1) -> m.ResultReported:
 
 
 def running(**options: object) -> JournalAuditor:
-    """A trial runs, and nothing is wrong so far."""
+    """Start a trial and check that the auditor finds nothing wrong."""
     auditor = JournalAuditor(RunnerSettings(max_failures=-1), **options)
     auditor.turn(
         m.JournalRecord(event)
@@ -76,7 +76,7 @@ def test_i2_what_is_journalled_is_what_the_node_has_stated() -> None:
 
 
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the runner take every result."""
+    """Make the runner accept every result."""
     monkeypatch.setattr(RunnerState, "review", lambda *_: ResultReview.BEFORE_HORIZON)
 
 

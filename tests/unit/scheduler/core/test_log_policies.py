@@ -1,4 +1,4 @@
-"""What follows when a trial fails that printed what a log policy is about."""
+"""What the runner does when a trial fails whose output matched a log policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES = (LogRule(ASSERT, DO_NOT_RETRY), LogRule(ECC, EXCLUDE_NODE))
 
 
 class Farm(Story):
-    """Nodes ``n1.1`` and so on, each with room for one trial; ``a`` is the trial in question."""
+    """Nodes ``n1.1`` and so on, each with room for one trial; ``a`` is the trial under test."""
 
     def __init__(self, nodes: int = 2, **settings: Any) -> None:
         super().__init__(**{"max_failures": -1, "log_rules": RULES, **settings})
@@ -48,7 +48,7 @@ class Farm(Story):
         return self.runner.live["a"]
 
     def place(self) -> str:
-        """Start it as soon as that may be; returns its node."""
+        """Start the trial as soon as allowed and return its node."""
         self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
         return self.choose("a").instance_id
 
@@ -64,7 +64,7 @@ class Farm(Story):
         return record
 
     def fail_for(self, pattern: str, kind: str = "user") -> tuple[str, c.NotifyFailure]:
-        """Start it, have it print this and fail; returns its node and what is recorded."""
+        """Start the trial, let it print this and fail; return its node and the recorded matches."""
         node = self.place()
         self.print_(pattern)
         return node, self.fail(kind=kind)
@@ -73,7 +73,7 @@ class Farm(Story):
         return self.runner.has_place(self.trial)
 
     def is_as_replayed(self) -> None:
-        """The journal, and a snapshot, give this state."""
+        """Check that the journal and a snapshot both give this state."""
         assert replay(self.settings, self.journal_records).snapshot() == self.runner.snapshot()
         loaded = TrialRunner.load(self.settings, dump(self.runner), self.runner.finished)
         assert loaded.snapshot() == self.runner.snapshot()
@@ -235,7 +235,7 @@ def test_several_trials_that_shun_a_node_have_it_set_aside() -> None:
         trial = f"t{number}"
         farm.start(trial)
         farm.print_(ECC, trial)
-        # An error of the code alone would not speak against a node.
+        # A failure of class "user" alone would not count against a node.
         told += farm.tell(m.TrialFailed(trial, 1, "user", "unlucky", "", 0.0))
         farm.free(trial)
     assert farm.runner.health["bad"].reason == "unlucky"

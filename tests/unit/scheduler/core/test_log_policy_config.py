@@ -1,4 +1,4 @@
-"""`LogPolicy`: what is refused, by name, and how it reaches nodes and the runner."""
+"""`LogPolicy`: which fields are rejected, and how policies reach nodes and the runner."""
 
 from __future__ import annotations
 

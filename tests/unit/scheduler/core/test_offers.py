@@ -1,4 +1,4 @@
-"""What a farm offers an experiment, takes back, and is told about it."""
+"""Offers of a farm to an experiment: new ones, smaller ones, and the usage reported back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE = {"cpu": 1.0, "gpu": 1.0}
 
 
 class SharedNode(Story):
-    """A runner with a node of 8 CPUs and 4 GPUs that others use, too."""
+    """A runner with a node of 8 CPUs and 4 GPUs that other experiments use, too."""
 
     NODE = "shared.1"
 
@@ -50,7 +50,7 @@ class SharedNode(Story):
         return self.tell(m.Tick(self.runner.elapsed + seconds))
 
     def check(self) -> None:
-        """The journal gives the same state, and so does the state when it is read again."""
+        """Check that the journal and a reloaded snapshot both give this state."""
         auditor = JournalAuditor(self.settings)
         auditor.turn(self.journal_records)
         auditor.check()

@@ -1,4 +1,4 @@
-"""Who asks for much is not passed over for ever."""
+"""Trials with large requests do not wait forever behind small ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Busy(Story):
-    """A node of four CPUs on which one trial after the other of one CPU has its turn."""
+    """A node of four CPUs on which trials of one CPU run one after the other."""
 
     def __init__(self) -> None:
         super().__init__(cpus=4.0)
@@ -20,7 +20,7 @@ class Busy(Story):
             self.next_small()
 
     def next_small(self) -> bool:
-        """Add one more, and place whoever has a place; returns whether that was the small one."""
+        """Add a small trial, place it if it fits and return whether it was placed."""
         small = f"s{self.runner.suggested}"
         self.add(small)
         self.place(small)
@@ -39,7 +39,7 @@ class Busy(Story):
         self.free(trial)
 
     def end_and_begin(self, times: int) -> None:
-        """So often the oldest ends, and a new small one takes its place."""
+        """End the oldest trial and start a new small one in its place, ``times`` times."""
         for _ in range(times):
             self.end(self.running[0])
             assert self.next_small()
@@ -143,11 +143,11 @@ def test_a_node_that_fits_and_that_nobody_chooses_is_not_kept_for_ever() -> None
 
 
 def test_of_several_that_are_passed_over_the_longest_waiting_has_a_node_kept_first() -> None:
-    """Also for who reads what was written down, which is the order in which trials wait."""
+    """A runner that is loaded from a dump agrees: the dump holds the order in which trials wait."""
     story = Busy()
     for trial, cpus in (("first", 4.0), ("other", 3.0), ("later", 4.0)):
         story.add(trial, cpus=cpus)
-    # The line of the first goes on without it, and is older than the other line.
+    # The queue line of the first trial continues without it and is older than the other line.
     story.tell(m.StopRequested("first", "nobody wants it"))
     again = TrialRunner.load(story.settings, dump(story.runner), dict(story.runner.finished))
     small = list(story.running)

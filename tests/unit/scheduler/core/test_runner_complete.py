@@ -1,4 +1,4 @@
-"""The pure runner: a trial that had its last result is over, whatever becomes of it then."""
+"""The pure runner: a trial that had its last result is complete, even if its process dies later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM = m.ExperimentResumed(2, 0.0, is_cold=False)
 DIED = m.TrialProcessDied("a", 1, 1, 9, None, 0.0)
 ENDED = c.NotifyTrialEnd("a", "TERMINATED", "it reached its end")
 
-#: How a trial may lose its host.
+#: Events by which a trial loses its process.
 FACTS = {
     "host died": DIED,
     "cleanup raised": m.TrialFailed("a", 1, "user", "ValueError: no", "", 0.0),
@@ -34,7 +34,7 @@ FACTS = {
 
 
 def complete(*, saved: int = 2, **settings: int) -> Story:
-    """Trial a had its last result, of step 2."""
+    """Bring trial a to its last result, at step 2."""
     story = Story(**settings)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -45,7 +45,7 @@ def complete(*, saved: int = 2, **settings: int) -> Story:
 
 
 def is_over(story: Story, told: list[c.Command]) -> None:
-    """Trial a ended as if its cleanup had worked."""
+    """Check that trial a ended as if its cleanup had succeeded."""
     assert [one for one in told if isinstance(one, c.NotifyCommand)] == [ENDED]
     summary = story.runner.summary("a")
     assert (summary.status, summary.num_failures, summary.failure) == ("TERMINATED", 0, None)
@@ -118,7 +118,7 @@ def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_ther
     story.fail("a")
     story.free("a")
     story.choose("a")
-    # What it reports may be another result this time, which its criteria do not stop.
+    # The retry may report another result, which does not meet the stopping criteria.
     late = result("a", step, attempt=2)
     assert story.runner.review(late) is ResultReview.REPEATED
     assert story.tell(late) == [c.StopTrial("a", 2, NODE)]

@@ -1,4 +1,4 @@
-"""The pure runner: pausing trials, and resuming them."""
+"""The pure runner: pausing and resuming trials."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
     story.start("a")
     story.tell(m.RunInterrupted("Ctrl-C"))
     assert status(story) == "PENDING"
-    # Its host is told to stop already, and what it said before it heard of that still counts.
+    # The runner has ordered the trial to stop; events that it sent before the order arrived count.
     assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["NotifyResult"]
     assert status(story) == "PAUSED"
     assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
@@ -196,7 +196,7 @@ def test_a_trial_that_pauses_on_its_own_waits_for_a_slot() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
-    story.paused("a")  # its node is drained, say
+    story.paused("a")  # for instance because its node is drained
     assert status(story) == "PENDING"
 
 

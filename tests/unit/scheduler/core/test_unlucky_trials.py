@@ -1,4 +1,4 @@
-"""A trial that failed time after time on one node is tried on another one that could hold it."""
+"""A trial that keeps failing on one node is tried on another node that can hold it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Farm(Story):
-    """A node ``bad``, which trials fit best and are tried on for ever; all others are larger."""
+    """A node ``bad``, which fits trials best and is always tried first; all others are larger."""
 
     def __init__(self, *others: str, **settings: Any) -> None:
         super().__init__(max_failures=-1, max_storage_failures=-1, **settings)
@@ -26,7 +26,7 @@ class Farm(Story):
         self.tell(m.Tick(self.runner.elapsed + seconds))
 
     def try_once(self) -> str:
-        """Place the trial as soon as it may be, and let it fail; returns on which node."""
+        """Place the trial as soon as allowed, let it fail and return its node."""
         self.pass_on(max(0.0, self.trial.not_before - self.runner.elapsed))
         order = self.choose("a")
         attempt = self.trial.attempt

@@ -1,4 +1,4 @@
-"""Devices on which nothing is to begin for now: what is placed, what is free, and what is said."""
+"""Withheld devices: placement without them, free resources and notices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_node(*uuids: str, cpus: float = 8.0) -> Placement:
     return placement
 
 
-# --- where trials are placed ----------------------------------------------------------------------
+# --- placement ------------------------------------------------------------------------------------
 
 
 def test_nothing_is_placed_on_a_withheld_device_and_all_others_are_used() -> None:
@@ -113,7 +113,7 @@ def test_who_asks_for_several_is_told_that_parts_do_not_count() -> None:
     assert placement.could_hold({"gpu": 1.0})
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- explanations ---------------------------------------------------------------------------------
 
 
 def test_who_fits_only_with_a_withheld_device_waits_and_is_told_which() -> None:

@@ -1,4 +1,4 @@
-"""What the watchdog does to processes: how long it waits for those that it has killed."""
+"""How the watchdog kills processes, and how long it waits for their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHIN_S = 0.8
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What is killed; so that no test kills anybody."""
+    """Record the killed processes instead of killing them."""
     killed: list[tuple[int, int]] = []
     kernel = SimpleNamespace(
         kill=lambda pid, number: killed.append((pid, number)), getpid=lambda: 1
@@ -33,7 +33,7 @@ def looks_are_apart(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def test_a_machine_that_stands_still_is_no_reason_to_give_up(monkeypatch, killed):
     looks_are_apart(monkeypatch, 3.0)
-    # The parent has not had a processor to die on; what it leaves is ours only then.
+    # The parent has not been scheduled to die yet; its children become ours only afterwards.
     there = iter([{PARENT}, {PARENT}, {ORPHAN}, {ORPHAN}])
     ended = iter([[], [(PARENT, 9)], [], [(ORPHAN, 9)]])
     monkeypatch.setattr(bound_processes, "children_of", lambda _: next(there, set()))

@@ -1,4 +1,4 @@
-"""What nodes are told of an experiment's code, here and in a farm."""
+"""What nodes receive about an experiment's code, locally and on a farm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepared(trainable=train, **run) -> PreparedSearch:
 
 
 def start_of(plan):
-    """What a node is told of a trial of this plan."""
+    """Return the start order that a node receives for a trial of this plan."""
     order = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     return plan.trial_spec(order)
 

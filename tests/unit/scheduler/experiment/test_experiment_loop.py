@@ -1,4 +1,4 @@
-"""A turn of the loop: what is asked, what is journalled first, what is carried out after it."""
+"""A turn of the loop: calls of the algorithms, then the journal, then the commands."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_limit_on_trials_ends_an_endless_search() -> None:
 
 
 class Reluctant(BasicVariantGenerator):
-    """Has a configuration only when told to."""
+    """Suggests a configuration only on request."""
 
     is_ready = False
 
@@ -266,7 +266,7 @@ def test_a_trial_that_does_not_wait_cannot_be_chosen() -> None:
 
 
 class Enough(Stopper):
-    """Needs to see no result, and ends the search when it is told to."""
+    """Examines no result and ends the search on request."""
 
     is_enough = False
 
@@ -293,7 +293,7 @@ def test_a_stopper_that_looks_at_no_result_may_end_the_search_all_the_same() -> 
 
 
 class ByState(FIFOScheduler):
-    """Starts what is PENDING, as its trials say themselves."""
+    """Starts trials whose own status is PENDING."""
 
     def choose_trial_to_run(self, runner):
         return next((trial for trial in runner.waiting() if trial.status == "PENDING"), None)
@@ -334,7 +334,7 @@ def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused(
 
 
 class Curious(BasicVariantGenerator):
-    """Notes all that it is told."""
+    """Records all calls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What displays are told of a search that waits for its store."""
+"""What displays show of a search that waits for its store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Search:
-    """The parts that know how far a search is."""
+    """The parts of a search that determine its progress."""
 
     def __init__(self) -> None:
         self.now = 0.0

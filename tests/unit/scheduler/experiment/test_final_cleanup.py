@@ -1,4 +1,4 @@
-"""What is done about the store when a search is over."""
+"""Cleanup of the store at the end of a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_shared.base.retrying import CancelToken
 
 
 class End:
-    """The parts that know how a search ended."""
+    """The parts of a search that determine how it ended."""
 
     def __init__(self, cache: Path, **changes: Any) -> None:
         state = {

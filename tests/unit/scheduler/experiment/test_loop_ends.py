@@ -1,4 +1,4 @@
-"""A search ends once nothing more can come of it, whatever nodes there are by then."""
+"""A search ends once no trial can run any more, even if nodes remain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = m.NodeLost("n.1", "its lease ran out")
 
 
 class OpenSearch(BasicVariantGenerator):
-    """Does not say how many configurations it has: after the first it has what ``then`` says."""
+    """A search of unknown length; after the first configuration it returns ``then``."""
 
     def __init__(self, then: str | None) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class OpenSearch(BasicVariantGenerator):
 
 
 def farm_loop(**options: Any) -> Loop:
-    """A loop on a farm in which the loss of one node ends a trial."""
+    """Build a loop on a farm in which the loss of one node ends a trial."""
     loop = Loop(nodes_may_come=True, **options)
     loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, max_node_losses=0)
     return loop
@@ -100,7 +100,7 @@ def test_loop_with_the_last_configuration_given_knows_that_no_more_come() -> Non
 
 
 class Silent(Searcher):
-    """Suggests the first ``most`` configurations, and says never that there are no more."""
+    """Suggests the first ``most`` configurations and never reports that it is finished."""
 
     def __init__(self, most: int = 0) -> None:
         super().__init__()

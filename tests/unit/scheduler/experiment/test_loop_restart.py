@@ -1,4 +1,4 @@
-"""What a loop leaves when a plug-in raises in the middle of a batch, and how another goes on."""
+"""Restart of a loop after a plug-in raised in the middle of a batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     )
     assert again.cursor == "1-0", "the batch is to be read once more"
     assert loop.log[-1] == ("acknowledge", {"n.1": step})
-    # A scheduler that goes on takes the rest of the batch, and nothing twice.
+    # The restarted scheduler processes the rest of the batch and repeats nothing.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)
     driver = EventDriver(runner, AlgorithmDriver(search=search, scheduler=RaisesAt(0)), PLAN)
@@ -194,7 +194,7 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
 def test_a_trial_that_had_just_ended_by_the_old_criteria_goes_on_to_the_new_ones() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
-    # The run before died before the host was gone; somebody wanted the trial stopped, too.
+    # The previous run died before the trial process ended; a user also requested a stop.
     loop.batch(1, started(), result(1), result(2, done=True))
     loop.turn(m.StopRequested("t_00000", "enough"))
     loop.batch(4, m.TrialFinished("t_00000", 1))
@@ -237,7 +237,7 @@ def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_
         loop.now += 5
     loop.turn(m.SearchExhausted())
     assert set(loop.runner.aside) == {"a.1", "b.1"}
-    for loop.now in (62.0, 67.0):  # nothing happens, but that first b.1 and then a.1 may be used
+    for loop.now in (62.0, 67.0):  # only b.1 and then a.1 become usable
         loop.turn()
     assert not loop.runner.aside
     loop.turn(m.NodeLost("good.1", "it is gone", is_dead=True))

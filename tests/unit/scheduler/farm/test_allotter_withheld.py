@@ -1,4 +1,4 @@
-"""What the farm makes of devices that are withheld: given to nobody, and taken from nobody."""
+"""The farm offers withheld devices to no experiment and takes them from none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that says how a farm is shared."""
+"""The settings file for sharing a farm."""
 
 from __future__ import annotations
 

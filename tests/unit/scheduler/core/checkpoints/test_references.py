@@ -1,4 +1,4 @@
-"""References between checkpoints, and what removing one means."""
+"""References between checkpoints, and which objects a deletion removes."""
 
 from __future__ import annotations
 

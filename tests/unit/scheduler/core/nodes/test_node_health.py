@@ -1,4 +1,4 @@
-"""Nodes on which trial after trial fails: for how long nothing is placed on them."""
+"""How long the runner places no trial on a node where trials keep failing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Farm(Story):
-    """Nodes ``bad`` and, if wanted, ``good``; trials are many, and each may fail often."""
+    """Nodes ``bad`` and optionally ``good``, with many trials that may each fail often."""
 
     def __init__(self, *, alone: bool = False, cpus: float = 4.0, **settings: Any) -> None:
         super().__init__(max_failures=-1, max_storage_failures=-1, **settings)
@@ -43,13 +43,13 @@ class Farm(Story):
         self.tell(m.NodeJoined(instance_id, node, f"{node}-host", "127.0.0.1", resources))
 
     def place(self) -> tuple[str, str]:
-        """Start a new trial; returns it and its node."""
+        """Start a new trial and return it and its node."""
         self.number += 1
         trial = f"t{self.number}"
         return trial, self.start(trial).instance_id
 
     def place_on_bad(self) -> str:
-        """Start a new trial on the bad node; those that go elsewhere end at once."""
+        """Start a new trial on the bad node; trials placed elsewhere end at once."""
         while True:
             trial, node = self.place()
             if node.startswith("bad"):
@@ -58,7 +58,7 @@ class Farm(Story):
             self.free(trial)
 
     def fail_there(self, kind: str = "died") -> c.WarnFailingNode | None:
-        """A new trial on the bad node fails; returns what people are told."""
+        """Start a new trial on the bad node, let it fail and return the notices."""
         trial = self.place_on_bad()
         if kind == "died":
             fact: m.Event = m.TrialProcessDied(trial, 1, 1, 9, None, 0.0)
@@ -73,7 +73,7 @@ class Farm(Story):
         self.tell(m.Tick(self.runner.elapsed + seconds))
 
     def is_used(self) -> bool:
-        """Whether anything is placed on the bad node now."""
+        """Return whether the runner places a trial on the bad node now."""
         free = self.runner.placement.fit({"cpu": 1.0}, "bad.1")
         return free == "bad.1"
 
@@ -244,7 +244,7 @@ def test_it_all_follows_from_the_journal_and_from_a_dump() -> None:
     for _ in range(3):
         farm.fail_there()
     farm.place()
-    # Turns in which nothing happened leave no trace in the journal.
+    # The journal does not record turns without events.
     farm.runner.handle(m.Tick(30.0))
     again = replay(farm.settings, farm.journal_records)
     assert again.snapshot() == farm.runner.snapshot()

@@ -1,4 +1,4 @@
-"""The pure runner: nodes that are lost, come back, or do not."""
+"""The pure runner: nodes that are lost, and return or stay away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = "node.2"
 
 @pytest.fixture
 def story() -> Iterator[Story]:
-    """Trial a runs on NODE, has two results, one checkpoint in the store and one on its way."""
+    """Run trial a on NODE with two results, one committed checkpoint and one uploading."""
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -36,7 +36,7 @@ def trial(story: Story):
 
 
 def take_over(story: Story) -> list[c.Command]:
-    """Another node is there, and trial a starts on it."""
+    """Add another node and start trial a on it."""
     if OTHER not in story.runner.nodes:
         story.join(OTHER, 1.0)
     return story.tell(m.TrialChosen("a"))

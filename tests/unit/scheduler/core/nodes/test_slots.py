@@ -1,4 +1,4 @@
-"""Who holds slots, however large its epochs are."""
+"""Which attempts hold slots, and that large attempt numbers cost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where trials are placed."""
+"""Placement of trials on nodes."""
 
 from __future__ import annotations
 

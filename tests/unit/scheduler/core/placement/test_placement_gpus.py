@@ -1,4 +1,4 @@
-"""Where trials with GPUs are placed: whole devices, parts of one, and only such as will do."""
+"""Placement of trials with GPUs: whole devices, parts of one, and only suitable ones."""
 
 from __future__ import annotations
 

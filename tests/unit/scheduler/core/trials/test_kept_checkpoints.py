@@ -1,4 +1,4 @@
-"""Which checkpoints of a trial are kept, and what it may go on from."""
+"""Which checkpoints of a trial are kept, and from which it may resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def result(step: int, **metrics: float) -> ResultReported:
 
 
 class Trial:
-    """A trial's checkpoints, numbered as they come."""
+    """A trial's checkpoints, numbered in the order in which they are added."""
 
     def __init__(self, **rule: object) -> None:
         self.kept = CheckpointManager(RetentionPolicy(**rule))
@@ -46,7 +46,7 @@ class Trial:
         self.kept.add_written(written(key, step), found, order=next(self._orders), node=node)
 
     def commit(self, key: str, step: int, **metrics: float) -> list[str]:
-        """Commit one, written or not; returns the keys of those that are dropped."""
+        """Commit a checkpoint, written or not, and return the keys of those that are dropped."""
         event = committed(key, step)
         if key in self.kept:
             self.kept.commit(event)

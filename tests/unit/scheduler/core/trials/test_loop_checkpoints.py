@@ -1,4 +1,4 @@
-"""What the loop does about pauses, checkpoints and the store."""
+"""How the experiment loop handles pauses, checkpoints and the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class PausesAtOne(TrialScheduler):
-    """Pauses each trial once, and lets it go on when told to."""
+    """Pauses each trial once and resumes it on request."""
 
     may_go_on = True
 
@@ -43,7 +43,7 @@ class PausesAtOne(TrialScheduler):
 
 
 def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
-    """Let the first trial report, pause and free its slot; returns what was done in that turn."""
+    """Let the first trial report, pause and free its slot; return the actions of that turn."""
     loop.turn(NODE)
     assert ("pause", "t_00000") in loop.batch(1, started(), result(1))
     return loop.batch(3, m.TrialPaused("t_00000", 1), m.SlotFreed("t_00000", 1))

@@ -1,4 +1,4 @@
-"""The pure runner: what each event leads to."""
+"""The pure runner: the commands that follow each event."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
     trial, other = "train_2f1ab_00000", "train_99999_00000"
     committed = m.CheckpointCommitted("2f1ab_00000", 1, 1, 1, f"{trial}/checkpoint_1-1", "h", 10)
     story.tell(committed)
-    assert story.runner.is_busy(f"{trial}/checkpoint_1-2")  # its host may be writing that
+    assert story.runner.is_busy(f"{trial}/checkpoint_1-2")  # its process may be writing it
     story.finish("2f1ab_00000")
     story.free("2f1ab_00000")
     assert story.runner.is_busy(committed.key)

@@ -1,4 +1,4 @@
-"""The pure runner: checkpoints from written to committed to removed."""
+"""The pure runner: checkpoints that are written, committed and removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = "node.2"
 
 
 def running(**settings: object) -> Story:
-    """A trial that reported twice, wrote twice and committed the first."""
+    """Run a trial that reports twice, writes two checkpoints and commits the first."""
     story = Story(max_failures=-1, max_storage_failures=-1, **settings)
     story.start("a", TO_THE_END)
     story.report("a", 1, acc=0.9)
@@ -71,7 +71,7 @@ def test_on_its_node_a_trial_goes_on_from_the_written_one_elsewhere_from_a_commi
 
 def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_for() -> None:
     story = running()
-    story.join(OTHER, cpus=1.0)  # it would have less left over
+    story.join(OTHER, cpus=1.0)  # this node fits more tightly
     story.die("a")
     story.free("a")
     assert story.choose("a").instance_id == NODE
@@ -96,7 +96,7 @@ def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
 def test_what_older_attempts_write_is_removed_once_it_is_in_the_store() -> None:
     story = running()
     story.die("a")
-    story.choose("a")  # its first host is not gone
+    story.choose("a")  # its first trial process has not ended
     story.write("a", 2, attempt=1)
     story.tell(m.CheckpointWritten("a", 1, 3, 2, "a/1-3", "disk", 1))
     late = m.CheckpointCommitted("a", 1, 3, 2, "a/1-3", "hash", 1)
@@ -184,7 +184,7 @@ def test_a_damaged_one_that_is_not_committed_is_waited_for_and_removed() -> None
 
 
 def find_all_damaged(story: Story, attempt: int) -> list[str]:
-    """Begin the trial again, find all that it may go on from damaged, and fail; what that was."""
+    """Restart the trial, let it find all its checkpoints damaged and fail; return the commands."""
     found = refs(story.choose("a"))
     for key, instead in zip(found, [*found[1:], ""], strict=True):
         story.tell(m.CheckpointDamaged("a", attempt, key, "a bit is wrong", instead))
@@ -203,7 +203,7 @@ def with_two_committed(**settings: object) -> Story:
 
 
 def test_runner_with_all_checkpoints_damaged_ends_the_trial_in_error() -> None:
-    story = with_two_committed()  # its budget for failures is without a limit
+    story = with_two_committed()  # its failure budget is unlimited
     assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1"]
     trial = story.runner.summary("a")
     assert trial.status == "ERROR"
@@ -369,7 +369,7 @@ def test_where_there_is_a_limit_for_all_trials_those_that_are_over_keep_the_best
             gone.append(deleted(story.commit(trial, step)))
         story.finish(trial)
         gone.append(deleted(story.free(trial)))
-    # The first of b competes when b has a newer one, the newest when b is over.
+    # The first of b competes when b has a newer one, the newest when b has finished.
     assert gone == [[], [], [], [], ["a/1-1"], ["a/1-2"]]
     assert (kept(story, "a"), kept(story, "b")) == ([], ["b/1-1", "b/1-2"])
     assert story.runner.live_checkpoints().keys() == {"b/1-1", "b/1-2"}

@@ -1,4 +1,4 @@
-"""A trial's states, and the identity of trials."""
+"""States of a trial, and the identity of trials."""
 
 from __future__ import annotations
 

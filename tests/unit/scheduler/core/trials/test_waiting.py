@@ -1,4 +1,4 @@
-"""Who waits, and in what order: as if everybody who waits were looked at."""
+"""The queue of waiting trials has the same order as a scan of all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trial(name: str, cpus: float = 1.0) -> Trial:
 
 
 class Model:
-    """All that wait, looked at one by one; some nodes are there, some are not."""
+    """A reference queue that examines every waiting trial; some nodes are present, some are not."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -99,7 +99,7 @@ class Model:
 
 
 class Looks:
-    """Whether a trial has a place, and how often somebody wanted to know."""
+    """Checks whether a trial fits, and counts the checks."""
 
     def __init__(self, model: Model, cpus: float, *, together: bool, node: str) -> None:
         self.model, self.cpus, self.together, self.node = model, cpus, together, node
@@ -134,7 +134,7 @@ def test_how_long_lines_were_passed_over_is_kept_apart_by_the_nodes_that_they_sh
     queue.follow(plain)
     queue.follow(shy)
     assert not looked_after(queue, MAX_TIMES_PASSED_OVER - 1)
-    queue.served(plain)  # of whose line others still wait
+    queue.served(plain)  # other trials of this line still wait
     again = WaitingTrials(lambda _one: False)
     again.take_back([plain, shy], [], queue.passed_over())
     assert again.passed_over() == queue.passed_over()

@@ -1,4 +1,4 @@
-"""What the farm offers to whom: the rules one by one."""
+"""The farm's offers to experiments, one rule at a time."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() 
     allocator.usage("e", OfferUsage({"one": 1}, {}, ()))
     [(name, offer)] = allocator.offers()
     assert (name, offer.n, offer.resources) == ("e", 2, {})
-    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # it did not know yet
+    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # sent before the offer came
     assert allocator.offers() == []
     allocator.usage("e", OfferUsage({"one": 2}, {}, ()))
     assert gpus_of(allocator.offers(), "f") == 1
@@ -177,7 +177,7 @@ def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
     assert farm.experiments["waits"].running
 
 
-# --- nodes and experiments that come and go -------------------------------------------------------
+# --- nodes and experiments that join and leave ----------------------------------------------------
 
 
 def test_nothing_is_offered_of_a_lost_node_and_all_is_said_again_when_it_returns() -> None:
@@ -266,10 +266,10 @@ def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hol
     assert allocator.offers() == []
     assert "was started again" in allocator.why("new", ONE)[0]
     allocator.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
-    [(name, offer)] = allocator.offers()  # what it has, and no more than that
+    [(name, offer)] = allocator.offers()  # exactly what it holds
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})
     allocator.experiment_gone("gone")
-    assert allocator.offers() == []  # it may still hold more, by an offer of which nobody knows
+    assert allocator.offers() == []  # it may hold more, by an offer that is unknown here
     allocator.usage("old", OfferUsage({"one": 8}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allocator.offers()
     assert (name, offer.devices) == ("new", {"one-0": 1.0})
@@ -279,7 +279,7 @@ def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_befo
     allocator = an_allocator()
     allocator.experiment_added("e", "ada")
     allocator.expect("e")
-    allocator.usage("e", wants(1))  # the node is away, and it says nothing of it
+    allocator.usage("e", wants(1))  # the node is away, and the experiment does not mention it
     allocator.offers()
     allocator.node_joined(node("one", 2))
     allocator.usage("e", OfferUsage({"one": 7}, {}, (SlotDemand(ONE, 1),)))
@@ -326,7 +326,7 @@ def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -
 
 
 def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -> None:
-    """That of a set is another one in each process, and what is taken back hangs on it."""
+    """The order of a set differs between processes, and preemption depends on the order."""
     names = [f"n{place}" for place in range(8)]
     allocator = an_allocator(*((name, 1) for name in names))
     allocator.experiment_added("e", "ada")
@@ -368,7 +368,7 @@ def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_w
     assert [farm.experiments[one].gpus() for one in ("low", "other", "high")] == [1, 2, 1]
 
 
-# --- in words -------------------------------------------------------------------------------------
+# --- explanations ---------------------------------------------------------------------------------
 
 
 def test_why_something_waits_names_the_resource_and_what_there_is() -> None:
@@ -406,7 +406,7 @@ def _held(*devices: str) -> ResourceAmounts:
     return ResourceAmounts({"cpu": number, "gpu": number}, dict.fromkeys(devices, 1.0))
 
 
-# --- what waits -----------------------------------------------------------------------------------
+# --- waiting requests -----------------------------------------------------------------------------
 
 
 def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node() -> None:
@@ -453,7 +453,7 @@ def test_what_only_a_quota_holds_up_does_not_wait() -> None:
     allocator.usage("other", wants(200))
     assert allocator.waiting() == {
         "high": {"cpu": 0, "gpu": 1},
-        "low": {"cpu": 9, "gpu": 2},  # of the one GPU that is left
+        "low": {"cpu": 9, "gpu": 2},  # of the one remaining GPU
         "other": {"cpu": 0, "gpu": 200},
     }
 

@@ -1,4 +1,4 @@
-"""An experiment and its farm's allotter, of which each hears what the other says, and nodes."""
+"""An experiment, its farm's allocator and nodes that exchange offers and usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUEST = {"cpu": 1.0, "gpu": 1.0}
 
 
 class Farm:
-    """Nodes with one GPU each, given to one experiment with as many trials as are wanted."""
+    """Nodes with one GPU each, offered to one experiment with a given number of trials."""
 
     def __init__(self, *nodes: str, trials: int) -> None:
         self.allocator = FairShareAllocator(FairShareSettings())
@@ -36,7 +36,7 @@ class Farm:
         self.runner.handle(joined)
 
     def settle(self) -> None:
-        """Let each say what it has to say until nothing changes; trials begin where they may."""
+        """Exchange messages until nothing changes; trials start where they may."""
         for _ in range(10):
             self.runner.handle(m.Tick(self.runner.elapsed + 1.0))
             while waiting := next(self.runner.waiting(), None):
@@ -46,7 +46,7 @@ class Farm:
                 self.runner.handle(offer)
 
     def where(self) -> dict[str, str]:
-        """The node of each trial that runs."""
+        """Return the node of each running trial."""
         return {trial: name for trial, _, name in self.runner.slots}
 
     def fail_for_its_node(self, trial: str) -> None:

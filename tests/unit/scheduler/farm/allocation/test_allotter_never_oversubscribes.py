@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: no GPU is held twice, no node holds more than it has."""
+"""In any order of events, no GPU is held twice and no node holds more than it has."""
 
 from __future__ import annotations
 

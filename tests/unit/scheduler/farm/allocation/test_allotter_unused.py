@@ -1,4 +1,4 @@
-"""A slot that an experiment makes no use of goes to its other request that has no room for it."""
+"""A slot that an experiment leaves unused goes to its other request that has no room."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WANTS = SlotDemand(SMALL, 1), SlotDemand({"cpu": 4.0}, 1)
 
 
 class Experiment:
-    """An experiment that wants a small slot and a large one, and uses none.
+    """An experiment that requests a small slot and a large one and uses neither.
 
     Args:
-        quota: that of its owner.
+        quota: the owner's quota.
     """
 
     def __init__(self, *, quota: float | None = None, nodes: int = 1) -> None:
@@ -33,7 +33,7 @@ class Experiment:
         self.wants: tuple[SlotDemand, ...] = WANTS
 
     def live(self, seconds: int) -> None:
-        """Confirm each offer, and use none."""
+        """Confirm each offer for this many seconds, and use none."""
         for _ in range(seconds):
             self.now += 1.0
             self.allocator.advance(self.now)

@@ -1,4 +1,4 @@
-"""A search gets slots as fast as it makes use of them."""
+"""A search gets slots as fast as it uses them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_who_makes_use_of_a_slot_soon_gets_all_it_wants():
 def test_who_thinks_long_gets_one_slot_after_the_other():
     pace = OfferPace()
     pace.offered("one", _CPU, 0.0)
-    assert _counts(pace.heard(_usage(), 0.1)) == [1]  # it knows of the slot, and thinks
+    assert _counts(pace.heard(_usage(), 0.1)) == [1]  # it has the slot, but no suggestion yet
     assert _counts(pace.heard(_usage(1.0), 60.0)) == [1]
     pace.offered("one", {"cpu": 2.0}, 60.0)
     assert _counts(pace.heard(_usage(2.0), 120.0)) == [1]
     pace.offered("one", {"cpu": 3.0}, 120.0)
-    assert _counts(pace.heard(_usage(3.0), 120.1)) == [9]  # it has thought of many
+    assert _counts(pace.heard(_usage(3.0), 120.1)) == [9]  # it has suggested many
 
 
 def test_a_slot_that_became_empty_counts_from_then_on():

@@ -1,4 +1,4 @@
-"""Which endings of an experiment's process are no fault of the experiment."""
+"""Which exit codes of an experiment process do not count as its failure."""
 
 from __future__ import annotations
 

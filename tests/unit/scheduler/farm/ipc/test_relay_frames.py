@@ -1,4 +1,4 @@
-"""Frames between an experiment's process and its supervisor, on real sockets."""
+"""Frames between an experiment process and its supervisor, on real sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunemq_shared.protocol import messages as m
 
 
 def pair() -> tuple[FrameSocket, FrameSocket]:
-    """Two connected ends."""
+    """Return two connected ends."""
     ours, theirs = socket.socketpair()
     return FrameSocket(ours), FrameSocket(theirs)
 

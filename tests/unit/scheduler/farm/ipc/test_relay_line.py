@@ -1,4 +1,4 @@
-"""What an experiment's process knows of its supervisor, and when it may act."""
+"""What an experiment process knows about its supervisor, and when it may act."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tunemq_shared.base.errors import SchedulerSuperseded
 
 @pytest.fixture
 def ends() -> Iterator[tuple[SupervisorConnection, FrameSocket]]:
-    """An experiment's line, and the supervisor's end of it.
+    """Return an experiment's line and the supervisor's end of it.
 
-    Its limits are longer than any machine needs: only what a test says is heard too late.
+    The limits exceed what any machine needs: a message is late only where a test makes it so.
     """
     ours, theirs = socket.socketpair()
     line, supervisor = (
@@ -48,7 +48,7 @@ def test_it_may_act_while_the_supervisor_was_heard_and_not_when_that_is_long_ago
             line.check()
     say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
-    say(supervisor, r.LeaseProof(time.monotonic() - 100))  # one that was held up says nothing new
+    say(supervisor, r.LeaseProof(time.monotonic() - 100))  # a delayed proof is no newer proof
     line.wait(10.0)
     line.check()
 
@@ -100,7 +100,7 @@ def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_h
     while line._frames.waiting:
         line.wait(0.01)
     reader.join()
-    line.wait(10.0)  # a reader may be so fast that nothing had to be waited for until here
+    line.wait(10.0)  # a fast reader may not have had to wait until here
     assert got == [notices] * 40
     assert r.IpcRequest(7, r.ExplainTrial("t")) in line.take()
 

@@ -1,4 +1,4 @@
-"""What a supervisor makes of an experiment's process that ends, or says what it may not."""
+"""How a supervisor handles an experiment process that ends or violates the protocol."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Nodes:
-    """A part of the wire on which there is no node."""
+    """A transport without any node."""
 
     is_full = False
 
@@ -62,7 +62,7 @@ class Nodes:
 
 
 class Experiment:
-    """An experiment's process, which is none, and its supervisor's link."""
+    """A fake experiment process and its supervisor's link."""
 
     pid = watched = -1
     is_aborted = False
@@ -179,7 +179,7 @@ def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
 
 
 def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not_sent(tmp_path):
-    """The process of a search is its submitter's code, which may send such an order."""
+    """The experiment process runs the submitter's code, which may send such an order."""
     ours = "s3://tunemq/farm?endpoint=http://store:7380"
     experiment = Experiment(tmp_path, StorePermissions((ours,)))
     experiment.attach()
@@ -250,7 +250,7 @@ def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_sa
 def test_process_that_ends_in_time_is_judged_by_what_it_said_last(experiment):
     experiment.attach()
     experiment.say(r.encode(r.ExperimentExiting(EXIT_AGAIN)))
-    process_exit = experiment.ends(-signal.SIGSEGV)  # in an exit handler: all was done
+    process_exit = experiment.ends(-signal.SIGSEGV)  # it died in an exit handler: all work was done
     assert (process_exit.outcome, process_exit.returncode) == (ExperimentOutcome.LEFT, EXIT_AGAIN)
 
 
@@ -275,7 +275,7 @@ def test_silence_of_a_process_that_has_begun_is_counted_by_beats(experiment, mon
         clock += 1.0
         experiment.connection.beat(0.0)
     assert experiment.connection.silent_s == 3.0
-    clock += 3600.0  # the supervisor was stopped, or its machine
+    clock += 3600.0  # the supervisor, or its machine, was suspended
     experiment.connection.beat(0.0)
     assert experiment.connection.silent_s < 10.0
     experiment.say(r.encode(r.ExperimentAlive()))

@@ -1,4 +1,4 @@
-"""What an experiment's process cannot be started with is told, and leaves nothing behind."""
+"""A failed start of an experiment process is reported and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user, in a session of its own, that is no child of the forkserver."""
+    """Start a process of the same user, in its own session, that is no child of the forkserver."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     yield process
     process.kill()

@@ -1,4 +1,4 @@
-"""What an experiment tells its supervisor of how far nodes' events are kept, and when."""
+"""When, and up to which event, an experiment releases nodes' events to its supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class Ends:
-    """An experiment's executor, and the supervisor's end of its line."""
+    """An experiment's executor and the supervisor's end of its line."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -28,7 +28,7 @@ class Ends:
         self.executor.reattach((), (), {})
 
     def read(self, *batches: tuple[str, int]) -> None:
-        """The experiment reads batches that end with these events."""
+        """Let the experiment read batches that end with these events."""
         reads = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
         said = m.SlotFreed("t", 1)
         self.supervisor.put(
@@ -40,7 +40,7 @@ class Ends:
         ]
 
     def told(self) -> list[dict[str, int] | None]:
-        """What the supervisor heard of this since the last call."""
+        """Return the releases that the supervisor received since the last call."""
         return [
             said.acknowledged
             for said in map(r.decode_for_supervisor, self.supervisor.receive())
@@ -48,7 +48,7 @@ class Ends:
         ]
 
     def released(self, acknowledged: dict[str, int]) -> dict[str, int] | None:
-        """What the supervisor hears of this."""
+        """Return the last event of each node that the supervisor received as released."""
         self.supervisor.receive()
         self.executor.acknowledge(acknowledged)
         [said] = map(r.decode_for_supervisor, self.supervisor.receive())
@@ -78,7 +78,7 @@ def test_later_it_tells_of_those_nodes_of_which_something_was_read(ends: Ends) -
 def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> None:
     ends.released({"a": 3, "b": 5})
     ends.read(("a", 4), ("b", 9))
-    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # as far as a copy has come
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # up to the last mirrored turn
     assert ends.released({"a": 4, "b": 9}) == {"b": 9}
     assert ends.released({"a": 4, "b": 9}) == {}
 
@@ -92,7 +92,7 @@ def test_a_node_that_is_dead_is_told_of_no_more(ends: Ends) -> None:
 
 @dataclass
 class Place:
-    """How far a journal is, or the copy of one."""
+    """The current turn of a journal or of its copy."""
 
     turn: int = 0
 
@@ -109,7 +109,7 @@ def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_
     assert [turn for turn, _ in executor._acknowledgements] == [1, 1000]
     executor.do_copied()
     assert ends.told() == []
-    # One that is a few turns behind for ever must not wait for a turn that moves on.
+    # A copy that always lags by a few turns must not wait for a turn that keeps moving.
     copy.turn = 1
     executor.do_copied()
     assert ends.told() == [{"inc1": 10}]

@@ -1,4 +1,4 @@
-"""What a search tells of itself where that cannot be sent."""
+"""The status that a search reports, and what happens when it cannot be sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Repr:
 
 
 class Search:
-    """A search of which no trial is known."""
+    """A search without trials."""
 
     def __init__(self) -> None:
         self.live: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(sea
 
 
 def waiting(not_before: float, status: str = PENDING) -> SimpleNamespace:
-    """A trial that is tried again then."""
+    """Return a trial that is retried at this time."""
     return SimpleNamespace(status=status, not_before=not_before)
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a farm."""
+"""The Prometheus metrics of a farm."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ FARM = FarmSnapshot(
 
 
 def said(farm: FarmSnapshot = FARM) -> dict[str, float]:
-    """All samples, by name and labels."""
+    """Return all samples by name and labels."""
     return {
         f"{one.name}{{{','.join(f'{k}={v}' for k, v in one.labels.items())}}}": one.value
         for family in metrics_of(farm)
@@ -283,7 +283,7 @@ def test_metrics_server_holds_few_connections_of_clients_that_say_nothing(server
         idle = [
             opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)
         ]
-        assert idle[-1].recv(1) == b""  # hung up on
+        assert idle[-1].recv(1) == b""  # the server closed the connection
         assert threading.active_count() - before <= 2 * 64  # each with its timer
     eventually(lambda: threading.active_count() <= before)
     assert scraped(server)["process_resident_memory_bytes"] > 0

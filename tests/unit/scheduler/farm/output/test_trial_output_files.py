@@ -1,4 +1,4 @@
-"""What trials print elsewhere comes into files of the experiment's folder, once and in order."""
+"""Trials' output arrives in files of the experiment's folder once and in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def files_of(folder):
 
 
 class Printed:
-    """Pieces that came, and what the files have of them."""
+    """Pieces of output that arrived, and the files' content."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -95,7 +95,7 @@ def test_s03_a_piece_said_again_after_a_restart_is_not_added_again(printed, tmp_
     pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
     printed.come(*pieces)
     with (tmp_path / ".output-known").open("ab") as file:
-        file.write(b'[["a",1,"std')  # as of a crash
+        file.write(b'[["a",1,"std')  # as after a crash
     printed.files = files_of(tmp_path)
     printed.come(*pieces, piece(4, b"three\n", turn=1))
     printed.files = files_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Which Tuner a script gives to a farm."""
+"""Which Tuner a script submits to a farm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done is remembered, whatever a crash left of the file."""
+"""Completed requests are remembered, even if a crash truncated the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_shared.broker import redis_keys
 
 
 class Clock:
-    """Time as a test says it."""
+    """A clock that a test sets."""
 
     seconds = 0.0
 
@@ -81,7 +81,7 @@ def test_the_file_is_bounded_and_keeps_the_newest(tmp_path):
 
 
 def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's own pace is not what is looked at
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
     path, now = tmp_path / "requests", Clock()
     done = DoneRequests(path, kept=10, clock=now)
     void = redis_keys.REQUEST_TTL_S + redis_keys.CLOCK_TOLERANCE_S
@@ -89,7 +89,7 @@ def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_
         now.seconds = number * void / 200
         done.add(f"r{number}", b"answer")
     assert all(done.get(f"r{number}") for number in range(200))
-    again = DoneRequests(path, kept=10, clock=now)  # which does not know how old they are
+    again = DoneRequests(path, kept=10, clock=now)  # its clock does not show how old they are
     for number in range(500):
         now.seconds += 0.001
         again.add(f"flood{number}", b"")

@@ -1,4 +1,4 @@
-"""What no process can be started with is refused when it is submitted."""
+"""Environments in which no process can start are rejected at submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A farm's queue keeps each experiment as it was before or after its last change, whatever ends."""
+"""A crash leaves each experiment in the queue as it was before or after its last change."""
 
 from __future__ import annotations
 
@@ -224,12 +224,12 @@ def test_files_are_the_owners_alone(queue, tmp_path):
 
 
 def test_a_thousand_that_wait_are_read_at_once_and_change_one_file_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's own pace is not what is looked at
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
     queue = ExperimentQueue(tmp_path / "q")
     for number in range(1000):
         add(queue, f"e{number}", number % 3)
 
-    begun = time.thread_time()  # of the processor: how busy the machine is does not matter
+    begun = time.thread_time()  # processor time: the load of the machine does not matter
     found = again(queue)
     assert time.thread_time() - begun < 5
     reads = []

@@ -1,4 +1,4 @@
-"""When the supervisor starts an experiment's process, and what it tells it."""
+"""When the supervisor starts an experiment process, and what it sends to it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 
 _SEGFAULT = -11
-#: The kernel gives this pid to no process.
+#: The kernel assigns this pid to no process.
 NO_SUCH_PID = 2**22 + 1
 
 
 class Process:
-    """An experiment's process, which is none: it hears, and ends when the test says so."""
+    """A fake experiment process: it receives messages and ends when the test says so."""
 
     pid, watched = NO_SUCH_PID, -1
 
@@ -70,11 +70,11 @@ class Process:
 
 
 class Farm:
-    """Experiments of a supervisor that is not there, in a folder."""
+    """The experiments of a fake supervisor, in a folder."""
 
     def __init__(self, folder: Path, *, max_running: int = 8, timeout_s: float = 600.0) -> None:
         self.processes: list[Process] = []
-        #: What the system says of the start of a process; None where it starts.
+        #: The error with which the start of a process fails; None where it succeeds.
         self.refusal: OSError | None = None
         self.queue = ExperimentQueue(folder / "experiments")
         self.experiments = RunningExperiments(
@@ -131,7 +131,7 @@ def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_w
     farm.experiments.turn()
 
     (_, second) = farm.processes
-    farm.experiments.turn()  # what waits to be sent is sent
+    farm.experiments.turn()  # flush the pending messages
     asked = [heard.request for heard in second.heard() if isinstance(heard, r.IpcRequest)]
     assert asked == [r.StopSearch("stopped by alice")]
 
@@ -233,7 +233,7 @@ def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     assert farm.experiments.troubles() == {}
-    now += 3600.0  # it ran well for an hour
+    now += 3600.0  # it ran without a failure for an hour
     farm.refusal = OSError(errno.EROFS, os.strerror(errno.EROFS))
     farm.processes[0].code = _SEGFAULT
     pauses = []

@@ -1,4 +1,4 @@
-"""A desk checks what it is asked, and knows which node is meant."""
+"""`FarmApi` checks requests and finds the node that a user names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANN = RequestCaller("ann", "0" * 32)
 
 
 class SomeNodes(FakeNodeControl):
-    """Nodes of these names, attempts, states and ages."""
+    """Nodes with these names, attempts, states and ages."""
 
     def __init__(self, *rows):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a farm's users see of its nodes whose GPUs are not all to be used."""
+"""What a farm's users see of nodes with withheld GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = {"cpu": 1.0, "gpu": 1.0}
 
 
 class FakeTransport:
-    """Says what it is told to say."""
+    """A transport that returns what the test sets."""
 
     def __init__(self) -> None:
         self.read_events: list[m.Event] = []
@@ -109,7 +109,7 @@ def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
 
 
 def is_offered(allocator: FairShareAllocator) -> bool:
-    """Whether a search that wants a slot gets one."""
+    """Return whether a search that requests a slot gets an offer."""
     allocator.experiment_added("e", "ada")
     allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
     return bool(allocator.offers())

@@ -1,4 +1,4 @@
-"""A log is read page by page, without cutting characters in two."""
+"""A log is read page by page without splitting characters."""
 
 from __future__ import annotations
 

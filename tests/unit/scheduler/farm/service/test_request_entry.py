@@ -1,4 +1,4 @@
-"""Only who has a submitter's key asks in her name, now, and exactly what is done."""
+"""A request counts only if its submitter's key signed exactly it, recently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entry(
     at: float = NOW,
     owner: str = "ada",
 ) -> dict[bytes, bytes]:
-    """What a client sends at a time."""
+    """Return the entry that a client sends at a given time."""
     asked = request or r.StopExperiment(name="exp")
     kind, sent = str(type(asked).__struct_config__.tag), str(int(at * 1000))
     body = close_request(
@@ -137,7 +137,7 @@ def test_s03_an_old_request_is_refused_and_she_is_told_by_how_much(
     with pytest.raises(InvalidRequest, match=said):
         raise problem
     assert problem.message_signer is not None
-    assert problem.message_signer.is_signed  # she can believe it
+    assert problem.message_signer.is_signed  # she can verify it
 
 
 def test_without_keys_no_clock_is_compared():
@@ -155,7 +155,7 @@ def test_a_time_that_is_none_is_refused(scheduler, ada):
 
 def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada):
     class Unseen(bytes):
-        """Fails if its content is looked at."""
+        """Fails if its content is read."""
 
         def __getitem__(self, _index):
             raise AssertionError("it was looked at")

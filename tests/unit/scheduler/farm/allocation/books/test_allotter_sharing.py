@@ -1,4 +1,4 @@
-"""Who comes first, who gives way, and for whom room is made."""
+"""Priorities and fair shares: which experiments come first, and which are preempted."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_where_trials_are_long_a_newcomer_gets_its_share_within_minutes() -> Non
     farm.run(HOUR + 900.0)
     assert has(farm) == {"a": 4, "b": 4}
     farm.run(5 * HOUR)
-    assert farm.preempted == {"ada": 4}  # and that is all: nothing goes to and fro
+    assert farm.preempted == {"ada": 4}  # and no more: slots do not move back and forth
 
 
 def test_three_owners_of_four_gpus_take_turns_with_the_fourth() -> None:
