@@ -1,4 +1,4 @@
-"""``docs/glossary.md`` and the code name the same things."""
+"""``docs/glossary.md`` and the code use the same names."""
 
 from __future__ import annotations
 

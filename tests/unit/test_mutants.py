@@ -13,7 +13,7 @@ MUTANTS = all_mutants()
 
 
 def names_in(path: Path) -> set[str]:
-    """The names of a file's tests; those of a class, inherited ones too, behind ``::``."""
+    """Return the names of a file's tests; those of a class, inherited ones too, follow ``::``."""
     found: set[str] = set()
     methods: dict[str, set[str]] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

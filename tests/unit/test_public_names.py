@@ -1,4 +1,4 @@
-"""`import tunemq as tune` offers Ray Tune's names, each of which works, and costs nothing."""
+"""`import tunemq as tune` offers Ray Tune's names; each works, and the import is cheap."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_a_trial_uses_imports_no_client_and_no_array_library():
 
 
 def test_no_submodule_imports_a_client_or_an_array_library():
-    """A script's imports are done again in the processes of its trials."""
+    """The processes of a script's trials repeat its imports."""
     modules = [f"tunemq.{name}" for name in (*SUBMODULES, "search.basic_variant", "search.optuna")]
     loaded = python(f"import sys, {', '.join(modules)}; print(*sys.modules)").split()
 

@@ -21,7 +21,7 @@ NAMED = re.compile(r"`((?:unit|contracts|simulation|integration|faults|acceptanc
 
 
 def named_after(fault: str, path: Path) -> bool:
-    """Whether a file has a test that is named after a fault."""
+    """Return whether a file has a test that is named after a fault."""
     text = path.read_text(encoding="utf-8")
     return re.search(rf"\bdef test_\w*{fault.lower()}_", text) is not None
 

@@ -1,4 +1,4 @@
-"""SECURITY.md names each threat, S01 to S16, with tests that exist and are named after it."""
+"""SECURITY.md names for each threat, S01 to S16, tests that exist and bear its number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED = re.compile(r"`((?:unit|contracts|integration|faults|security|acceptance)
 
 
 def names_in(path: Path) -> set[str]:
-    """The names of a file's tests, those of classes too."""
+    """Return the names of a file's tests, including those in classes."""
     return {
         node.name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -35,7 +35,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def named_after(threat: str, path: Path) -> bool:
-    """Whether a file has a test that is named after a threat."""
+    """Return whether a file has a test that is named after a threat."""
     return any(re.search(rf"_{threat.lower()}_", name) for name in names_in(path))
 
 
@@ -48,14 +48,14 @@ def test_every_threat_has_a_row_and_there_are_no_others() -> None:
 def test_each_threat_has_tests_that_are_named_after_it(threat: str) -> None:
     named = NAMED.findall(ROWS[threat][-1])
     assert named
-    assert ", ".join(f"`{name}`" for name in named) == ROWS[threat][-1]  # it names nothing else
+    assert ", ".join(f"`{name}`" for name in named) == ROWS[threat][-1]  # no other file
     files = [ROOT / "tests" / name for name in named]
     assert [str(path) for path in files if not path.exists()] == []
     assert any(named_after(threat, path) for path in files)
 
 
 def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
-    """In tests/security, where they are looked for; others may stand beside what they are about."""
+    """This covers tests/security; other such tests may stand beside the code that they test."""
     for path in (ROOT / "tests" / "security").glob("test_*.py"):
         for threat in THREATS:
             if named_after(threat, path):
@@ -63,7 +63,7 @@ def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
-    # A lease is believed while its node has answered the challenge of now or the one before it.
+    # A lease counts while its node has answered the current challenge or the one before.
     assert f"the time of\n  a lease ({redis_keys.LEASE_TTL_S:g} s) has passed" in PAGE
     assert f"count for {2 * lease_challenge._REPLACED_EVERY_S:g} s at most" in PAGE
     assert redis_keys.REQUEST_TTL_S == 120

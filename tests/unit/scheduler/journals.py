@@ -1,4 +1,4 @@
-"""Small journals: turns that mean something to the core, and what a journal comes to."""
+"""Small journals for tests, and the states that they give."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS: Final = [
     for turn in range(6)
 ]
 
-#: What a journal comes to: the turns of which the state is made, and the trials that are over.
+#: The state that a journal gives: the turns that it is made of, and the finished trials.
 State = tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]
 
 
@@ -36,9 +36,9 @@ def begun(
     *,
     snapshot_before: tuple[int, ...] = (2, 3),
 ) -> list[State]:
-    """Write a journal with snapshots whose state is made of all turns before; returns all states.
+    """Write a journal with snapshots whose state holds all earlier turns; return all states.
 
-    The first of these is that of an empty journal, then that after each turn.
+    The first is the state of an empty journal, the others are the states after each turn.
     """
     states: list[State] = [((), ())]
     with Journal.create(folder, HEADER) as journal:
@@ -51,7 +51,7 @@ def begun(
 
 
 def after(state: State, turn: Sequence[m.JournalRecord]) -> State:
-    """The state after a turn: with each, a trial is over, and that of two turns before changes."""
+    """Return the state after a turn, which finishes one trial and changes an earlier one."""
     turns, finished = state
     number = len(turns)
     over = {**dict(finished), f"t{number}": b"over"}
@@ -61,13 +61,13 @@ def after(state: State, turn: Sequence[m.JournalRecord]) -> State:
 
 
 def take_snapshot(journal: Journal, state: State) -> bool:
-    """Take a snapshot that holds this state, the trials that are over in the history."""
+    """Take a snapshot of this state, with the finished trials in the history."""
     turns, finished = state
     return journal.snapshot(JournalSnapshot(state=m.encode(turns)), finished)
 
 
 def state_of(found: RecoveredJournal) -> State:
-    """The state that a journal gives."""
+    """Return the state that a journal gives."""
     state: State = ((), ())
     if found.snapshot is not None:
         turns = msgspec.msgpack.decode(found.snapshot.state, type=tuple[bytes, ...])

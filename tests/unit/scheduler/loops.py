@@ -1,4 +1,4 @@
-"""A loop whose executor, journal and records are lists, turned by hand."""
+"""An experiment loop that tests run by hand; executor, journal and callbacks are lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
 
 
 class ScriptedExecutor(TrialExecutor):
-    """States what the test gives it, and writes down what it is told, with the journal's length."""
+    """Returns the events that the test sets, and records each call with the journal's length."""
 
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.batches: deque[list[m.Event]] = deque()
@@ -88,7 +88,7 @@ class LoggingSink:
 
 
 class Loop:
-    """A loop, and the log of all that it did, in order."""
+    """A loop and the ordered log of its actions."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Loop:
         )
 
     def turn(self, *batches: m.Event) -> list[tuple[Any, ...]]:
-        """One turn with these facts; returns what was done in it."""
+        """Run one turn with these events and return its actions."""
         self.executor.batches.append(list(batches))
         before = len(self.log)
         self.loop.step()

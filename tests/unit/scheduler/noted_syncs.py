@@ -1,4 +1,4 @@
-"""A user's syncer whose work is only noted, a callback that uses it, and trials for both."""
+"""A user's syncer that only records its work, a callback that uses it, and trials for both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class Counter:
-    """What happened to the copies of a `NotingSyncer`; shared by them all."""
+    """Counts the calls of all copies of a `NotingSyncer`."""
 
     def __init__(self) -> None:
         self.ups: list[tuple[str, str, tuple[str, ...]]] = []
@@ -37,12 +37,12 @@ class Counter:
         return self
 
     def of(self, name: str) -> int:
-        """How often the folder went up."""
+        """Return how often the folder was uploaded."""
         return sum(os.path.basename(local) == name for local, _, _ in self.ups)
 
 
 class NotingSyncer(Syncer):
-    """A user's syncer, which does its work at once; what it does is only noted."""
+    """A user's syncer that completes each call at once and only records it."""
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
@@ -118,13 +118,13 @@ def trial_in(folder: Path, number: int = 0) -> FakeTrial:
 
 
 def tell(callback: SyncerCallback, hook: str, trial: FakeTrial, **more: Any) -> None:
-    """Call a hook, and end the turn."""
+    """Call a hook and end the turn."""
     getattr(callback, hook)(iteration=1, trials=[trial], trial=trial, **more)
     callback.on_step_end(iteration=1, trials=[trial])
 
 
 def settled(callback: SyncerCallback) -> None:
-    """Turn until nothing is in flight."""
+    """Run turns until no transfer is in flight."""
 
     def turned() -> bool:
         callback.on_step_end(iteration=1, trials=[])

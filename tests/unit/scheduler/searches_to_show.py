@@ -1,4 +1,4 @@
-"""A search as displays see it."""
+"""A fake search for tests of displays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tunemq_scheduler.results.trial_failures import FailureLog, TrialFailure
 
 
 class FakeSearch:
-    """Has what a `SearchView` has, and can be changed at will."""
+    """Has the attributes of a `SearchView`, which a test may change."""
 
     def __init__(self, trials: int = 3) -> None:
         self.name = "train_mnist"
@@ -42,7 +42,7 @@ class FakeSearch:
 
 
 def failure(trial: FakeTrial, **changes: Any) -> TrialFailure:
-    """A failure of a trial's own code."""
+    """Return a failure of a trial's own code."""
     told = {
         "kind": "user",
         "error": "ValueError: too small",
@@ -54,7 +54,7 @@ def failure(trial: FakeTrial, **changes: Any) -> TrialFailure:
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0

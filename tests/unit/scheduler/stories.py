@@ -1,4 +1,4 @@
-"""A runner, and all that it was told."""
+"""A runner and all events that it received."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TO_THE_END = m.HorizonSet("a", ())
 
 
 class Story:
-    """A runner, and all that it was told, so that it can be replayed."""
+    """A runner and all events that it received, for replay."""
 
     def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
         self.settings = RunnerSettings(**settings)
@@ -85,7 +85,7 @@ class Story:
         return self.tell(m.CheckpointLost(trial, attempt, key, "the store is away", 0.0))
 
     def pause(self, trial: str, step: int, attempt: int = 1) -> list[c.Command]:
-        """Report a result about which PAUSE is decided."""
+        """Report a result for which the scheduler decides PAUSE."""
         return self.report(
             trial, step, m.DecisionMade(trial, step, m.PAUSE, "others first"), attempt=attempt
         )

@@ -1,4 +1,4 @@
-"""Trials and results as loggers and displays see them."""
+"""Fake trials and results for tests of loggers and displays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class FakeTrial:
-    """Has what a `TrialView` has, and can be changed at will."""
+    """Has the attributes of a `TrialView`, which a test may change."""
 
     def __init__(self, number: int = 0, folder: str | Path = "", **config: Any) -> None:
         self.number = number
@@ -28,7 +28,7 @@ class FakeTrial:
         return self.trial_name
 
     def result(self, step: int = 1, **metrics: Any) -> dict[str, Any]:
-        """A complete result, which also becomes its last."""
+        """Return a complete result and make it the trial's last one."""
         self.last_result = {
             **metrics,
             "training_iteration": step,

@@ -1,4 +1,4 @@
-"""A class trainable that notes which of its methods are called."""
+"""A class trainable that records the calls of its methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tunemq_shared.trainable.trainable import Trainable
 
 
 class Counter(Trainable):
-    """Counts steps, ``from`` its configuration's number on; a reset may be ``refuse``d."""
+    """Counts steps, ``from`` the configured number on; the configuration may ``refuse`` a reset."""
 
     log: list = []  # noqa: RUF012  shared by all objects of a test, and emptied by its fixture
 
@@ -39,7 +39,7 @@ class Counter(Trainable):
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch):
-    """What the test's counters noted; a test module imports it and names it in its ``__all__``."""
+    """The calls that the counters record; test modules import it and list it in ``__all__``."""
     log: list = []
     monkeypatch.setattr(Counter, "log", log)
     return log

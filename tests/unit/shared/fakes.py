@@ -1,4 +1,4 @@
-"""A trial's surroundings in memory: a channel, a checkpoint sink, and a session made of them."""
+"""The surroundings of a trial in memory: a channel, a checkpoint sink and a session on both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tunemq_shared.trial.trial_session import TrialSession
 
 
 class MemoryChannel(TrialChannel):
-    """Keeps what is sent, as it comes out of the wire, and gives out the orders it was given."""
+    """Keeps the messages as the receiver decodes them, and returns the orders of the test."""
 
     def __init__(self) -> None:
         self.sent: list[NodeEvent] = []
@@ -71,9 +71,10 @@ class MemoryChannel(TrialChannel):
 
 
 class MemorySink:
-    """Copies checkpoints below ``root``; ``error`` is raised instead if there is one.
+    """Copies checkpoints below ``root``, or raises ``error`` if it is set.
 
-    It is a store itself, or ``is_cache`` of one; checkpoints with the keys ``damaged`` are so.
+    It is a store itself, or with ``is_cache`` a cache of one; ``damaged`` lists the keys of
+    damaged checkpoints.
     """
 
     def __init__(self, root: Path, *, is_cache: bool = False) -> None:
@@ -121,7 +122,7 @@ def start(folder: Path, **changes) -> TrialSpec:
 
 
 class World:
-    """One trial's surroundings; `session` begins an epoch of it with what the last one kept."""
+    """One trial's surroundings; `session` begins a new attempt with the state of the last one."""
 
     def __init__(self, folder: Path, *, has_cache: bool = False) -> None:
         self.folder = folder
@@ -143,7 +144,7 @@ class World:
         return self.session(restore=refs, **changes)
 
     def touched_when_sent(self, name: str) -> Path:
-        """A file that is there as soon as the trial has sent anything."""
+        """Return a path at which a file appears as soon as the trial sends a message."""
         file, sent = self.folder / name, self.channel.send
 
         def send(event: NodeEvent) -> None:

@@ -1,4 +1,4 @@
-"""Values of users whose methods raise, or return what they must not."""
+"""User values whose methods raise, or return invalid results."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ def _raises(*_: Any) -> NoReturn:
 
 
 class Silent:
-    """Raises whatever it is asked."""
+    """Raises in every method."""
 
     __repr__ = __str__ = __format__ = __eq__ = __hash__ = __bool__ = _raises
     __len__ = __iter__ = __float__ = __int__ = _raises
 
 
 class Item:
-    """Looks like a scalar of an array library."""
+    """Resembles a scalar of an array library."""
 
     ndim = 0
     item = tolist = __repr__ = _raises
 
 
 class NoText:
-    """Returns what is no text."""
+    """Returns a value that is no text."""
 
     def __repr__(self) -> Any:
         return 3
 
 
 class Text(str):
-    """A text with methods that raise."""
+    """A text whose methods raise."""
 
     __slots__ = ()
 
@@ -39,26 +39,26 @@ class Text(str):
 
 
 class Real(float):
-    """A number with methods that raise."""
+    """A number whose methods raise."""
 
     __repr__ = __str__ = __format__ = __float__ = _raises
 
 
 class Whole(int):
-    """A whole number with methods that raise."""
+    """An integer whose methods raise."""
 
     __repr__ = __str__ = __format__ = __int__ = __lt__ = __abs__ = _raises
 
 
 class Endless:
-    """Its text holds its text."""
+    """A value whose text contains its own text."""
 
     def __repr__(self) -> str:
         return repr(self)
 
 
 class Leaves:
-    """Ends the process of whoever shows it."""
+    """Exits the process that prints it."""
 
     def __repr__(self) -> NoReturn:
         raise SystemExit(3)
@@ -71,5 +71,5 @@ class Closed(dict[str, Any]):
 
 
 def all_hostile() -> list[Any]:
-    """One of each, but for what a configuration may not hold at all."""
+    """Return one of each, except those that no configuration may hold."""
     return [Silent(), Item(), NoText(), Text("t"), Real(2.5), Whole(7), Endless(), Leaves()]

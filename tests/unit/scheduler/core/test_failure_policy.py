@@ -402,8 +402,7 @@ def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
 
 
 def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
-    """The runner reserves a node for the suspect; smaller trials would take every free slot.
-    """
+    """The runner reserves a node for the suspect; smaller trials would take every free slot."""
     story = Falling(max_node_losses=0)
     for trial in ("a", "b"):
         story.add(trial)

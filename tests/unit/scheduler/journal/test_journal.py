@@ -1,4 +1,4 @@
-"""The journal: whole turns or nothing, snapshots, one writer, other versions."""
+"""The journal: whole turns or none, snapshots, one writer, other versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(folder: Path) -> Path:
-    """A journal that was closed, with all turns in it."""
+    """Write a journal with all turns and close it."""
     with Journal.create(folder, HEADER) as journal:
         for turn in TURNS:
             journal.append(turn)
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_back(written: Path) -> None:
     found = recover(written)
     assert (found.header, found.snapshot, found.finished, found.cut) == (HEADER, None, {}, 0)
     assert (list(found.turns), found.turn) == (TURNS, len(TURNS))
-    assert list(found.turns) == TURNS  # once more
+    assert list(found.turns) == TURNS  # the second time
 
 
 def test_a_journal_goes_on_where_it_ended(written: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_journal_goes_on_where_it_ended(written: Path) -> None:
     with journal:
         assert list(found.turns) == TURNS
         journal.append(TURNS[0])
-        assert list(found.turns) == TURNS  # what it was
+        assert list(found.turns) == TURNS  # unchanged
     assert list(read_turns(written)) == [*TURNS, TURNS[0]]
     assert recover(written).turn == len(TURNS) + 1
 
@@ -98,7 +98,7 @@ def test_a_wrong_length_does_not_pass_for_a_torn_end(written: Path) -> None:
     path = turns_file(written, 1)
     whole = bytearray(path.read_bytes())
     offset = len(whole) - sum(24 + len(m.encode(turn)) for turn in TURNS)
-    whole[offset + 12] ^= 0x40  # says that a GiB follows
+    whole[offset + 12] ^= 0x40  # the header now announces a GiB
     path.write_bytes(whole)
     with pytest.raises(JournalCorrupt, match=f"at byte {offset}"):
         recover(written)
@@ -217,7 +217,7 @@ def test_a_file_that_is_missing_is_missed(folder: Path, name: str) -> None:
     begun(folder, TURNS)
     before = state_of(recover(folder))
     (folder / name).unlink()
-    # The generation before the last, which salvage needs, gives the same as the last one.
+    # The last generation but one, which salvage needs, gives the same state as the last.
     if name in {"000002.turns", "000003.snapshot"}:
         assert state_of(recover(folder)) == before
     else:
@@ -225,7 +225,7 @@ def test_a_file_that_is_missing_is_missed(folder: Path, name: str) -> None:
             recover(folder)
 
 
-# --- what the disk refuses ------------------------------------------------------------------------
+# --- errors of the disk ---------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_told_from_others_and_leaves_nothing_of_the_turn(
@@ -302,7 +302,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(written: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the journal open."""
+    """Start another process that has the journal open."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(written)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Salvage: the longest row of turns without a gap, the damaged journal kept."""
+"""Salvage: the longest run of turns without a gap; the damaged journal is kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_journal_that_is_not_damaged_is_left_alone(folder: Path) -> None:
 def test_whichever_byte_is_damaged_what_is_salvaged_is_a_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for sync in ("fsync", "fdatasync"):  # the disk's own pace is not what is looked at
+    for sync in ("fsync", "fdatasync"):  # do not measure the disk's speed
         monkeypatch.setattr(os, sync, lambda _: None)
     states = begun(tmp_path / "whole", TURNS)
     size = (tmp_path / "whole" / name).stat().st_size
@@ -137,7 +137,7 @@ def test_journal_without_history_copy_writes_all_of_it_with_its_next_snapshot(
     folder: Path,
 ) -> None:
     begun(folder, TURNS)
-    (folder / "history.copy").unlink()  # as one that came from its store
+    (folder / "history.copy").unlink()  # as for a journal that was fetched from its store
     journal, found = Journal.resume(folder)
     with journal:
         take_snapshot(journal, state_of(found))

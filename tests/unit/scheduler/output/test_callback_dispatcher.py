@@ -1,4 +1,4 @@
-"""Who is told what becomes of a search, and what may go wrong with it."""
+"""Which callbacks receive a search's notifications, and how their errors are handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restart makes of the files of trials, which may lack what the journal has."""
+"""How a restart repairs trials' files that lack results from the journal."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
 def mended(loop: Loop, folder: Path) -> Path:
-    """The folder of the first trial, once a restart has told all that the journal holds."""
+    """Replay the whole journal and return the folder of the first trial."""
     return Path(retold(loop, folder)[0].trial_folder("t_00000"))
 
 
 def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, LogRepair]:
-    """Have a restart tell all that the journal holds; returns the plan and who made it good."""
+    """Replay the whole journal and return the plan and the log repair."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
@@ -68,7 +68,7 @@ def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
     anew = m.ResultReported("t_00000", attempt, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
     loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
 
-    for _ in range(2):  # the second time nothing is missing
+    for _ in range(2):  # the second time no row is missing
         folder = mended(loop, tmp_path)
         base, _, extension = kind.partition(".")
         assert losses_of(folder / f"{base}.0.{extension}") == [1.0, 1.0, 1.0]
@@ -89,7 +89,7 @@ def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
-    folder = mended(loop, tmp_path)  # by a process that died before the disk had it, perhaps
+    folder = mended(loop, tmp_path)  # by a process that died before the fsync, perhaps
     _, again = retold(loop, tmp_path)
     names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
     assert set(again.unsynced) == {str(folder / name) for name in names}

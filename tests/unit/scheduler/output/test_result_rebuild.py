@@ -1,4 +1,4 @@
-"""What a restart makes of result files into which the code of a trial has written."""
+"""How a restart repairs result files into which a trial's own code has written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAILED = m.TrialFailed(TRIAL, 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
 class Search:
-    """A search of one trial, of which a journal has three results and a failure."""
+    """A search of one trial, whose journal has three results and a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.loop = Loop(trials=1)
@@ -47,11 +47,11 @@ class Search:
         self.loop.turn(NODE)
         self.loop.batch(1, started(), result(1))
         self.loop.batch(3, result(2))
-        #: How many turns a snapshot stands for, and its state.
+        #: The number of turns that a snapshot replaces, and its state.
         self.snapshot: tuple[int, bytes] | None = None
 
     def take_snapshot(self) -> None:
-        """Have the journal forget the turns until now."""
+        """Replace the turns so far with a snapshot."""
         self.snapshot = self._turns(), dump(self.loop.runner)
 
     def report(self, first: int, *steps: int) -> None:
@@ -59,7 +59,7 @@ class Search:
         self.loop.batch(first, *map(result, steps))
 
     def restart(self) -> list[str]:
-        """Have a restart bring the files to where the journal is; returns what it said."""
+        """Restart, repair the files to the end of the journal and return the notices."""
         search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
         algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
         known, state = self.snapshot or (0, b"")
@@ -76,7 +76,7 @@ class Search:
         return unrecorded.notices
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """The steps in both files."""
+        """Return the steps in both files."""
         return steps_in(self.folder / "result.json"), steps_in(self.folder / "progress.csv")
 
     def _turns(self) -> int:
@@ -124,7 +124,7 @@ def test_restart_puts_a_file_of_the_trial_aside_and_names_it(tmp_path: Path, nam
     search = Search(tmp_path)
     search.restart()
     path = search.folder / name
-    with path.open("w") as file:  # as a logger of a library does, which keeps it open
+    with path.open("w") as file:  # as a library's logger does, which keeps the file open
         file.write("fps,reward\n")
         file.flush()
         (text,) = search.restart()

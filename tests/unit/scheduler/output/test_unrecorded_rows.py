@@ -1,4 +1,4 @@
-"""What becomes of rows in trials' files that the journal does not have."""
+"""How a restart treats rows in trials' files that the journal does not have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
 def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, LogRepair]:
-    """Replay the first turns of a journal, and have the files follow."""
+    """Replay the first turns of a journal and repair the files."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
@@ -40,7 +40,7 @@ def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[Trial
 
 
 def after_loss(loop: Loop, folder: Path, turns: int | None) -> UnrecordedRows:
-    """Write the files of the whole journal, lose all but its first turns, and compare."""
+    """Write the files of the whole journal, truncate it to its first turns and compare."""
     plan = msgspec.structs.replace(PLAN, folder=str(folder), experiment_id="t")
     replayed(loop, None, plan)
     runner, log_repair = replayed(loop, turns, plan)
@@ -62,7 +62,7 @@ def acknowledged_up_to(loop: Loop) -> int:
 
 
 def three_steps(trials: int = 1) -> tuple[Loop, int]:
-    """A loop with a trial that reported; and how many turns there were after its first result."""
+    """Return a loop with a trial that reported, and the number of turns after its first result."""
     loop = Loop(trials=trials)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -154,7 +154,7 @@ def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
     unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
     unrecorded.remove()
     assert not unrecorded.notices
-    unrecorded.remove_from(["t_00000"])  # it is about to continue
+    unrecorded.remove_from(["t_00000"])  # the trial is about to resume
     assert str(path) in unrecorded.notices[0]
     path.write_text("no result\n", encoding="ascii")
     (tmp_path / "journal.damaged-20260101-000000").mkdir()

@@ -1,4 +1,4 @@
-"""What was written of trials' files is brought to the disk, mostly beside the search."""
+"""Changes of trials' files are synced to disk, mostly in a thread beside the search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunemq_shared.base.errors import StoreError
 
 
 class Disk:
-    """A disk that says what it was made to keep, and may take its time or refuse."""
+    """A disk that records each fsync, and may delay or fail it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: list[str] = []
@@ -48,7 +48,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 def written(files: UnsyncedFiles, folder: Path, count: int) -> list[str]:
-    """So many files, which it knows of."""
+    """Write ``count`` files, note them as unsynced and return their paths."""
     paths = [folder / f"{number}.json" for number in range(count)]
     for path in paths:
         path.write_text("{}")
@@ -74,7 +74,7 @@ def test_many_keep_nobody_waiting(disk: Disk, tmp_path: Path) -> None:
     assert not files.settle()
     assert files.is_settling
     disk.is_open.set()
-    files.note(paths[0])  # a result that came meanwhile
+    files.note(paths[0])  # a result that arrived meanwhile
     eventually(files.settle)
     assert set(paths) <= set(disk.synced)
     assert disk.synced.count(paths[0]) == 2
@@ -83,7 +83,7 @@ def test_many_keep_nobody_waiting(disk: Disk, tmp_path: Path) -> None:
 
 
 def rounds_of(files: UnsyncedFiles, folder: Path, counts: list[int]) -> list[bool]:
-    """What it said after each round, between which so many files were written."""
+    """Write ``counts[i]`` files in round i, and return the answers of ``settle``."""
     said = []
     for count in counts:
         written(files, folder, count)

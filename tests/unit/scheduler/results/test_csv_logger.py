@@ -136,7 +136,7 @@ results = st.dictionaries(
 
 
 def as_reported(text: str) -> str:
-    """Without the apostrophe that keeps a spreadsheet from executing it."""
+    """Return the text without the apostrophe that keeps a spreadsheet from executing it."""
     return text[1:] if text[:1] == "'" and text.lstrip("'")[:1] == "=" else text
 
 

@@ -18,7 +18,7 @@ from tunemq_shared.checkpoints.checkpoint import Checkpoint
 
 
 def finished(folder: Path, number: int, *values: float, status: str = "TERMINATED") -> Result:
-    """A trial that reported these losses."""
+    """Return a trial that reported these losses."""
     trial = FakeTrial(number, folder, lr=0.1 * number)
     logger = JsonLoggerCallback()
     logger.log_trial_start(trial)

@@ -1,4 +1,4 @@
-"""Failures: written down, and gathered by cause."""
+"""Failures: their records, and groups by cause."""
 
 from __future__ import annotations
 

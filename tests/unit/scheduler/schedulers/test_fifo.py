@@ -1,4 +1,4 @@
-"""First come, first served; and what all trial schedulers inherit."""
+"""First in, first out, and the methods that all trial schedulers inherit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def waiting(status: str) -> Any:
 
 
 class Custom(FIFOScheduler):
-    """As people write them for Ray."""
+    """A scheduler as users write it for Ray."""
 
     def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
         return "STOP" if result["loss"] > 3 else "CONTINUE"

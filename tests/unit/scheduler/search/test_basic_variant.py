@@ -1,4 +1,4 @@
-"""Grid and random search: how many, in which order, the same each time."""
+"""Grid and random search: number and order of the configurations, and reproducibility."""
 
 from __future__ import annotations
 

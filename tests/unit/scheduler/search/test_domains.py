@@ -1,4 +1,4 @@
-"""The sampling functions: what they draw, and what they refuse."""
+"""The sampling functions: their samples, and the arguments that they reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optuna behind our searcher: translation of spaces, seeds, what is told, resuming."""
+"""Optuna as a searcher: conversion of spaces, seeds, results passed on, and resuming."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPACE = {
 
 
 def search(param_space: Any = None, num_samples: int = 50, seed: int = 1, **options: Any) -> Any:
-    """An OptunaSearch as the loop sees it."""
+    """Return an OptunaSearch as the loop sees it."""
     options = {"metric": "loss", "mode": "min", **options}
     space = SPACE if param_space is None else param_space
     return SearchGenerator(OptunaSearch(**options), space, num_samples, seed=seed)
@@ -58,7 +58,7 @@ def loss(config: dict[str, Any]) -> float:
 
 
 def run(algorithm: Any, first: int, last: int) -> list[dict[str, Any]]:
-    """Trials in pairs, as with two slots, each told before the next pair."""
+    """Run trials in pairs, as with two slots; each is completed before the next pair."""
     configs = []
     for n in range(first, last, 2):
         pair = [algorithm.suggest(k, f"t{k}").config for k in (n, n + 1)]

@@ -1,4 +1,4 @@
-"""Search spaces in files: what they may say, and what is told where they are wrong."""
+"""Search spaces in files: their syntax, and the messages for errors in them."""
 
 from __future__ import annotations
 

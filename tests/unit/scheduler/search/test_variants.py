@@ -1,4 +1,4 @@
-"""How a search space is resolved: grids, nested domains, functions of other values, tags."""
+"""Resolving a search space: grids, nested domains, functions of other values, tags."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tunemq_shared.base.errors import SearchSpaceError
 
 
 def configs(space: dict[str, Any], seed: object = 1) -> list[dict[str, Any]]:
-    """All combinations of a space's grid, the rest drawn."""
+    """Return all combinations of a space's grid, with the other values sampled."""
     read = read_space(space)
     grid = GridCombinations(read)
     return [resolve(read, grid.pick(n), generators(seed, n)) for n in range(grid.size)]

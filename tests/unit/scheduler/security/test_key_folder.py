@@ -1,4 +1,4 @@
-"""Key files are made and changed together, and at no step does one miss what another signs with."""
+"""Key files change together; after every step each role can verify what another signs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_names_that_no_file_can_have_are_refused(folder, tmp_path, name):
 def test_every_name_that_is_allowed_comes_back(tmp_path_factory, names):
     names -= {"scheduler", "worker"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)  # the disk's own pace is not what is looked at
+        patch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
         folder = key_folder(tmp_path_factory.mktemp("names"), *names, "ann")
     assert set(folder.keys().submitters) == {*names, "ann"}
     for name in names:
@@ -89,7 +89,7 @@ def test_only_what_changes_is_to_be_copied(folder):
 
 
 def test_between_two_steps_each_understands_each(folder):
-    """Whoever has the files of one step, and whoever has those of the next, as copying takes."""
+    """While files are copied, some machines have those of one step and others those of the next."""
     steps = [all_files(folder)]
     for change in (folder.rotate, folder.promote, folder.drop):
         change()
@@ -157,7 +157,7 @@ def test_a_folder_without_keys_is_told(tmp_path):
 
 
 def test_a_command_that_was_cut_off_is_given_again(folder):
-    """That with all keys is written last: what the others have too much is written over."""
+    """The file with all keys is written last, so the repeated command overwrites the others."""
     before = (folder.path / "scheduler.toml").read_bytes()
     folder.rotate()
     (folder.path / "scheduler.toml").write_bytes(before)

@@ -1,4 +1,4 @@
-"""Settings for checkpoints and storage: what they mean, and what is refused by name."""
+"""Settings for checkpoints and storage: their meaning, and the rejected values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_settings_of_the_wrong_kind_are_refused_by_name():
         RunConfig(storage_path=5)  # type: ignore[arg-type]
 
 
-# --- where things go ------------------------------------------------------------------------------
+# --- destinations ---------------------------------------------------------------------------------
 
 ADDRESS = "s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true"
 

@@ -1,4 +1,4 @@
-"""`FailureConfig`: what is refused, by name, and the two ways to give it to ``tune.run``."""
+"""`FailureConfig`: rejected values, and the two ways to pass it to ``tune.run``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_trouble_with_checkpoints_and_nodes_is_forgiven_where_errors_are_not():
     config = FailureConfig()
     assert (config.max_failures, config.max_storage_failures, config.max_node_losses) == (0, 3, 2)
     assert not config.retry_cuda_memory
-    # With fail_fast a trial's first error ends the search; its surroundings have their budgets.
+    # fail_fast ends the search at a trial's first error; other failures keep their budgets.
     assert FailureConfig(fail_fast=True, max_storage_failures=5).max_storage_failures == 5
 
 

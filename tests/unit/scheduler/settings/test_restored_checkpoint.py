@@ -1,4 +1,4 @@
-"""A checkpoint of the user's is copied into the search's store, with what was counted in it."""
+"""A user's checkpoint is copied into the search's store, with the counters in it."""
 
 from __future__ import annotations
 

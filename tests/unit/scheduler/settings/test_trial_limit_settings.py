@@ -1,4 +1,4 @@
-"""`TrialLimitSpec` as users give them."""
+"""`TrialLimitSpec` as users write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stoppers, and everything that RunConfig(stop=...) may hold."""
+"""Stoppers, and all values that RunConfig(stop=...) accepts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_criteria_functions_and_stoppers_may_be_mixed_in_a_list() -> None:
     assert conditions == (Condition("x", 1),)
     assert isinstance(stopper, CombinedStopper)
     assert stopper("t", {}) is True
-    assert (one.seen, two.seen) == (["t"], ["t"])  # nobody misses a result that another stops at
+    assert (one.seen, two.seen) == (["t"], ["t"])  # both see a result at which one stops
 
 
 def test_a_maximum_of_iterations_is_watched_by_the_host() -> None:
@@ -120,7 +120,7 @@ def test_a_timeout_counts_from_the_first_question(
     timeout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    # Its own clock, not that of the process: other threads look at that, too.
+    # The module's clock, not the process's, which other threads read, too.
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stopper = TimeoutStopper(timeout)
     now[0] = 200.0
@@ -159,7 +159,7 @@ def test_the_experiment_stops_when_the_best_values_are_the_same(mode: str) -> No
     sign = 1 if mode == "min" else -1
     for value in (9, 5, math.nan, 1, 1):
         assert not stopper("t", {"loss": sign * value})
-    assert not stopper("t", {"loss": sign * 1.0})  # three equal ones: the plateau begins
+    assert not stopper("t", {"loss": sign * 1.0})  # three equal values: the plateau begins
     assert stopper("t", {"loss": sign * 7.0})
     assert stopper.stop_all()
 

@@ -1,4 +1,4 @@
-"""What is kept no longer is removed beside the loop, again and again until it is gone."""
+"""Expired checkpoints are deleted beside the loop, with retries until they are gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunemq_shared.base.errors import RunSuperseded, StoreError
 
 
 class WaitingStore:
-    """Carries out removals when it is let; some may fail for ever."""
+    """Deletes when the test allows it; some deletions may always fail."""
 
     def __init__(self) -> None:
         self.removed: list[Any] = []
@@ -97,7 +97,7 @@ def test_one_that_can_never_be_removed_keeps_no_other_waiting(collector, store):
     collector.discard(condemned(2))
     eventually(lambda: store.removed == [("t0/checkpoint_1-000002", ())])
     rejections = len(store.rejected)
-    eventually(lambda: len(store.rejected) > rejections)  # behind it: now it is off the list, too
+    eventually(lambda: len(store.rejected) > rejections)  # the first has left the list, too
     assert collector.finish(0.0) == ["t0/checkpoint_1-000001"]
 
 
@@ -109,7 +109,7 @@ def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store):
     eventually(lambda: store.rejected)
     began = time.monotonic()
     left = collector.finish(0.2)
-    assert 0.2 <= time.monotonic() - began < 30  # its next try would be later
+    assert 0.2 <= time.monotonic() - began < 30  # its next retry would be later
     assert sorted(left) == ["t0/checkpoint_1-000000/abc", "t0/checkpoint_1-000001"]
 
 
@@ -125,7 +125,7 @@ def test_the_end_waits_for_a_slow_store_as_long_as_that_gets_on(monkeypatch):
             clock.now += 0.75
 
     def is_enough() -> bool:
-        looks.release()  # one more for each look of whoever waits for the end
+        looks.release()  # one more for each check during the wait for the end
         return False
 
     store = SlowStore()
@@ -163,7 +163,7 @@ def test_whoever_has_no_patience_is_let_go(collector, store):
 
 
 def test_a_search_that_keeps_everything_has_no_thread(store):
-    before = set(threading.enumerate())  # of which some may just be ending
+    before = set(threading.enumerate())  # some of them may just be ending
     collector = CheckpointGarbageCollector(store)
     assert collector.finish(1) == []
     assert collector._thread is None

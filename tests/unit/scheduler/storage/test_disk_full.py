@@ -1,4 +1,4 @@
-"""A full disk is waited for; anything else that the journal says ends the search."""
+"""The journal waits while the disk is full; any other error ends the search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_shared.protocol import messages as m
 
 
 class FullJournal:
-    """A log that is full for so many tries; ``then`` is called at each of them."""
+    """A journal that is full for a number of tries and calls ``then`` at each of them."""
 
     def __init__(self, loop: Loop, tries: int) -> None:
         self._append, self._left = loop.journal.append, tries
@@ -32,7 +32,7 @@ class FullJournal:
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, however slow the machine is."""
+    """A clock that only ``sleep`` advances, even on a slow machine."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Names and making of folders."""
+"""Names and creation of folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who ran an experiment last, and what follows from that for the next one."""
+"""The record of an experiment's last run, and what the next run concludes from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
     [
         (record(run=2), 2, True),  # it was killed
         (record(run=2, is_over=True), 2, False),  # it deregistered
-        (record(run=3, is_warm=True), 2, True),  # killed before its first turn, as its successor
+        (record(run=3, is_warm=True), 2, True),  # killed before its first turn, as the next
         (record(run=3, is_warm=False), 2, False),
     ],
 )
@@ -74,5 +74,5 @@ def test_a_process_is_told_from_others_with_its_number():
     assert msgspec.structs.replace(ME, born=ME.born + 1).is_gone
     stranger = msgspec.structs.replace(ME, place="another kernel", born=0)
     assert not stranger.is_here
-    assert not stranger.is_gone  # nobody here can know
+    assert not stranger.is_gone  # this machine cannot know
     assert not stranger.kill()

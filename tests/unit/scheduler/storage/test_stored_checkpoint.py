@@ -1,4 +1,4 @@
-"""Checkpoints in a store, which are read when somebody asks for what is in them."""
+"""Checkpoints in a store, which are downloaded when their content is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made."""
+    """The folder for temporary folders."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))

@@ -1,4 +1,4 @@
-"""Orders that no node could read end their search with the reason."""
+"""An order that no node could read ends its search with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDER = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, (), 0, ())
 
 
 class Sent(CeleryTrialExecutor):
-    """Keeps the orders that would go to a node."""
+    """Records the orders that would go to a node."""
 
     def __init__(self, plan: Any) -> None:
         DesiredStateExecutor.__init__(self)

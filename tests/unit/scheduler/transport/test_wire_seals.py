@@ -1,4 +1,4 @@
-"""What a scheduler believes of what nodes say, and how it says what is for them."""
+"""How a scheduler verifies messages of nodes, and signs its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = redis_keys.events("one")
 
 @pytest.fixture(params=["signed", "unsigned"])
 def both(request, tmp_path):
-    """The seals of a scheduler and of a node of its farm."""
+    """The message signers of a scheduler and of a node of its farm."""
     if request.param == "unsigned":
         return SchedulerSigning(), NodeSigning("inc1")
     folder = key_folder(tmp_path / "keys")
@@ -37,7 +37,7 @@ def signed(tmp_path):
 
 
 def posed(scheduler, now=0.0):
-    """The challenge as it stands in Redis."""
+    """Return the challenge as it is stored in Redis."""
     ((_, key, signed_message),) = scheduler.challenge(now)
     assert key == redis_keys.CHALLENGE
     return signed_message
@@ -98,7 +98,7 @@ def test_s02_what_is_sealed_for_one_place_is_of_no_use_in_another(signed):
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "r", "retire")])
     assert node.replies({"f": told}) == {"f": b""}
     assert counted(node) == {("command", "altered"): 1, ("reply", "altered"): 1}
-    with pytest.raises(InvalidSignature):  # a node cannot order, and a scheduler states no events
+    with pytest.raises(InvalidSignature):  # nodes send no orders, schedulers no events
         node.keys.events.open(base64.b64decode(scheduler.command("inc1", b"orders")))
 
 
@@ -204,7 +204,7 @@ def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
 
     old = [node.lease(f"{number}:0:0") for number in range(3, 8)]
     assert {said for lease in old for said in after.leases({"inc1": lease})} == {None}
-    # What an honest node shows when a scheduler starts is not counted.
+    # The first lease that an honest node shows a new scheduler is not counted.
     assert counted(after) == {("lease", "unanswered"): 3}
     assert len(after.rejected.notices()) == 1
     assert node.hear_challenge(posed(after))

@@ -1,4 +1,4 @@
-"""Pauses grow, and end growing."""
+"""Pauses between retries grow up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failpoints: off unless asked for, and exact when asked for."""
+"""Failpoints: off by default, and exact when enabled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_nothing_fails_unless_asked(arm: Callable[[str], None]) -> None:
 
 def test_one_that_is_off_costs_next_to_nothing(arm: Callable[[str], None]) -> None:
     arm("")
-    # In many short times: on a busy machine others run in most of the long ones.
+    # Many short runs, because a busy machine interrupts most long ones.
     best = min(timeit.repeat(lambda: failpoint("cache.before_copy"), number=1_000, repeat=100))
     assert best / 1_000 < 1e-6
 

@@ -1,4 +1,4 @@
-"""The list of TuneMQ's environment variables, and what is told of misspelt ones."""
+"""The list of TuneMQ's environment variables, and warnings about misspelt ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages are encoded whatever text is in them."""
+"""Messages with any text can be encoded."""
 
 from __future__ import annotations
 

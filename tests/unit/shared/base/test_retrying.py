@@ -1,4 +1,4 @@
-"""Trying again: how long, how often, and what ends it."""
+"""Retries: their duration, their number, and the errors that end them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunemq_shared.base.retrying import (
 
 
 class Pauses(CancelToken):
-    """Does not sleep, and remembers for how long it would have."""
+    """Records the pauses instead of sleeping."""
 
     def __init__(self, timeout_s: float = 1000.0) -> None:
         super().__init__(timeout_s)
@@ -45,7 +45,7 @@ def failing(times: int, error: Exception):
 def test_pauses_grow_up_to_a_limit_and_differ():
     told, cancel = [], Pauses()
     assert retried(failing(12, StoreUnavailable("away")), cancel, told.append) == "done"
-    assert told == [*["away"] * 12, ""]  # and then it went on
+    assert told == [*["away"] * 12, ""]  # and then the call succeeded
     for number, seconds in enumerate(cancel.seconds):
         longest = min(retrying.LONGEST_PAUSE_S, retrying.FIRST_PAUSE_S * 2**number)
         assert longest / 2 <= seconds <= longest
@@ -60,7 +60,7 @@ def test_what_would_be_the_same_next_time_is_not_tried_again():
 
 
 def ends(cancel: CancelToken) -> None:
-    """Have its time be over."""
+    """Let its time run out."""
     cancel._deadline = 0.0
 
 
@@ -79,7 +79,7 @@ def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try
         tries += 1
         if tries > 1:
             ends(cancel)
-            cancel.check()  # as bodies do while they are sent
+            cancel.check()  # as request bodies do during the upload
         raise StoreUnavailable("The disk is full.")
 
     with pytest.raises(TransferTimedOut, match=r"The disk is full\. Gave up after 60 s") as caught:

@@ -1,4 +1,4 @@
-"""Text of values that do not like to be shown."""
+"""Text of values whose own methods fail."""
 
 from __future__ import annotations
 

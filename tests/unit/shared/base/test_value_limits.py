@@ -1,4 +1,4 @@
-"""Limits of configurations: depth and size of integers."""
+"""Limits of configurations: depth, and size of integers."""
 
 from __future__ import annotations
 

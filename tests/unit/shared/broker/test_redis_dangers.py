@@ -1,4 +1,4 @@
-"""What is dangerous about a Redis; that start-up refuses it is shown in tests/security."""
+"""Dangerous settings of a Redis server; tests/security shows that start-up rejects them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION, dangers
 from tunemq_shared.broker.redis_release import REDIS, VALKEY, RedisRelease
 
-#: Nobody is there (RFC 5737).
+#: An address without a server (RFC 5737).
 _AWAY = "192.0.2.1"
 
 

@@ -1,4 +1,4 @@
-"""Redis and Valkey say differently which version they are, and are mended in different ones."""
+"""Versions of Redis and Valkey: how each reports its own, and which ones have the fixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunemq_shared.broker.redis_release import (
     release_in_info,
 )
 
-#: As Valkey 8.0.1 says it.
+#: The reply of Valkey 8.0.1.
 _VALKEY_INFO = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "8.0.1"}
 
 

@@ -1,4 +1,4 @@
-"""One `Checkpoint` for every kind of trainable: it comes back as what was handed over."""
+"""One `Checkpoint` for every kind of trainable, which gets back the form that it saved."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_class(make, seen):
 
 
 def read(given):
-    """What is in a checkpoint, in whatever form it was given."""
+    """Return the content of a checkpoint in any form."""
     if isinstance(given, Checkpoint):
         given = given.to_dict() if given.is_dict else given.path
     return given if isinstance(given, dict) else {"n": int(Path(given, "n").read_text())}

@@ -1,4 +1,4 @@
-"""A node's cache: files that are equal to those of an older checkpoint are links to them."""
+"""A node's cache links files that equal those of an older checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def put_second(cache: LocalCheckpointStore, source: Path, base: str = FIRST) -> 
 
 
 def links(cache: LocalCheckpointStore, key: str = SECOND) -> dict[str, int]:
-    """How many names the file behind each name has."""
+    """Return the number of hard links of each file."""
     files = cache.root / key / "files"
     return {
         str(path.relative_to(files)): path.stat().st_nlink
@@ -132,7 +132,7 @@ def test_sharing_shows_a_private_file_to_nobody(cache: LocalCheckpointStore, sou
 def test_metadata_are_never_shared(cache: LocalCheckpointStore, source: Path) -> None:
     Checkpoint(source).set_metadata({"note": "first"})
     first = put(cache, source, FIRST)
-    # Somebody changes the older one's: its manifest does not have the new content's hash.
+    # A user changes the older checkpoint: its manifest does not have the new content's hash.
     Checkpoint(cache.open_checkpoint(FIRST, first.sha256).path).set_metadata({"note": "other"})
     Checkpoint(source).set_metadata({"note": "other"})
     sha256 = put_second(cache, source)

@@ -1,4 +1,4 @@
-"""What `LocalCheckpointStore` promises beside the contract of all stores."""
+"""Promises of `LocalCheckpointStore` beyond the contract of all stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tunemq_shared.checkpoints.manifest import make_manifest
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.checkpoints.store import CollectedGarbage
 
-#: Puts a checkpoint and hangs in the middle of it, saying so.
+#: Puts a checkpoint, hangs in the middle and announces that.
 KILLED_WRITER = """
 import sys, time
 from pathlib import Path
@@ -57,7 +57,7 @@ def collect(store: LocalCheckpointStore) -> CollectedGarbage:
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCheckpointStore]:
     store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
     yield store
-    # Whatever a test did, nothing of it is left half done.
+    # No test leaves a partial checkpoint behind.
     staging = tmp_path / "experiment" / ".staging"
     assert not staging.exists() or not list(staging.iterdir())
 
@@ -78,7 +78,7 @@ def test_the_layout_is_readable_without_us(store: LocalCheckpointStore, source: 
 def test_durable_checkpoint_is_synced_before_its_key_shows_it(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A large file is synced on the way, too, which says nothing of its end.
+    # A large file is also synced while it is copied, which does not show that its end was.
     monkeypatch.setattr(hashed_copy, "_SYNC_EVERY", 2**20)
     disk = SyncedFiles(monkeypatch)
     put(LocalCheckpointStore(tmp_path / "experiment"), source)
@@ -186,7 +186,7 @@ def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"writing\n"
             assert store.list_checkpoints() == []
-            # Somebody who collects meanwhile does not disturb a living writer.
+            # Garbage collection meanwhile does not disturb a live writer.
             assert collect(store) == (0, 0)
             assert len(list((store.root / ".staging").iterdir())) == 2
         finally:
@@ -284,11 +284,11 @@ def test_several_large_files_are_each_what_they_were(
     assert [file.name for file in opened.manifest.files] == [f"{n}.bin" for n in range(5)]
 
 
-# --- copies of what is in an object store ---------------------------------------------------------
+# --- copies of an object store's checkpoints ------------------------------------------------------
 
 
 def committed_copy(store: LocalCheckpointStore, source: Path, *, written: bool) -> tuple[str, str]:
-    """A checkpoint with ``committed.json``; the hashes of ``manifest.json`` and of that."""
+    """Write a checkpoint with ``committed.json``; return the hashes of both JSON files."""
     first = put(store, source).sha256
     manifest = store.read_manifest(KEY, first)
     objects = {file.sha256: f"{KEY}/{file.sha256}" for file in manifest.files}
@@ -337,7 +337,7 @@ def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
         store.open_checkpoint(KEY, "0" * 64)
 
 
-# --- getting a copy -------------------------------------------------------------------------------
+# --- fetching a copy ------------------------------------------------------------------------------
 
 
 def test_what_is_got_is_a_copy_of_ones_own(

@@ -1,4 +1,4 @@
-"""What a manifest may hold, and what is refused before anybody acts on it."""
+"""Valid content of a manifest, and what is rejected before any use."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_manifest_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_names_that_nest_deeply_are_read_in_no_time() -> None:
     names = [{"name": f"{'d/' * 2000}{n}", "size": 0, "sha256": A} for n in range(1000)]
     data = changed(files=names, objects={})
-    began = time.thread_time()  # what others take meanwhile is not ours
+    began = time.thread_time()  # processor time of this thread only
     assert len(parse_manifest(KEY, data).files) == 1000
     assert time.thread_time() - began < 10
 

@@ -1,4 +1,4 @@
-"""The commit protocol on an object store: what is sent, in which order, and what stays of it."""
+"""The commit protocol on an object store: which objects are sent and remain, in which order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER = "train_1/checkpoint_1-000001"
 
 
 class Recorded(MemoryObjects):
-    """Remembers what was written, in order, and fails when it is told to."""
+    """Records the writes in order, and fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def cache(tmp_path: Path) -> LocalCheckpointStore:
 
 
 def write(cache: LocalCheckpointStore, key: str = KEY, **files: bytes) -> Path:
-    """A checkpoint in the cache, with these files."""
+    """Write a checkpoint with these files into the cache."""
     source = cache.root.parent / f"source-{os.urandom(4).hex()}"
     source.mkdir(parents=True)
     for name, data in files.items():
@@ -149,7 +149,7 @@ def test_what_was_committed_by_somebody_who_was_killed_is_not_sent_again(objects
     folder = write(cache, NEXT, a=b"unchanged", b=b"new")
     first = send(objects, folder, base)
     objects.written.clear()
-    # Whatever it is given as a base now, the manifest is the one that is there.
+    # The manifest in the store stays, with any base that is passed now.
     assert send(objects, folder) == first._replace(sent=0)
     assert objects.written == []
     (folder / "committed.json").write_bytes((base / "committed.json").read_bytes())
@@ -193,7 +193,7 @@ def test_upload_follows_no_link_that_replaces_a_file_or_folder(replaced, objects
     put(cache, source)
     folder = cache.root / KEY
     path = folder / replaced
-    path.rename(tmp_path / "moved")  # what the link leads to is right in every byte
+    path.rename(tmp_path / "moved")  # the link's target is right in every byte
     path.symlink_to(tmp_path / "moved")
     with pytest.raises(StoreError, match=r"cannot be (read|sent)"):
         send(objects, folder)
@@ -347,7 +347,7 @@ def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
 def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(retrying, "time", clock)
-    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # so that nobody else's answers count
+    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # only this thread gets answers
     live = {}
     for number in range(9):
         key = f"train_{number}/checkpoint_1-000001"
@@ -370,7 +370,7 @@ def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_pat
     sent = send(objects, write(cache, NEXT, a=b"new", b=b"unchanged"), first)
     orphan = f"{OTHER}/{name(b'x')}"
     objects.put_bytes(orphan, b"x")
-    # The first one was deleted by a scheduler that died before it had removed the objects.
+    # A scheduler deleted the first one and died before it had deleted all objects.
     del objects.objects[f"{KEY}/manifest.json"]
     collected = collect(objects, {NEXT: sent.sha256}, lambda _key: False)
     assert collected == (2, len(b"old") + len(b"x"))
@@ -381,7 +381,7 @@ def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
     asked: list[str] = []
 
     class Committing(Recorded):
-        """Somebody commits a checkpoint while it is being listed."""
+        """A store in which another process commits a checkpoint during the listing."""
 
         def list(self, prefix: str = ""):
             assert not asked

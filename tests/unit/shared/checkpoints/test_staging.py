@@ -1,4 +1,4 @@
-"""What is being written is told from what was left behind, also where locks tell nothing."""
+"""Telling files in progress from leftovers, even where locks do not work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def staging(tmp_path: Path) -> StagingFolder:
 
 
 def leave(staging: StagingFolder, name: str = "", *, age_s: float = 0, lock: bool = True) -> Path:
-    """What a writer leaves that was killed so long ago; by default one of this machine."""
+    """Create the leftovers of a writer that died ``age_s`` ago, by default on this machine."""
     folder = staging.name()
     folder = folder.with_name(name or folder.name)
     (folder / "files").mkdir(parents=True)

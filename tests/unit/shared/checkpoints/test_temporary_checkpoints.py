@@ -1,4 +1,4 @@
-"""Checkpoints held in memory, and the temporary folders that they become again."""
+"""Checkpoints in memory, and the temporary folders to which they are restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world(tmp_path):
 
 
 class Counter(Trainable):
-    """Looks at its checkpoint when it steps, not when it is given it."""
+    """Reads its checkpoint in ``step``, not when it receives it."""
 
     def setup(self, config):
         self.total = 0

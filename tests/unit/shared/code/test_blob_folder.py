@@ -1,4 +1,4 @@
-"""Blobs are named by their content, whole or absent."""
+"""Blobs are named by their content, and are complete or absent."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_gone_cannot_be_adopted(folder: BlobFolder, tmp_path: Path) -> N
 
 
 def test_what_a_killed_writer_left_is_removed_and_whole_blobs_stay(folder: BlobFolder) -> None:
-    folder.remove_leftovers()  # of a folder that was never made
+    folder.remove_leftovers()  # of a folder that does not exist
     ref = folder.put(b"code")
     (folder.root / ".1234-0123456789ab").write_bytes(b"half a b")
     folder.remove_leftovers()

@@ -1,4 +1,4 @@
-"""What travels of a script's folder, that it is the same everywhere, and what is not unpacked."""
+"""Bundles of a script's folder: their files, their reproducibility, and rejected bundles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blobs(tmp_path: Path) -> FolderBlobStore:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project as people have them: code, data, and what is neither."""
+    """A typical project: code, data and other files."""
     root = tmp_path / "project"
     for name, text in {
         "train.py": "import models.net\nimport helper\n",
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_made_is_named(blobs, project, tmp_path):
         unpacked(bundle(project, blobs), tmp_path / "file" / "code")
 
 
-# --- what is no honest bundle ---------------------------------------------------------------------
+# --- forged bundles -------------------------------------------------------------------------------
 
 
 def packed(path: Path, *members: tuple[str, bytes], **how: int) -> Path:

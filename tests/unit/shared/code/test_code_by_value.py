@@ -1,4 +1,4 @@
-"""A trainable's code reaches a worker, or the error says what is in the way."""
+"""A trainable's code reaches a worker, or the error names the obstacle."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def closure_over_lock() -> Any:
 def test_what_cannot_be_pickled_is_named(
     trainable: Any, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if this file were the user's script: workers do not have it.
+    # Treat this file as the user's script, which workers do not have.
     monkeypatch.setattr(code_by_value, "_can_be_found", lambda module: False)
     with pytest.raises(TrainableError, match=named) as caught:
         pickle_trainable(trainable)
@@ -146,7 +146,7 @@ def test_an_object_that_refuses_in_its_own_way_is_reported() -> None:
 
 
 def in_another_process(pickled: bytes, tmp_path: Path, *path: Path) -> Any:
-    """What the trainable returns for {"x": 4}, in a process that knows nothing of this one."""
+    """Return the trainable's result for {"x": 4} from a fresh process."""
     blob = tmp_path / "pickled"
     blob.write_bytes(pickled)
     program = (
@@ -243,7 +243,7 @@ def test_modules_that_loading_imports_are_found_without_loading() -> None:
     def train(config: dict[str, Any]) -> Any:
         return np.zeros(1), sklearn.svm.SVC(), json.dumps({})
 
-    # cloudpickle itself is among them: a host that has it imported starts faster.
+    # cloudpickle itself is among them: a trial process that has imported it starts faster.
     found = modules_of(pickle_trainable(train))
     assert {"cloudpickle.cloudpickle", "numpy", "sklearn"} <= set(found)
     assert not {name for name in found if name.startswith(("json", "builtins", "tests", "tunemq"))}

@@ -1,4 +1,4 @@
-"""Configurations arrive with the types that they were made with."""
+"""Configurations arrive with their original types."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_packing_six_scalars_takes_microseconds() -> None:
         "nesterov": True,
         "seed": None,
     }
-    # In many short times: on a busy machine others run in most of the long ones.
+    # Many short runs, because a busy machine interrupts most long ones.
     best = min(timeit.repeat(lambda: pack_config(config), number=50, repeat=200))
     assert best / 50 < 5e-6
 

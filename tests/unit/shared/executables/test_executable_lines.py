@@ -1,4 +1,4 @@
-"""What counts as a metric in what a program prints or writes to a file."""
+"""Which text that a program prints or writes to a file counts as a metric."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_of_an_endless_line_the_end_is_kept():
 
 def test_a_file_is_followed_as_it_grows(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"loss": 9}\n')  # an earlier try's
+    path.write_text('{"loss": 9}\n')  # left by an earlier attempt
     file = FollowedFile(str(path))
 
     assert list(file.new_objects()) == []

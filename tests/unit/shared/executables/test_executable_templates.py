@@ -1,4 +1,4 @@
-"""Names in braces, and the parameters as text and as environment variables."""
+"""Names in braces, and parameters as text and as environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program as a trial: what it finds, what counts, how it is ended and how it fails."""
+"""A program as a trial: its surroundings, its results, its end and its failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSS = {"required_metrics": ("loss",), "finite_metrics": ("loss",)}
 
 
 class Trials(World):
-    """Runs programs in this process, as a host does."""
+    """Runs programs in this process, as a trial process does."""
 
     def run(self, program, config=None, **changes):
         self.finish(program, self.session(config, **(LOSS | changes)))
@@ -42,7 +42,7 @@ class Trials(World):
 
 
 def runs(noted: Path) -> bool:
-    """Whether the process whose pid was noted there runs; nobody may have waited for a dead one."""
+    """Return whether the process with the recorded pid runs; zombies do not count."""
     try:
         return psutil.Process(int(noted.read_text())).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -122,7 +122,7 @@ exit 0
 
 @pytest.fixture(autouse=True)
 def _tunemq_on_the_path(tmp_path, monkeypatch):
-    """The command of this checkout, as an installed one would be."""
+    """Put this checkout's command on the path, as an installation would."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "tunemq").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tunemq "$@"\n')
@@ -161,7 +161,7 @@ def test_what_is_written_under_a_name_with_a_dot_is_not_taken(trials):
 
 
 def test_a_checkpoint_behind_the_last_result_counts_with_that(trials):
-    go_on = trials.touched_when_sent("go_on")  # what is there earlier may go with the line itself
+    go_on = trials.touched_when_sent("go_on")  # earlier metrics may be sent with the line itself
     trials.run(
         f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; "
         'echo 7 > "$TUNEMQ_CHECKPOINT_DIR/end"'
@@ -281,7 +281,7 @@ def test_a_pattern_finds_metrics_in_other_lines(trials):
 
 
 def test_another_exit_code_is_a_failure_with_the_end_of_stderr(trials, tmp_path):
-    # What it writes is read again from the file that stderr is.
+    # The failure's text comes from the file that is the program's stderr.
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path\n"
@@ -340,7 +340,7 @@ def test_a_metric_that_is_no_finite_number_fails_the_trial(trials):
 
 # --- ends -----------------------------------------------------------------------------------------
 
-#: A program with a child that takes longer; both note that they were told to end.
+#: A program with a child that runs longer; both record the signal to end.
 FAMILY = """
 trap 'echo term > "$0/parent"; exit 0' TERM
 sh -c '

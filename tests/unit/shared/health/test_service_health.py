@@ -1,4 +1,4 @@
-"""What a service says of its health, and what `tunemq health` makes of it."""
+"""The health file of a service, and the verdict of `tunemq health`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def asked(capsys: pytest.CaptureFixture[str]):
 
 
 def aged(path: Path, by_s: float) -> None:
-    """Have the file say that it was written so long ago."""
+    """Set the file's timestamp back by this many seconds."""
     parts = path.read_text().split(" ", 3)
     parts[2] = f"{time.monotonic() - by_s:.3f}"
     path.write_text(" ".join(parts))
 
 
-# --- what it says ---------------------------------------------------------------------------------
+# --- the status -----------------------------------------------------------------------------------
 
 
 def test_one_that_starts_is_alive_and_not_ready(path, asked):
@@ -226,13 +226,13 @@ def test_a_file_of_another_user_says_nothing(path, asked):
     os.chmod(path.parent, 0o755)
     os.chmod(path, 0o644)
     os.chown(path, 1234, 1234)
-    assert asked(path)[0] == 0  # root may ask for whom he likes
+    assert asked(path)[0] == 0  # root may ask about any user's service
     os.seteuid(1235)
     try:
         code, said = asked(path)
     finally:
         os.seteuid(0)
-        keep_memory_private(False)  # it is, after any change of a process's user
+        keep_memory_private(False)  # it is private after each change of a process's user
     assert code == 1
     assert "cannot be read" in said or "no file of this user's" in said
 

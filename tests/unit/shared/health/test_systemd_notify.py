@@ -1,4 +1,4 @@
-"""What a service manager hears, by a socket like systemd's."""
+"""Messages to a service manager through a socket like systemd's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When `RemoteObjects` sends a part again, and when it begins the whole upload again."""
+"""When `RemoteObjects` retries a part, and when it restarts the whole upload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunemq_shared.objects.remote_objects import MOST_INTERNAL_ERRORS, RemoteObj
 
 
 class Client:
-    """A server that keeps uploads in parts, and fails as a test says."""
+    """A server of multipart uploads that fails as the test says."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -50,7 +50,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send(client: Any, folder: Path, cancel: CancelToken | None = None) -> bytes:
-    """Send a file in two parts; its content."""
+    """Upload a file in two parts and return the stored content."""
     data = b"a" * PART + b"b"
     path = folder / "file"
     path.write_bytes(data)
@@ -67,7 +67,7 @@ def send(client: Any, folder: Path, cancel: CancelToken | None = None) -> bytes:
 @pytest.mark.parametrize("verb", ["put_part", "complete_upload"])
 def test_upload_that_the_server_fails_for_ever_begins_again_as_another(verb, tmp_path):
     class Broken(Client):
-        """Its disk was full while it wrote the first upload."""
+        """A server whose disk was full during the first upload."""
 
     def fail_first(self: Client, name: str, upload: str, *how: Any) -> Any:
         if upload == "upload-1":
@@ -87,7 +87,7 @@ def test_upload_that_the_server_fails_for_ever_begins_again_as_another(verb, tmp
 )
 def test_upload_with_passing_failures_keeps_its_parts(kind, failures, tmp_path):
     class Busy(Client):
-        """It fails so often in answer to the second part."""
+        """A server that rejects the second part a number of times."""
 
         left = failures
 
@@ -105,7 +105,7 @@ def test_upload_with_passing_failures_keeps_its_parts(kind, failures, tmp_path):
 
 def test_upload_that_always_fails_ends_with_its_time_and_leaves_no_parts(tmp_path):
     class Dead(Client):
-        """All of its uploads fail."""
+        """A server on which all uploads fail."""
 
         def put_part(self, *how: Any) -> str:
             raise StoreInternalError("no")
@@ -127,7 +127,7 @@ def test_probe_of_a_store_that_answers_byte_by_byte_ends(monkeypatch: pytest.Mon
             return iter(())
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Check that no upload is open."""
 
     store = RemoteObjects("s3://bucket", "", lambda _connect, _read: cast("Any", SlowClient()))
     with pytest.raises(StoreUnavailable, match=r"s3://bucket answers too slowly: .* within 1 s"):

@@ -1,4 +1,4 @@
-"""Where an object store is, and with which keys: read from an address and the environment."""
+"""Address and keys of an object store, from a URL and the environment."""
 
 from __future__ import annotations
 

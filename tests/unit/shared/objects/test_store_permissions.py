@@ -1,4 +1,4 @@
-"""Which stores a farm's credentials may be sent to."""
+"""To which stores a farm's credentials may be sent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_store_rules_address_below_an_allowed_one_is_allowed(address: str):
         FARM.replace("path_style=true", "path_style=false"),
         f"{FARM}&ca_file=/tmp/mine.pem",
         f"{FARM}&profile=ada",
-        "s3://tunemq/farm",  # Amazon's, where nothing else is said
+        "s3://tunemq/farm",  # Amazon's by default
     ],
 )
 def test_store_rules_other_server_bucket_or_certificate_is_refused_with_the_fix(address: str):

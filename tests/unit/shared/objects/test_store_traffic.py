@@ -1,4 +1,4 @@
-"""What a process says of its requests to stores, and what it may not say."""
+"""A process's report about its requests to stores, without secrets."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_vitals_with_an_amount_that_no_machine_has_are_refused(node_metrics: Nod
 
 
 def test_vitals_of_a_node_without_store_traffic_are_read():
-    """As a node of the version before sends them."""
+    """As a node of the previous version sends them."""
     older = msgspec.msgpack.encode(
         msgspec.msgpack.decode(encode(NodeMetrics("1", trial_processes=3)))[:-1]
     )

@@ -1,4 +1,4 @@
-"""What trials use of GPUs, added up over their tries."""
+"""GPU use of trials, summed over their attempts."""
 
 from __future__ import annotations
 

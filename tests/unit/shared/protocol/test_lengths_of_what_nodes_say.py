@@ -1,4 +1,4 @@
-"""What a node says of itself has no long names and not many of them: people look at all of it."""
+"""Limits on the number and length of names in a node's reports, which people read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refused messages are all counted, and told without a flood."""
+"""All rejected messages are counted; few of them are logged."""
 
 from __future__ import annotations
 

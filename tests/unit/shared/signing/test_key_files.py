@@ -1,4 +1,4 @@
-"""A key file is believed only if nobody else can have read or written it, and all is right."""
+"""A key file is accepted only if it is valid and no other user can read or write it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is no file"):
         read_key_file(tmp_path)
     os.mkfifo(tmp_path / "pipe", mode=0o600)
-    with pytest.raises(ConfigError, match="is no file"):  # and is not waited for
+    with pytest.raises(ConfigError, match="is no file"):  # and opening it does not block
         read_key_file(tmp_path / "pipe")
 
 

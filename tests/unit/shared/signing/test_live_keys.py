@@ -1,4 +1,4 @@
-"""The keys of a process follow its file, and never become fewer than its role needs."""
+"""A process's keys follow its file, and always suffice for its role."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path_of(folder: KeyFolder, role: KeyRole) -> str:
 
 
 def looked(keys: LiveKeys) -> str:
-    """What it says when it has looked as often as it needs to."""
+    """Check the file as often as needed and return the messages."""
     return keys.look() + keys.look()
 
 
@@ -96,7 +96,7 @@ def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
     keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     message_signer, before = keys.orders, keys.orders.signer
     folder.rotate()
-    assert keys.look() == ""  # it may be being written
+    assert keys.look() == ""  # the file may be incomplete
     line = keys.look()
     assert "was read again" in line
     assert before.hex() in line
@@ -133,7 +133,7 @@ def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
     if damage == "gone":
         path.unlink()
     elif damage == "readable":
-        before = path.stat().st_ctime_ns  # in some file systems it does not go on for 10 ms
+        before = path.stat().st_ctime_ns  # some file systems keep the same timestamp for 10 ms
         eventually(lambda: path.chmod(0o644) or path.stat().st_ctime_ns != before)
     elif damage == "rubbish":
         path.write_text("[")

@@ -1,4 +1,4 @@
-"""A seal opens what was closed with one of its keys for the same place, and nothing else."""
+"""A message verifies only with one of its keys, in the place for which it was signed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OLD, NEW = (
 
 
 def reason(message_signer: MessageSigner, signed_message: bytes, *context: bytes) -> str:
-    """Why it does not open."""
+    """Return why verification fails."""
     with pytest.raises(InvalidSignature) as found:
         message_signer.open(signed_message, *context)
     assert str(found.value)
@@ -81,7 +81,7 @@ def test_what_was_said_of_one_place_is_not_believed_of_another(body, context, ot
     assume((body, context) != (other, elsewhere))
     message_signer = MessageSigner("orders", [OLD])
     mac = message_signer.close(body, *context)[:HEAD_BYTES]
-    # Also where the same bytes are only divided in another way.
+    # Even if the same bytes are only split differently.
     assert reason(message_signer, mac + other, *elsewhere) == "altered"
 
 
@@ -145,7 +145,7 @@ def test_keys_are_replaced_but_never_by_none():
 
 
 def test_the_bytes_are_those_that_the_page_describes():
-    """Somebody who writes another client, or checks this one, needs no more than this."""
+    """The page suffices to write, or to check, another client."""
     parts = (b"orders", b"command", b"node-1", b"the body")
     framed = len(parts).to_bytes(8, "big")
     framed += b"".join(len(part).to_bytes(8, "big") + part for part in parts)

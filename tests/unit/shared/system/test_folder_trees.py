@@ -1,4 +1,4 @@
-"""Folders that others made, walked and removed however deep they are."""
+"""Walking and removing folders of other users, at any depth."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DEPTH = 3_000
 
 @pytest.fixture
 def make_deep(request):
-    """Makes folders below each other, deeper than any path is long; in a process of its own.
+    """Create nested folders, deeper than the longest path, in a separate process.
 
-    They are gone after the test, also when it fails: pytest cannot remove them.
+    The fixture removes them even if the test fails: pytest cannot.
     """
 
     def make(path, depth=DEPTH):
@@ -80,7 +80,7 @@ def test_walk_says_what_os_walk_says(tmp_path):
     ours = {path: (sorted(folders), sorted(names)) for path, folders, names in walk(tmp_path)}
     theirs = {path: (sorted(dirs), sorted(names)) for path, dirs, names in os.walk(tmp_path)}
 
-    # It calls a link to a folder a folder, and does not follow it.
+    # os.walk lists a link to a folder as a folder, and does not follow it.
     theirs[str(tmp_path)] = (["a", "b"], ["link"])
     assert ours == theirs
     assert list(walk(tmp_path / "gone")) == []

@@ -1,4 +1,4 @@
-"""Files in folders where trials write, whatever lies there in their place."""
+"""Opening files in folders where trials write and may have put anything in their place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.leases import leased
 from tunemq_shared.system import plain_files
 from tunemq_shared.system.plain_files import open_to_read, open_to_write
 
-#: Who runs this, or somebody without rights.
+#: The user of the tests or, for root, a user without rights.
 OWNER = os.geteuid() or 65534
 
 
@@ -136,7 +136,7 @@ def test_leased_file_is_not_waited_for_by_who_reads_and_moved_aside_by_who_write
 
 
 def test_file_whose_lease_is_given_back_when_asked_for_is_appended_to(tmp_path):
-    """As NFS and Samba servers do."""
+    """NFS and Samba servers give back leases in this way."""
     path = tmp_path / "a"
     path.write_text("1")
     descriptor = os.open(path, os.O_RDONLY)

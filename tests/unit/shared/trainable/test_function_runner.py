@@ -1,4 +1,4 @@
-"""The function form of a trainable: its signatures, its reporter, its checkpoints, its end."""
+"""Function trainables: signatures, reporter, checkpoints, end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def world(tmp_path):
 
 
 def run(world, function, session=None, config=None):
-    """Run a function as the trial of ``session``; returns its runner."""
+    """Run a function as the trial of ``session`` and return its runner."""
     with active(session or world.session()) as current:
         current.restore()
         runner = wrap_function(function)(config or {})

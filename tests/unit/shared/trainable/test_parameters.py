@@ -1,4 +1,4 @@
-"""`with_parameters`, and the way of a trainable and its parameters through blobs into a host."""
+"""`with_parameters`, and the transfer of trainables and parameters to trial processes as blobs."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_what_are_no_parameters_is_refused(blobs: BlobFolder, content: bytes) ->
         map_parameters(blobs.put(content))
 
 
-#: Of Python and its libraries a part counts that depends on who else has them: they are left out.
+#: Python's and its libraries' pages are left out: their share depends on other processes.
 HOST = """
 import sys
 from tunemq_shared.protocol.messages import BlobRef
@@ -321,5 +321,5 @@ def test_hosts_share_one_copy_of_an_array(blobs: BlobFolder) -> None:
                 host.communicate()
         return kib * 1024
 
-    # What four bare interpreters with numpy take is not the array's.
+    # The memory of four bare interpreters with numpy is subtracted.
     assert use(np.ones(size // 8)) - use(np.ones(1)) < 1.1 * size

@@ -1,4 +1,4 @@
-"""How a trial pauses: what it keeps, what it says, and how it goes on."""
+"""How a trial pauses and resumes: its checkpoints and its messages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def world(tmp_path, request):
 
 
 def paused_at(world, step, **changes):
-    """A session that waits at ``step``, and is told there to pause."""
+    """Return a session that waits at ``step`` and gets the order to pause there."""
     session = world.session(run_until=up_to(step), **changes)
     world.channel.waited_for.append(world.order(up_to(step), pause=True))
     return session
 
 
 def kinds(world):
-    """What was sent; it does not count here who puts a checkpoint into the store."""
+    """Return the kinds of the messages, whichever process stored a checkpoint."""
     return [kind.replace("Written", "Committed") for kind in world.channel.kinds]
 
 
@@ -278,7 +278,7 @@ def test_a_horizon_that_grew_with_the_pause_does_not_matter(world):
     assert world.channel.kinds[-1] == "TrialPaused"
 
 
-# --- who gives way to others, with time to save ---
+# --- preemption, with time to save ----------------------------------------------------------------
 
 
 def test_a_function_that_gives_way_runs_on_to_its_next_checkpoint(world):

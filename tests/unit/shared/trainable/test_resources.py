@@ -1,4 +1,4 @@
-"""What a trial needs, and the errors about what it cannot have."""
+"""Resource requests of a trial, and errors about those that cannot be met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host says about a trial from its first step to its end, and what it keeps for the next."""
+"""Messages of a trial process from first step to end, and what it keeps for the next trial."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_a_reset_that_raises_fails_the_trial_and_drops_the_object(world, log):
     assert log == ["setup", "cleanup"] * 2
 
 
-# --- the words of a failure ---
+# --- the text of a failure ------------------------------------------------------------------------
 
 
 def test_the_line_of_an_error_is_short_and_can_be_sent():
@@ -361,7 +361,7 @@ def test_a_traceback_is_bounded():
 
 
 class Leaving(Counter):
-    """Ends its process before it has a result."""
+    """Ends its process before its first result."""
 
     def setup(self, config):
         sys.exit(0)

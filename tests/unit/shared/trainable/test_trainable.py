@@ -1,4 +1,4 @@
-"""The class form of a trainable, stepped by hand."""
+"""Class trainables, stepped by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _temporary_folders_go_with_the_test(tmp_path, monkeypatch):
 
 
 class Counter(Trainable):
-    """Counts up; its state is a dict, a folder or a path in it, as ``config["as"]`` says."""
+    """Counts up; saves a dict, a folder or a path in it, as ``config["as"]`` says."""
 
     def setup(self, config):
         self.total = 0

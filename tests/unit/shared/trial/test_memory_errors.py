@@ -1,4 +1,4 @@
-"""What a trial raised is known for what it is, by names and words alone."""
+"""Out-of-memory errors of trials are recognized by their names and messages alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be reported, what is made of it, and what the errors say."""
+"""Valid metrics, their conversion, and the error messages for others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OldPhase(str, enum.Enum):  # noqa: UP042  what people have
 
 
 class Tensor:
-    """What a tensor of some library looks like from outside."""
+    """Resembles a tensor of another library."""
 
     def __init__(self, value, shape=()):
         self.value, self.shape = value, shape

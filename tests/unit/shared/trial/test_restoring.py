@@ -1,4 +1,4 @@
-"""Which checkpoint a trial goes on from, and what it says of those that are damaged."""
+"""From which checkpoint a trial resumes, and its messages about damaged ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def count(config):
 
 
 def trained(world, trainable):
-    """Train five steps with a checkpoint each; returns their keys, newest first."""
+    """Train five steps with a checkpoint each and return their keys, newest first."""
     run_trial(trainable, world.session(checkpoint_frequency=1))
     keys = [event.key for event in reversed(world.channel.checkpoints)]
     assert len(keys) == 5

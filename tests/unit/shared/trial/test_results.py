@@ -1,4 +1,4 @@
-"""The complete result, and what counts into it."""
+"""The complete result, and the automatic keys in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of what a report sends, and how a trial waits, stops, ends and goes on."""
+"""The order of a report's messages, and how a trial waits, stops, ends and resumes."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_importing_what_runs_a_trial_imports_no_library():
 
 
 def test_a_trial_does_not_wait_at_a_step_that_an_earlier_epoch_reported(world, monkeypatch):
-    """Nobody would let it go on: its result is dropped, whatever horizon its times reach."""
+    """No scheduler would release it: the result is dropped, whatever horizon its times reach."""
     clock = Clock(monkeypatch)
     ten_seconds = (Condition("time_total_s", 10.0),)
     session = world.session(run_until=ten_seconds, last_step=2)

@@ -1,4 +1,4 @@
-"""What of a trial's folder comes into the store, and what does not."""
+"""Which files of a trial's folder are uploaded to the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_shared.trial.trial_folder_upload import send_folder
 
 
 class Objects:
-    """Takes files."""
+    """A store that accepts files."""
 
     def __init__(self) -> None:
         self.there: dict[str, bytes] = {}

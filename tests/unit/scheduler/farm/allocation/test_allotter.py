@@ -144,7 +144,7 @@ def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() 
     allocator.usage("e", OfferUsage({"one": 1}, {}, ()))
     [(name, offer)] = allocator.offers()
     assert (name, offer.n, offer.resources) == ("e", 2, {})
-    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # sent before the offer came
+    allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))  # sent too early
     assert allocator.offers() == []
     allocator.usage("e", OfferUsage({"one": 2}, {}, ()))
     assert gpus_of(allocator.offers(), "f") == 1

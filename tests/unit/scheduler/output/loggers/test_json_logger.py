@@ -1,4 +1,4 @@
-"""`JsonLoggerCallback`: what stands in a trial's folder."""
+"""`JsonLoggerCallback`: the files in a trial's folder."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path):
     files = AppendedFiles()
     files._open[file.path] = os.open("/dev/full", os.O_RDWR)
     files.append(file, b"one")
-    files.flush()  # while the search runs, it waits for room
+    files.flush()  # while the search runs, the logger waits for space
     files.close(file)
     assert bytes(file.held) == b"one\n"
     with pytest.raises(StoreError, match="No space left on device; 4 bytes wait"):

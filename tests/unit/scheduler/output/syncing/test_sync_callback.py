@@ -1,4 +1,4 @@
-"""A search's folders reach their destination when they should, one transfer at a time."""
+"""When a search's folders are synced to their destination, one transfer at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of syncing: their defaults, what contradicts itself, and who copies in the end."""
+"""`SyncConfig`: defaults, contradictions, and the choice of the syncer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunemq_shared.base.errors import ConfigError
 
 
 class Idle(Syncer):
-    """A user's syncer, for a kind of address of its own."""
+    """A user's syncer with its own kind of address."""
 
     def sync_up(self, local_dir: str, remote_dir: str, exclude: Any = None) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Folders are copied wholly, only where they changed, and never to somewhere else."""
+"""Folders are copied completely, only where they changed, and only to their destination."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_only_what_changed_is_copied_again(here: Path, there: Path) -> None:
 def test_a_file_that_was_just_written_is_copied_again(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next change might bear the same time."""
-    monkeypatch.setattr(mirroring, "_SETTLED_NS", 3600 * 10**9)  # however slow this machine is
+    """Its next change might have the same timestamp."""
+    monkeypatch.setattr(mirroring, "_SETTLED_NS", 3600 * 10**9)  # even on a slow machine
     copied = MirroredFiles()
     (here / "a").write_bytes(b"1")
     assert up(here, there, copied) == 2

@@ -1,4 +1,4 @@
-"""Syncs that fail, the end of a search, and what is there then."""
+"""Failed syncs, the end of a search, and the files at the destination then."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_syncer_that_refuses_is_asked_again(
     assert len(counter.ups) == 1
 
 
-# --- the end --------------------------------------------------------------------------------------
+# --- the end of a search --------------------------------------------------------------------------
 
 
 @pytest.mark.parity(165)

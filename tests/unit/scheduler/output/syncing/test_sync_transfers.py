@@ -1,4 +1,4 @@
-"""One transfer at a time in a thread, with a timeout, cancelled and fenced."""
+"""One transfer at a time in a thread, with timeout, cancellation and fencing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunemq_shared.base.retrying import CancelToken, TransferCancelled
 
 
 class Gate:
-    """A transfer that stays at work until it is let go; counts how many are at work at once."""
+    """A transfer that blocks until the test opens the gate; counts the concurrent transfers."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -34,7 +34,7 @@ class Gate:
             self.at_work += 1
             self.most_at_work = max(self.at_work, self.most_at_work)
             self.cancel = cancel
-            self.begun += 1  # last: who sees it sees the others, too
+            self.begun += 1  # last, so that a reader who sees it sees the other values, too
         self.is_open.wait(60)
         with self._lock:
             self.at_work -= 1
@@ -42,7 +42,7 @@ class Gate:
         return self.outcome()
 
     def be_reached(self) -> None:
-        """Return when a transfer is at work here: one that is cancelled before never begins."""
+        """Return when a transfer is running; one that is cancelled earlier never begins."""
         eventually(lambda: self.begun)
 
 
@@ -176,7 +176,7 @@ def test_it_can_be_cancelled_from_elsewhere(gate: Gate) -> None:
 
 
 class GatedSyncer(BackgroundSyncer):
-    """All that it does is to pass a gate."""
+    """A syncer whose transfers only pass a gate."""
 
     def __init__(self, gate: Gate | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -290,7 +290,7 @@ def test_a_retry_does_the_last_thing_again(gate: Gate) -> None:
         launch()
         syncer.wait()
         syncer.retry()
-        syncer.retry()  # what is in flight, or was not looked at, is not begun twice at once
+        syncer.retry()  # transfers in flight, and those without a check since, do not begin twice
         syncer.wait()
     assert gate.most_at_work == 1
 
@@ -321,7 +321,7 @@ def test_closing_cancels_what_is_in_flight_and_waits_for_its_end(gate: Gate) -> 
 
     def end_a_little_later() -> None:
         assert gate.cancel is not None
-        gate.cancel.pause(60)  # not before it was called off, however late that is
+        gate.cancel.pause(60)  # the gate stays closed until the transfer is cancelled
         time.sleep(0.01)
         gate.is_open.set()
 
@@ -361,7 +361,7 @@ def test_cancelling_ends_the_pauses_between_retries(gate: Gate) -> None:
 
 
 class Failing(Syncer):
-    """Fails a number of times; notes the pauses instead of taking them."""
+    """Fails a given number of times and records the pauses instead of sleeping."""
 
     def __init__(self, failures: int, error: type[Exception] = OSError) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lines where there is no terminal."""
+"""Progress lines for output that is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shown:
         )
 
     def lines(self) -> list[str]:
-        """What was written since the last look."""
+        """Return the lines that were written since the last call."""
         text = self.stream.getvalue()
         self.stream.seek(0)
         self.stream.truncate()

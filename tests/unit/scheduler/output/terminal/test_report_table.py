@@ -1,4 +1,4 @@
-"""The live table, and what all tables show."""
+"""The live table, and the columns of all tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of `tunemq doctor` that does not end is waited for only so long."""
+"""`tunemq doctor` waits only a limited time for a check that hangs."""
 
 from __future__ import annotations
 

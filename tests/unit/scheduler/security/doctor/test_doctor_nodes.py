@@ -1,4 +1,4 @@
-"""What `tunemq doctor` makes of what nodes say of themselves."""
+"""Findings of `tunemq doctor` about the reports of nodes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_without_a_scheduler_this_interpreter_is_what_nodes_are_compared_with():
     ("versions", "blamed"),
     [
         (["2.1", "2.1", "2.0"], "2.0"),
-        (["2.10", "2.9"], "2.9"),  # as many: the newer one is right
+        (["2.10", "2.9"], "2.9"),  # equally many of each: the newer one counts as right
         (["2.1", "", "2.1"], "lacks"),
         (["2.1", ""], "lacks"),
     ],
@@ -179,7 +179,7 @@ def test_how_far_a_clock_is_off_is_said_in_its_own_size():
         (1e6, 1e12, FindingLevel.PROBLEM),
         (1e6, None, FindingLevel.PROBLEM),
         (2e9, 1e12, FindingLevel.WARNING),
-        (2e9, 10e9, FindingLevel.OK),  # a fifth of a small one
+        (2e9, 10e9, FindingLevel.OK),  # a fifth of a small disk
         (2e10, 1e12, FindingLevel.OK),
         (2e9, None, FindingLevel.OK),
     ],

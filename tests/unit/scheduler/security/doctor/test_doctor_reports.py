@@ -1,4 +1,4 @@
-"""What `tunemq doctor` makes of what a scheduler and its nodes report."""
+"""Findings of `tunemq doctor` about the reports of a scheduler and its nodes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def watch(*nodes: str) -> LeaseWatch:
 
 
 def silence(leases: LeaseWatch, start: float, seconds: int, *silent: str, awake: str = "") -> float:
-    """Look once a second; ``silent`` do not renew, ``awake`` does. When one is lost, or inf."""
+    """Check leases each second; only ``awake`` renews. Return when a node is lost, or inf."""
     for passed in range(seconds + 1):
         values: dict[str, bytes | None] = dict.fromkeys(silent, b"0:0:0")
         values[awake] = f"{start + passed}:0:0".encode()
@@ -87,7 +87,7 @@ def test_when_many_fall_silent_at_once_it_is_the_network_and_they_get_half_a_min
 def test_who_fell_silent_a_moment_later_fell_silent_at_once_with_the_first():
     leases = watch("a", "b")
     lost_after = float("inf")
-    for passed in range(20):  # b renews once more, in another second of the cut
+    for passed in range(20):  # b renews once more, in another second of the outage
         values = {"a": b"0:0:0", "b": b"1:0:0" if passed else b"0:0:0"}
         if leases.look(100.0 + passed, values)[1]:
             lost_after = min(lost_after, passed)

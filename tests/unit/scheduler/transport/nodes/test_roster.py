@@ -271,7 +271,7 @@ def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
 
 
 def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
-    """It would take its consumer for deaf, and start another one, again and again."""
+    """Otherwise the node would keep restarting its consumer, as if that hung."""
     registry = joined_registry()
     registry.start_anew()
     assert not any("v" in command for command in registry.commands)
@@ -380,7 +380,7 @@ def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
     registry = registry_of()
     register(registry, "inc2", began=200.0, number=3)
 
-    assert register(registry, "inc9", began=100.0) == []  # a dead instance's, said again
+    assert register(registry, "inc9", began=100.0) == []  # repeated from a dead instance
     assert register(registry, "inc2", began=200.0, number=2, withheld={"GPU-a": "old"}) == []
     assert rejected(registry) == {("registration", "repeated"): 1}
     assert registry.nodes["inc2"].number == 3

@@ -1,4 +1,4 @@
-"""Nodes that are lost and come back, take their leave, or were there before this scheduler was."""
+"""Nodes that are lost and return, deregister, or were there before this scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOST = m.NodeLost("inc1", "its lease was not renewed for 6 s")
 
 
 def silent(registry: NodeRegistry, *leases: bytes | None, start: float = 1.0) -> float:
-    """Look at unchanging leases until a node is lost; when that was."""
+    """Read unchanging leases until a node is lost, and return that time."""
     now = start
     while not any(isinstance(read_event, m.NodeLost) for read_event in mine(registry).read_events):
         registry.read_leases(now, list(leases))
@@ -202,7 +202,7 @@ def test_a_node_of_the_scheduler_before_that_is_silent_is_lost():
 
 def test_a_node_that_was_away_before_may_come_back_to_us():
     registry = registry_of(5)
-    up_s = 1_000_000.0  # what the monotonic clock says on a machine that was not just started
+    up_s = 1_000_000.0  # the monotonic clock of a machine that has been up for long
     registry.expect(mine(registry), JOINED, 3, away_since=up_s)
     for passed in range(20):
         registry.read_leases(up_s + passed, [None])

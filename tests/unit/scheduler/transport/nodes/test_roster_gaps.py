@@ -1,4 +1,4 @@
-"""What a roster makes of batches between which others are missing."""
+"""How the node registry handles gaps between batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = redis_keys.events("exp")
 
 @pytest.fixture
 def registry() -> NodeRegistry:
-    """One that has read the first three events of its only node."""
+    """A registry that has read the first three events of its only node."""
     registry = NodeRegistry(term=1)
     registry.channels[KEY] = ExperimentChannel(KEY)
     python = ".".join(map(str, sys.version_info[:3]))
@@ -31,7 +31,7 @@ def registry() -> NodeRegistry:
 
 
 def read(registry: NodeRegistry, first: int, last: int) -> list[tuple[int, int]]:
-    """Read a batch; which batches the runner is told of."""
+    """Read a batch and return the batches that the runner receives."""
     header = BatchHeader(m.PROTOCOL_VERSION, "inc", first, (1, 0))
     events = [m.TrialFinished("t", 1)] * (last - first + 1)
     channel = registry.channels[KEY]

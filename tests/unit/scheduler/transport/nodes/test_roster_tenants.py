@@ -1,4 +1,4 @@
-"""Several experiments on the same nodes: what each is told, and what nodes are told of each."""
+"""Several experiments on the same nodes: the events of each, and the nodes' assignments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE, TWO = "tunemq:events:one", "tunemq:events:two"
 
 @pytest.fixture
 def registry() -> NodeRegistry:
-    """One node, on which each of two experiments has a trial of its own name."""
+    """One node on which each of two experiments has its own trial."""
     registry = registry_of(1, ONE, TWO)
     register(registry)
     registry.read_leases(0.0, [b"1:0:0"])
@@ -76,13 +76,13 @@ def test_f22_node_of_an_experiment_whose_process_is_away_counts_as_shared(
 
 
 def listed(registry: NodeRegistry) -> tuple[list[str], list[str]]:
-    """The trials in the next assignment, and the experiments of which it says nothing."""
+    """Return the trials in the next assignment, and the experiments that it leaves untouched."""
     assignment = desired_state(registry).next_assignment()
     return [order.trial for order in assignment.orders], list(assignment.untouched)
 
 
 def again(registry: NodeRegistry, key: str) -> None:
-    """An experiment says all that it wants of the node, which it had before."""
+    """Let an experiment repeat all its orders for the node."""
     channel = registry.channels[key]
     orders = channel.cursors["inc1"].orders
     orders.put(order_of(key))

@@ -1,4 +1,4 @@
-"""Devices that a node withholds: each experiment is told once, whenever that is news to it."""
+"""Withheld devices of a node: each experiment is notified once of each change."""
 
 from __future__ import annotations
 
