@@ -1,4 +1,4 @@
-"""A node's care for checkpoints with real folders, and hosts that do what a test says."""
+"""A node's checkpoint handling with real folders, and fake trial processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "tunemq:events:exp"
 
 
 class World:
-    """The checkpoints of a node, and everything around them that a test moves."""
+    """The checkpoints of a node, with surroundings that a test controls."""
 
     def __init__(self, folder, *, cache_bytes=2**30, uploads_bytes=2**30):
         self.folder = folder
@@ -42,7 +42,7 @@ class World:
         self.begin()
 
     def begin(self):
-        """A node begins."""
+        """Start the node."""
         self.disk, self.transfers = FakeDisk(), FakeTransfers()
         self.checkpoints = CheckpointRequests(
             self.clock,
@@ -61,7 +61,7 @@ class World:
         return self.checkpoints._cache
 
     def process(self, trial="t", attempt=1, *, restore=(), waiting=1, **how):
-        """A host of a trial; ``waiting`` checkpoints may wait behind the one in flight."""
+        """Return a trial process; ``waiting`` checkpoints may wait behind the one in flight."""
         self._names += 1
         how = {"key": KEY, "store": STORE, "sync_timeout_s": 60.0, **how}
         begin = start(folder=f"/f/{trial}", restore=restore, uploads_waiting=waiting, **how)
@@ -98,7 +98,7 @@ class World:
         self.disk.settle()
 
     def on_disk(self):
-        """The keys of the checkpoints in the folder that the node has chosen."""
+        """Return the keys of the checkpoints in the folder that the node chose."""
         return [
             key
             for root in sorted((self.folder / "node").iterdir())
@@ -107,7 +107,7 @@ class World:
 
 
 class FakeTrialProcess:
-    """The host of one trial, which does as hosts do."""
+    """The process of one trial, which sends what a real one sends."""
 
     def __init__(self, world, name, trial, attempt, begin):
         self._world = world
@@ -126,16 +126,16 @@ class FakeTrialProcess:
         return [answer for _, answer in self.connection.sent]
 
     def ask(self):
-        """Ask for room; whether there is."""
+        """Request space for a checkpoint; return whether the node grants it."""
         asked = len(self.connection.sent)
         self._said(frames.ASK_SAVE)
         return len(self.connection.sent) > asked
 
     def write(self, content=b"x" * 10, *, said_size=None, **files):
-        """Write a checkpoint where the last answer said, and say so; its key.
+        """Write a checkpoint to the granted path, report it and return its key.
 
         Args:
-            said_size: what it says instead of its size.
+            said_size: the reported size in bytes, if it differs from the real one.
         """
         cache = self.answers[-1].cache
         source = self._world.folder / f"source-{self.trial}"
@@ -167,12 +167,12 @@ class FakeTrialProcess:
         return key
 
     def save(self, content=b"x" * 10, **files):
-        """Ask and write; there must be room."""
+        """Request space and write a checkpoint; the node must grant the space."""
         assert self.ask(), "there is no room"
         return self.write(content, **files)
 
     def fetch(self, ref, *, again=False):
-        """Ask for a checkpoint; the answer if there is one."""
+        """Request a checkpoint and return the answer, if there is one."""
         asked = len(self.connection.sent)
         self._said(frames.FETCH, checkpoint_messages.encode(FetchCheckpoint(ref, again)))
         return self.answers[-1] if len(self.connection.sent) > asked else None
@@ -188,18 +188,18 @@ class FakeTrialProcess:
 
 
 def committed_ref(world, key):
-    """A reference to a committed checkpoint."""
+    """Return a reference to a committed checkpoint."""
     event = next(event for event in world.events(CheckpointCommitted) if event.key == key)
     return CheckpointRef(key, event.sha256, event.step)
 
 
 def written_ref(world, key):
-    """A reference to a written checkpoint."""
+    """Return a reference to a written checkpoint."""
     event = next(event for event in world.events(CheckpointWritten) if event.key == key)
     return CheckpointRef(key, "", event.step, event.sha256)
 
 
 def elsewhere(world, key="s/checkpoint_1-000007"):
-    """A checkpoint that another node has committed."""
+    """Return a reference to a checkpoint that another node has committed."""
     world.transfers.store[key] = b"a manifest"
     return CheckpointRef(key, hashlib.sha256(b"a manifest").hexdigest(), 7)

@@ -1,4 +1,4 @@
-"""What is around the hosts of a node, in memory, and moved by a test."""
+"""Fake surroundings of a node's trial processes, in memory, which tests control."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadRes
 
 
 class Clock:
-    """Timers that are due when a test says so."""
+    """Timers that fire when a test advances the time."""
 
     def __init__(self):
         self.now = 0.0
@@ -51,7 +51,7 @@ class Timer:
 
 
 class FakeConnection:
-    """Keeps what a host is sent, decoded."""
+    """Keeps the decoded messages to a trial process."""
 
     def __init__(self):
         self.sent = []
@@ -86,7 +86,7 @@ _DECODERS = {
 
 
 class FakeDisk:
-    """Does each job at once, and says so when `settle` is called."""
+    """Runs each job at once and reports it when `settle` is called."""
 
     def __init__(self):
         self.done = []
@@ -114,7 +114,7 @@ class FakeTransfers:
     def __init__(self):
         self.under_way = {}
         self.store = {}
-        #: What was begun, also what is over.
+        #: All uploads that began, including finished ones.
         self.uploads = []
         self.downloads = []
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""GPUs of a node, and who holds them, moved by a test."""
+"""A node's GPUs and the processes that use them, which tests control."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, Gpu
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 MIB, GIB = 2**20, 2**30
-#: The node's process, and that of somebody who is not of the farm.
+#: The pid of the node, and one of a process from outside the farm.
 NODE, STRANGER = 1000, 7
 
 
 class Gpus:
-    """A watchdog, with GPUs of 80 GiB that are what ``held`` says.
+    """`GpuAvailability` with GPUs of 80 GiB in the state that ``held`` says.
 
     Attributes:
-        held: of each GPU by process what it holds, whether it lives or not.
-        lost: what is used of each by nobody that is seen.
-        parents: of processes that can be seen.
+        held: for each GPU, the bytes that each process holds, whether it lives or not.
+        lost: for each GPU, the used bytes that belong to no visible process.
+        parents: the parent's pid of each visible process.
     """
 
     def __init__(self, *uuids, locks=None):
@@ -50,7 +50,7 @@ class Gpus:
         self.changes += 1
 
     def process(self, pid, *uuids, key="events", trial="t"):
-        """Fork a host."""
+        """Fork a trial process."""
         self._processes += 1
         begin = start(devices=dict.fromkeys(uuids, 0.5), key=key)
         process = TrialProcess(f"h{self._processes}", order(trial, begin), begin, None, pid)
@@ -59,7 +59,7 @@ class Gpus:
         return process
 
     def end(self, process, *, keeps=False):
-        """Nothing is left of a host's process; with ``keeps``, but its memory."""
+        """End a trial process and its children; with ``keeps`` its GPU memory stays used."""
         del self.parents[process.pid]
         if not keeps:
             for held in self.held.values():
@@ -67,7 +67,7 @@ class Gpus:
         self.availability.gone(process.name)
 
     def snapshot(self, *xids, asked_at=None, unusable=None, says_memory=True):
-        """Have the driver asked."""
+        """Query the driver."""
         devices = {
             uuid: DeviceSnapshot(
                 self.lost[uuid] + sum(size or 0 for size in held.values()) if says_memory else None,

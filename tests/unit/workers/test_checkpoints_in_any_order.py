@@ -1,4 +1,4 @@
-"""Hosts, uploads and a clock in any order: what holds of checkpoints whatever happens."""
+"""Invariants of checkpoints under any order of trial processes, uploads and time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Machine(RuleBasedStateMachine):
         self.processes = {}
         self.attempts = dict.fromkeys(TRIALS, 0)
         self.leaving = set()
-        #: Hosts that wait for an answer, and those that were told that they may write.
+        #: Trial processes that wait for an answer, and those that were granted space.
         self.asked = set()
         self.granted = set()
 
@@ -69,7 +69,7 @@ class Machine(RuleBasedStateMachine):
             self.processes[trial] = process
             for ref in restore:
                 process.fetch(ref)
-                if not process.answers:  # the copy had to go
+                if not process.answers:  # the copy was evicted
                     self.world.finish(ref.key)
 
     @rule(trial=trials)
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.world.given_up) == given_up + 1
         self.note_answers()
         trial = key.partition("/")[0]
-        if trial in self.processes:  # it is killed
+        if trial in self.processes:  # the node kills it
             self.a_process_ends(trial)
 
     @precondition(lambda self: self.world.transfers.under_way)
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
             waiting = written[len(settled) :]
             assert [key for key in keys if key.startswith(f"{trial}/")] == waiting[:1]
             if trial in self.processes and trial not in self.leaving and trial in self.granted:
-                # Those of an older epoch that was leaving may be more.
+                # An older attempt that was ending may have more.
                 of_attempt = [key for key in waiting if f"_{self.attempts[trial]}-" in key]
                 assert len(of_attempt) <= WAITING
 

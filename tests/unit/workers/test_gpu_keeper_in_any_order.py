@@ -1,4 +1,4 @@
-"""GPUs, hosts and a clock in any order: no host is ever forked on a device that is not clear."""
+"""In any order of events no trial process is forked on a device that is not clear."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ UUIDS = ("A", "B")
 HALF, WHOLE = 0.5, 1.0
 
 uuids = st.sampled_from(UUIDS)
-# More than what may be used beside: whatever is kept has to be noticed.
+# More than the tolerance, so that memory that stays used must be noticed.
 sizes = st.sampled_from((2 * GIB, 4 * GIB, 30 * GIB))
 
 
 class Machine(RuleBasedStateMachine):
-    """What the driver would say is kept beside: it is what the watchdog's word is compared with."""
+    """Compares the answers of `GpuAvailability` with the state that the driver would report."""
 
     def __init__(self):
         super().__init__()
         self.gpus = Gpus(*UUIDS)
         self.processes = {}
         self.shares = dict.fromkeys(UUIDS, 0.0)
-        #: When those ended whose memory is kept.
+        #: The end of each process whose memory stays used.
         self.dead = {}
         self.broken = set()
         self.pids = 100
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         process = data.draw(st.sampled_from(sorted(self.processes, key=lambda one: one.pid)))
         uuid, share = self.processes.pop(process)
         self.shares[uuid] -= share
-        # Of who was never seen on a shared device the driver's list says nothing afterwards.
+        # The driver's list shows nothing of a process that was never seen on a shared device.
         was_seen = process.pid in self.gpus.availability._pids[process.name]
         is_alone = self.shares[uuid] == 0
         if keeps and (was_seen or is_alone):
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
     def a_late_look_is_told(self, ago):
         held = {uuid: dict(held) for uuid, held in self.gpus.held.items()}
         asked_at = self.gpus.clock.now - ago
-        for one in self.gpus.held.values():  # as it was before: only who had ended had anything
+        for one in self.gpus.held.values():  # then only ended processes held memory
             for pid in [pid for pid in one if self.dead.get(pid, math.inf) > asked_at]:
                 del one[pid]
         self.gpus.snapshot(asked_at=asked_at)

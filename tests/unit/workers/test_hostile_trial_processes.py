@@ -1,4 +1,4 @@
-"""Trial processes that send frames and events in any order: they end their own trials only."""
+"""Trial processes that send frames and events in any order end only their own trials."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         self.node = Node()
         self.node.checkpoints.start()
         self.orders = {}
-        #: The processes that run, and those whose exit was told.
+        #: Running processes, and those whose exit was reported.
         self.forking, self.running, self.ended = set(), set(), set()
 
     def teardown(self):

@@ -1,4 +1,4 @@
-"""What becomes of hosts whose trials went on elsewhere, or that nobody is heard to want."""
+"""Fencing of trial processes whose trials moved, or whose scheduler is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's working folder: what a dead node left goes, and logs stay below a size."""
+"""A node's working folder: removal of a dead node's leftovers, and the size limit of logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunemq_workers.work_folder import FORKSERVER_LOGS, LogCaps, cap_logs, forks
 
 
 class Disk:
-    """Does everything at once."""
+    """Runs every job at once."""
 
     def __init__(self) -> None:
         self.problem: OSError | None = None

@@ -1,4 +1,4 @@
-"""Valid content of a manifest, and what is rejected before any use."""
+"""Valid content of a manifest; invalid content is rejected before any use."""
 
 from __future__ import annotations
 

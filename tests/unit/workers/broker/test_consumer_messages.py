@@ -1,4 +1,4 @@
-"""Which messages of a queue a consumer gives to Celery."""
+"""Which messages of a queue the consumer passes to Celery."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_
 
 
 def message_of(*arguments, options=None, canvas=None, **changes):
-    """What a scheduler puts into a queue; with changes to its headers or to its top."""
+    """Return a scheduler's queue message, with changes to its headers or its top level."""
     publisher = CeleryPublisher("redis://127.0.0.1:1/0")
     made = publisher._app.amqp.as_task_v2("id", "tunemq.run_steps", args=list(arguments))
     publisher.close()

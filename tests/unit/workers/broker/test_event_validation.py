@@ -1,4 +1,4 @@
-"""What a node takes from a trial's process, and what it refuses; without any process."""
+"""Which events of a trial process the node accepts and rejects; runs no process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def result(step=1, metrics=None, *, trial="t", attempt=1, **fields):
 
 
 class Process:
-    """A trial's process beside another one, on a node."""
+    """A trial process beside another one, on a node."""
 
     def __init__(self, **how):
         self.node = Node()
@@ -65,7 +65,7 @@ class Process:
         return self.node.events[1:]
 
     def rejected(self):
-        """Why the trial failed; checks that its process is killed, and nothing else happens."""
+        """Return why the trial failed; check that only its process is killed."""
         assert self.node.done == [("kill", "h1")]
         failed = self.node.events[-1]
         assert isinstance(failed, TrialFailed), failed

@@ -1,4 +1,4 @@
-"""The outbox: numbered, kept, sent again, on disk when memory is short."""
+"""The outbox: numbered events, kept until acknowledged, sent again, spooled to disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_workers.broker.outbox_spool import Spool
 
 
 class MemorySpool:
-    """A spool that can be made to fail."""
+    """A spool that fails on request."""
 
     def __init__(self):
         self.pieces = {}
@@ -47,7 +47,7 @@ def event(n):
 
 
 def numbers(batches):
-    """What is in batches, by number; each event of these tests carries its own."""
+    """Return the numbers in batches; each event of these tests carries its own."""
     found = []
     for batch in batches:
         events = decode_node_events(batch.payload)
@@ -165,7 +165,7 @@ def test_a_full_outbox_says_so_until_something_is_journalled(spool):
         assert budget.size < 100_000
         fill(outbox, 100)
     assert 100_000 <= budget.size < 110_000
-    fill(outbox, 1)  # what must be kept is kept all the same
+    fill(outbox, 1)  # an event that must be kept is kept nevertheless
     outbox.acknowledge(BLOCK_EVENTS)
     assert not budget.is_full_for(outbox)
 
@@ -232,7 +232,7 @@ def test_an_outbox_that_is_closed_gives_its_share_back(spool):
 
 
 class SentAndReleased(RuleBasedStateMachine):
-    """Whatever happens in whatever order, nothing is skipped and what is not released is kept."""
+    """In any order of calls, the outbox skips no event and keeps all that are not acknowledged."""
 
     def __init__(self):
         super().__init__()
@@ -240,7 +240,7 @@ class SentAndReleased(RuleBasedStateMachine):
         self.budget = MemoryBudget(self.spool, memory_bytes=3_000, limit_bytes=10**9)
         self.outbox, self.other = Outbox(self.budget), Outbox(self.budget)
         self.acknowledged_up_to = 0
-        self.next = 1  # what a receiver that has read all batches waits for
+        self.next = 1  # the next event for a receiver that has read all batches
 
     @rule(count=st.integers(1, 2_500))
     def add(self, count):
@@ -275,7 +275,7 @@ class SentAndReleased(RuleBasedStateMachine):
 
     @rule()
     def rewind_all(self):
-        """The wire was wiped: the receiver has what is journalled, no more."""
+        """Redis was wiped: the receiver has only the journalled events."""
         self.outbox.rewind()
         self.next = self.acknowledged_up_to + 1
 

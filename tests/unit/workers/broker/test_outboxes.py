@@ -1,4 +1,4 @@
-"""Several experiments' events in one node: each stream is numbered, sent, forgotten by itself."""
+"""Outboxes of several experiments in one node: each stream is numbered and dropped separately."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATION = b"g"
 
 
 class Wire:
-    """Outboxes, and around them what a test moves: the pump, the clock, the scheduler."""
+    """Outboxes with a fake event publisher, clock and scheduler, which a test controls."""
 
     def __init__(self, folder):
         self.now = 0.0
@@ -46,7 +46,7 @@ class Wire:
             self.outboxes.add(key, encode(SlotFreed("t", 1)))
 
     def sent(self):
-        """What the pump was told since the last look: streams, and the first numbers of batches."""
+        """Return streams, and first numbers of batches, published since the last call."""
         self.outboxes.send(GENERATION)
         orders, self.orders[:] = list(self.orders), []
         return [
@@ -56,7 +56,7 @@ class Wire:
         ]
 
     def forgotten(self, *used):
-        """The streams that are forgotten when only ``used`` are used."""
+        """Return the streams that are dropped when only ``used`` are in use."""
         self.outboxes.forget_all_but(used)
         return [order.key for order in self.orders if isinstance(order, ForgetStream)]
 

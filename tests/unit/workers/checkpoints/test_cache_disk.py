@@ -1,4 +1,4 @@
-"""What a node does with a cache folder into which trials could write."""
+"""How a node treats a cache folder into which trials could write."""
 
 from __future__ import annotations
 

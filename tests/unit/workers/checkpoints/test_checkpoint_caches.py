@@ -1,4 +1,4 @@
-"""What a node keeps of checkpoints on its disk, and for how long."""
+"""Which checkpoints a node keeps on its disk, and for how long."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_a_host_uses_stays_however_little_room_there_is(tmp_path):
     keys = [process.save(), process.save()]
     for key in keys:
         world.finish(key)
-    assert world.on_disk() == sorted([ref.key, keys[-1]])  # it may link to the last it wrote
+    assert world.on_disk() == sorted([ref.key, keys[-1]])  # the next may link to the last
     process.die()
     assert world.on_disk() == []
 

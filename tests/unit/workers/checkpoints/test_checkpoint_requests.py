@@ -1,4 +1,4 @@
-"""What a node does with the checkpoints that its hosts write and ask for, without any process."""
+"""How a node handles checkpoints that trial processes write and request; runs no process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
     assert "for 60 s (sync_timeout)" in error
     assert "connection refused" in error
     world.finish(first)
-    assert len(process.answers) == 3  # it is not answered again
+    assert len(process.answers) == 3  # the node does not answer it again
 
 
 @pytest.mark.parametrize("how", [{"stop": True}, {"pause": True}])
@@ -105,7 +105,7 @@ def test_a_host_that_is_to_end_waits_no_longer(world, how):
     process.told(**how)
     assert process.answers[-1] == SaveAnswer(root_of(world))
     process.write()
-    assert process.ask()  # nothing due is skipped
+    assert process.ask()  # checkpoints that are due are still saved
 
 
 def test_the_checkpoints_of_a_trial_are_counted_over_its_epochs(world):
@@ -130,7 +130,7 @@ def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp
     first = large.save(b"x" * 60)
     assert not large.ask()
     assert "no more than 100 bytes" in world.waits[-1][1]
-    assert not small.ask()  # there would be room for it, but it came later
+    assert not small.ask()  # it would fit, but it came later
     assert world.waits[-1] == ("save", "others wait for room on this node")
     other.told(stop=True)
     assert other.ask()
@@ -214,7 +214,7 @@ def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_fro
 
 
 def test_an_epoch_does_not_refer_to_what_an_older_one_has_committed(world):
-    """The scheduler keeps for it what it was restored from, and nothing else."""
+    """For this attempt the scheduler keeps only the checkpoint from which it was restored."""
     old = world.process()
     first, second = old.save(), old.save()
     world.finish(first)
@@ -233,7 +233,7 @@ def test_what_was_fetched_to_look_at_is_no_base(world):
     process.fetch(written_ref(world, first))
     second = process.save()
     world.finish(first)
-    assert first in world.transfers.uploads[-1].base  # it is what it has committed, after all
+    assert first in world.transfers.uploads[-1].base  # this attempt committed it
     world.finish(second)
 
 
@@ -381,7 +381,7 @@ def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_download
     world = World(tmp_path, cache_bytes=0)
     old = world.process()
     key = old.save()
-    ref = written_ref(world, key)  # all that the scheduler knows when it orders the retry
+    ref = written_ref(world, key)  # the scheduler knows only this when it orders the retry
     old.die()
     world.finish(key)
     assert world.on_disk() == []

@@ -1,4 +1,4 @@
-"""Trial processes that ask for checkpoints and room in any order, whatever was answered."""
+"""Trial processes that request checkpoints and space in any order and ignore the answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ trials = st.sampled_from(TRIALS)
 
 
 class Machine(RuleBasedStateMachine):
-    """Nothing raises but the refusal of what a process said, which ends that process."""
+    """The only error is the rejection of a message, which ends the process that sent it."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ def test_size_that_a_process_names_counts_no_longer_once_the_upload_has_counted(
     one.ask()
     key = one.write(said_size=10**6)
     world.finish(key)
-    assert one.ask()  # and it writes nothing
+    assert one.ask()  # and writes nothing
     assert other.ask()
 
 

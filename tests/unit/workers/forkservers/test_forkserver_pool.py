@@ -1,4 +1,4 @@
-"""The forkservers of a node where a host cannot be started."""
+"""A node's forkservers when a trial process cannot be started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = Environment(sys.executable, (), {"PATH": os.environ.get("PATH", ""
 
 
 class Nobody:
-    """A listener that must not hear of anything."""
+    """A listener that must not be called."""
 
     def __getattr__(self, name: str) -> object:
         pytest.fail(f"a host that was never asked for: {name}")
@@ -50,9 +50,9 @@ def lowest_free() -> int:
 
 @contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
-    """Leave this process so few descriptors."""
+    """Lower the limit so that this process can open only this many more descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with without_collections():  # what another test left would give some back
+    with without_collections():  # collecting another test's garbage would free some
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + number, limits[1]))
         try:
             yield
@@ -83,7 +83,7 @@ def test_a_host_that_cannot_be_asked_for_leaves_nothing_behind(pool, tmp_path, l
     before = open_descriptors()
     with descriptors_left(left), pytest.raises(OSError, match="Too many open files"):
         pool.start("h1", order(tmp_path), Nobody())
-    assert open_descriptors() <= before  # what another test left may be collected meanwhile
-    # It hosts nothing, so that it makes way for one that is wanted.
+    assert open_descriptors() <= before  # another test's garbage may be collected meanwhile
+    # It has no trial process, so it gives way to a forkserver that is needed.
     pool.prewarm(Environment(sys.executable, (), {**ENVIRONMENT.variables, "OTHER": "1"}, ()))
     assert first not in pool._servers

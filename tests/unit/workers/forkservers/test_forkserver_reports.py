@@ -1,6 +1,6 @@
-"""What a node does with reports that its forkserver cannot have meant.
+"""How a node handles forged reports of its forkserver.
 
-They are written to the real socket of a real forkserver, as a preloaded module could.
+The tests write them to the real socket of a real forkserver, as a preloaded module could.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def waits(config):
 
 
 class Heard:
-    """A listener that remembers what it was told, as ``(what, trial_process, more)``."""
+    """A listener that records its calls as ``(what, trial_process, more)``."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, object]] = []
@@ -83,7 +83,7 @@ class Heard:
 
 
 class Node:
-    """A pool of forkservers, in a loop that a test turns."""
+    """A pool of forkservers, in a loop that a test runs."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "logs").mkdir()
@@ -95,7 +95,7 @@ class Node:
         self._code = ship(waits, BlobFolder(folder / "blobs"))
 
     def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
-        """Turn the loop until the condition holds."""
+        """Run the loop until the condition holds."""
         deadline = time.monotonic() + within
 
         def look() -> None:
@@ -109,7 +109,7 @@ class Node:
         assert condition(), self.heard.told
 
     def ask(self, trial_process: str, number: int = 0, **variables: str) -> ForkserverClient:
-        """Ask for a host; returns its forkserver."""
+        """Request a trial process and return its forkserver."""
         path = {"PATH": os.environ.get("PATH", "")}
         environment = Environment(sys.executable, (), {**path, **variables}, tuple(sys.path))
         start = TrialSpec(
@@ -129,7 +129,7 @@ class Node:
         return self.pool._running[trial_process].server
 
     def forked(self, trial_process: str) -> int:
-        """The pid of a host, once it is there."""
+        """Wait for a trial process and return its pid."""
         self.until(lambda: self.heard.of("forked", trial_process))
         pid = self.heard.of("forked", trial_process)[0]
         assert isinstance(pid, int)
@@ -147,14 +147,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that no forkserver has anything to do with."""
+    """Start a process that is unrelated to any forkserver."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
 def end_of(server: ForkserverClient) -> socket.socket:
-    """The forkserver's end of its socket to the node."""
+    """Return the forkserver's end of its socket to the node."""
     number = int(Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")[-3])
     pidfd = os.pidfd_open(server.pid)
     try:
@@ -184,7 +184,7 @@ def raw(*fields: object) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
-#: What a forkserver with one host, h1, cannot report; ``{pid}`` is that host's.
+#: Invalid reports of a forkserver with one trial process, h1; ``{pid}`` is the pid of h1.
 LIES: dict[str, Callable[[int], bytes]] = {
     "no msgpack": lambda pid: b"\xc1garbage",
     "a text": lambda pid: msgspec.msgpack.encode("forked"),
@@ -221,7 +221,7 @@ LIES: dict[str, Callable[[int], bytes]] = {
 
 
 class Reported:
-    """What a node believes of a forkserver, which this process plays: ``h1`` is its host."""
+    """A node and a forkserver that this process plays; its trial process is ``h1``."""
 
     def __init__(self, trial_process: subprocess.Popen[bytes]) -> None:
         control, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -312,7 +312,7 @@ def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node
     pid = node.forked("h1")
     node.ask("h2", OTHER="1")
     other = node.forked("h2")
-    # Stopped, it cannot fork before the forged report is there.
+    # A stopped forkserver cannot fork before the forged report arrives.
     os.kill(server.pid, signal.SIGSTOP)
     node.ask("h3")
     forged = encode(ProcessForked("h3", victim.pid))
@@ -329,13 +329,13 @@ def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node
     assert [what for what, trial_process, _ in node.heard.told if trial_process == "h2"] == [
         "forked"
     ]
-    # The next host of that environment is forked from another one.
+    # The next trial process of that environment is forked from another forkserver.
     assert node.ask("h4").pid != server.pid
     assert is_alive(node.forked("h4"))
 
 
 def test_process_that_is_no_child_of_a_dead_forkserver_is_not_killed(node, victim):
-    """What it said before its end is read after it."""
+    """The node reads the reports of a forkserver after its death."""
     server = node.ask("h1")
     node.until(lambda: server.is_ready)
     os.kill(server.pid, signal.SIGSTOP)
@@ -369,7 +369,7 @@ def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
         rounds = []
 
         def flood() -> None:
-            """As fast as the node reads: after each round there is more to be read."""
+            """Send reports as fast as the node reads: after each round there are more to read."""
             rounds.append(len(rounds))
             try:
                 while True:

@@ -1,4 +1,4 @@
-"""An interpreter that an experiment names hosts trials, or says why it cannot."""
+"""Trials run on the interpreter that an experiment names, or the error says why not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunemq_workers.processes.forkserver_messages import COMMAND
 
 
 def started_in(python: str, folder: Path, files: dict[str, str], version: str = "1.0") -> str:
-    """What the interpreter prints that has only these modules, started as another one is."""
+    """Start an interpreter with these modules as forkservers are started; return its output."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -1,4 +1,4 @@
-"""Hosts that wait for a GPU to be clear, and trials that are given back; without any process."""
+"""Trial processes that wait for a clear GPU, and trials that are given back; runs no process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GpuNode(Node):
         self.supervisor.obey(orders)
 
     def run(self, trial, name, pid, *uuids, **how):
-        """Host a trial that takes memory of its devices."""
+        """Start a trial that allocates memory on its devices."""
         self.want(*self.supervisor._wanted.values(), on(trial, *uuids, **how))
         self.supervisor.forked(name, pid)
         self.gpus.parents[pid] = NODE
@@ -70,7 +70,7 @@ def test_the_first_host_waits_until_somebody_has_looked():
 def test_a_host_comes_as_soon_as_the_memory_of_the_one_before_is_back(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
-    assert SlotFreed("a", 1) in node.events  # the slot is given out again meanwhile
+    assert SlotFreed("a", 1) in node.events  # the scheduler has used the slot again meanwhile
     node.want(on("b", "A"), on("c", "B"))
     assert node.started == ["a", "c"]
     node.gpus.snapshot()
@@ -100,7 +100,7 @@ def test_a_trial_whose_device_is_withheld_is_given_back_for_another_place(node):
     node.want(on("b", "A"))
     node.pass_time(GIVEN_BACK_WITHIN_S + GIVE_BACK_AFTER_S - 0.5)
     assert [list(one) for one in node.gpus.withheld] == [["A"]]
-    assert TrialPaused("b", 1) not in node.events  # the scheduler is to hear of the device first
+    assert TrialPaused("b", 1) not in node.events  # the scheduler must learn of the device first
     node.pass_time(1.0)
     assert node.events[3:] == [TrialPaused("b", 1), SlotFreed("b", 1)]
     node.free(10)

@@ -1,4 +1,4 @@
-"""When a GPU may be used again, and what it is withheld for."""
+"""When a GPU may be used again, and why it is withheld."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_devices_that_are_not_known_one_by_one_are_nobodys_business(gpus):
     assert gpus.is_clear("0", "1")
 
 
-# --- memory given back ----------------------------------------------------------------------------
+# --- freed memory ---------------------------------------------------------------------------------
 
 
 def test_a_device_is_clear_again_when_its_memory_is_back(gpus):
@@ -40,7 +40,7 @@ def test_a_device_is_clear_again_when_its_memory_is_back(gpus):
     gpus.held["A"][10] = 40 * GIB
     gpus.clock.advance(5)
     gpus.snapshot()
-    assert gpus.is_clear("A")  # it is for the scheduler to know that it is taken
+    assert gpus.is_clear("A")  # the scheduler counts running trials
     gpus.end(process, keeps=True)
     assert gpus.looks_due[-1] == 0.0
     gpus.snapshot()
@@ -116,7 +116,7 @@ def test_a_device_whose_memory_does_not_come_back_is_withheld_until_it_does(gpus
     assert gpus.availability.obstacle(["A"]).is_withheld
     gpus.held["A"][10] = 2 * GIB
     gpus.snapshot()
-    assert gpus.withheld == [{"A": why}]  # each change is a record in every journal
+    assert gpus.withheld == [{"A": why}]  # no update: every journal would record it
     gpus.held["A"].clear()
     before = gpus.changes
     gpus.snapshot()
@@ -192,7 +192,7 @@ def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used
     gpus.clock.advance(SILENT_FOR_S)
     gpus.snapshot(says_memory=False)
     gpus.process(10, "A")
-    gpus.held["A"][90_010] = 40 * GIB  # what the driver calls it
+    gpus.held["A"][90_010] = 40 * GIB  # the driver's name for it
     gpus.snapshot(says_memory=False)
     assert gpus.availability.foreign == {}
     assert gpus.withheld == []
@@ -200,7 +200,7 @@ def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used
 
 def test_in_a_container_memory_alone_decides(gpus):
     process = gpus.process(10, "A")
-    gpus.held["A"][90_010] = 3 * GIB  # what the driver calls it
+    gpus.held["A"][90_010] = 3 * GIB  # the driver's name for it
     gpus.snapshot()
     assert gpus.availability.foreign == {}
     gpus.end(process)
@@ -216,7 +216,7 @@ def test_while_others_share_a_device_the_dead_ones_processes_are_looked_for(gpus
     gpus.parents |= {11: 10, 21: 20}
     gpus.held["A"] |= {10: GIB, 11: GIB, 20: GIB, 21: GIB}
     gpus.snapshot()
-    gpus.held["A"][10] = 30 * GIB  # whoever stays takes what it likes
+    gpus.held["A"][10] = 30 * GIB  # the trial that stays may allocate freely
     del gpus.parents[21]
     gpus.end(goes, keeps=True)
     gpus.snapshot()
@@ -242,7 +242,7 @@ def test_a_process_that_its_host_left_behind_is_found_though_nobody_saw_it_befor
     assert not gpus.is_clear("A")
 
 
-# --- somebody else --------------------------------------------------------------------------------
+# --- processes from outside the farm --------------------------------------------------------------
 
 
 def test_a_foreign_process_is_told_of_once_and_the_device_is_used(gpus):
@@ -277,7 +277,7 @@ def test_what_a_foreign_process_takes_is_not_missed_from_a_host(gpus):
     gpus.snapshot()
     assert gpus.is_clear("A")
     gpus.end(gpus.process(20, "A"))
-    gpus.held["A"][STRANGER] = GIB  # neither is what it gives back a host's
+    gpus.held["A"][STRANGER] = GIB  # memory that it frees is not a trial's
     gpus.lost["A"] = 4 * GIB
     gpus.snapshot()
     assert not gpus.is_clear("A")
@@ -308,7 +308,7 @@ def test_in_a_container_who_was_there_before_is_known(gpus):
     assert gpus.is_clear("A")
 
 
-# --- what is broken -------------------------------------------------------------------------------
+# --- broken GPUs ----------------------------------------------------------------------------------
 
 
 def test_a_device_that_must_not_be_used_is_withheld_for_good(gpus):
@@ -334,11 +334,11 @@ def test_an_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(g
 
 def test_a_host_that_an_xid_has_killed_is_not_followed_by_another(gpus):
     gpus.end(gpus.process(10, "A"))
-    gpus.snapshot(("A", 79))  # its memory is back in the same look
+    gpus.snapshot(("A", 79))  # its memory is back in the same snapshot
     assert gpus.availability.obstacle(["A"]).is_withheld
 
 
-# --- the look itself ------------------------------------------------------------------------------
+# --- the snapshot itself --------------------------------------------------------------------------
 
 
 def test_a_look_tells_whom_a_process_descends_from():

@@ -1,4 +1,4 @@
-"""Which GPUs a node offers, and how it keeps other workers away from them."""
+"""Which GPUs a node offers, and how it locks them against other nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS = [Gpu(f"MIG-{digit}", "NVIDIA H100 MIG 1g.10gb", 1e9) for digit in "12"]
 
 
 class Driver:
-    """As much of a driver as is asked what there is."""
+    """The part of a driver that lists the GPUs."""
 
     def __init__(self, physical: list[PhysicalGpu]) -> None:
         self._physical = physical
@@ -42,7 +42,7 @@ def with_gpus() -> Driver:
 
 
 def with_parts() -> Driver:
-    """The second GPU is in MIG mode."""
+    """Put the second GPU into MIG mode."""
     first, second, third = GPUS
     return Driver([PhysicalGpu(first), PhysicalGpu(second, tuple(PARTS)), PhysicalGpu(third)])
 
@@ -206,7 +206,7 @@ def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
     os.close(descriptor)
 
 
-# --- what is said of the machine ------------------------------------------------------------------
+# --- the description of the machine ---------------------------------------------------------------
 
 
 def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):

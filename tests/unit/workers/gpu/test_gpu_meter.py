@@ -1,4 +1,4 @@
-"""What hosts used of their GPUs, from what was seen of these."""
+"""How much of their GPUs trial processes used, from snapshots of these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GB = 1e9
 
 
 class World:
-    """One device, "A", and hosts that have parts of it; a test moves the time."""
+    """One device, "A", and trial processes that share it; a test moves the time."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -42,7 +42,7 @@ class World:
         used: float | None = None,
         energy: float | None = None,
     ) -> None:
-        """So many seconds later."""
+        """Take a snapshot ``after_s`` seconds later."""
         self.now += after_s
         device = DeviceSnapshot(used, holdings, energy)
         self.meter.seen(GpuSnapshot(self.now, {"A": device}), [GpuMetrics("A", busy, used)])
@@ -56,7 +56,7 @@ class World:
 
 
 def of(*line: int, memory: float | None = None) -> GpuMemoryHolder:
-    """What a process holds, by its pid, its parent's, and so on."""
+    """Return the holding of a process, given its pid, its parent's pid and so on."""
     return GpuMemoryHolder(line[0], "python", memory, line)
 
 
@@ -97,11 +97,11 @@ def test_a_host_that_has_opened_nothing_has_no_memory(world):
 
 
 def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(world):
-    world.now += 10.0  # nobody had it
+    world.now += 10.0  # no trial process used it
     process = world.process(10, 0.5)
     world.snapshot(busy=1.0, after_s=1.0)
     world.snapshot(busy=0.2, after_s=3.0)
-    world.snapshot(busy=None)  # the driver was silent
+    world.snapshot(busy=None)  # the driver returned no value
     use = world.use(process)
     assert (use.uuid, use.model, use.share) == ("A", "H100", 0.5)
     assert use.utilisation == pytest.approx(0.4)
@@ -111,9 +111,9 @@ def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(worl
 def test_energy_is_the_devices_by_the_hosts_share_and_survives_a_new_counter(world):
     process = world.process(10, 0.5)
     world.snapshot(energy=1400.0)
-    world.snapshot(energy=100.0)  # the driver was loaded again
+    world.snapshot(energy=100.0)  # the driver was reloaded
     world.snapshot(energy=None)
-    world.snapshot(energy=300.0)  # since when is not known
+    world.snapshot(energy=300.0)  # the time of the reload is unknown
     world.snapshot(energy=500.0)
     assert world.use(process).energy_j == (400 + 200) / 2
 

@@ -1,4 +1,4 @@
-"""GPUs that several nodes of a machine offer, each of which has one only while it uses it."""
+"""GPUs that several nodes of a machine offer; each node holds one only while it uses it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpus(locks):
 
 
 def starts_on(gpus, *uuids):
-    """Whether a host may be forked there, when what was asked for has been looked at."""
+    """Claim devices, take a snapshot and return whether a trial process may be forked there."""
     gpus.availability.claim(uuids)
     gpus.snapshot()
     return gpus.is_clear(*uuids)
@@ -102,7 +102,7 @@ def test_gpu_whose_lock_file_has_a_lease_cannot_be_locked(locks, tmp_path):
 
 
 def folder_of(*folders):
-    """Where locks are, if these are the folders."""
+    """Return the folder for locks, given these candidates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_locks, "FOLDERS", tuple(map(str, folders)))
         return gpu_locks._folder()
@@ -113,9 +113,9 @@ def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert folder_of(one, two, last) == str(last), "none is there"
     two.mkdir()
-    two.chmod(0o755)  # root may write there, others may not
+    two.chmod(0o755)  # root may write there, other users may not
     assert folder_of(one, two, last) == str(last)
-    two.chmod(0o777)  # everybody could remove another's lock
+    two.chmod(0o777)  # any user could remove another one's lock
     assert folder_of(one, two, last) == str(last)
     two.chmod(0o1777)
     assert folder_of(one, two, last) == str(two)
@@ -124,8 +124,7 @@ def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch)
     assert folder_of(one, two, last) == str(one)
 
 
-# --- the watchdog
-# -----------------------------------------------------------------------------------
+# --- availability ---------------------------------------------------------------------------------
 
 
 def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_while(gpus, other):
@@ -168,7 +167,7 @@ def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
 
 
 def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
-    def ask():  # as the gate does whenever something has changed
+    def ask():  # as the admission does after each change
         gpus.availability.claim(["A", "B"])
 
     gpus.lost["B"] = 20 * GIB
@@ -265,12 +264,12 @@ def test_no_device_ever_has_hosts_of_two_nodes_and_none_waits_for_ever(steps):
                 gpus.end(mine.pop())
             pass_time(gpus, GIVE_BACK_IDLE_AFTER_S + 0.2)
         for gpus in nodes:
-            pass_time(gpus, 1.2)  # it looks again
+            pass_time(gpus, 1.2)  # it takes another snapshot
             assert starts_on(gpus, "A", "B")
             pass_time(gpus, GIVE_BACK_IDLE_AFTER_S + 0.2)
 
 
-# --- the gate -------------------------------------------------------------------------------------
+# --- admission ------------------------------------------------------------------------------------
 
 
 def test_a_trial_on_a_device_that_another_node_has_taken_unseen_is_given_back(locks, other):

@@ -1,4 +1,4 @@
-"""Who asks the driver, and when."""
+"""The thread that queries the GPU driver, and its schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunemq_workers.gpu.gpu_watch import GpuWatch
 
 
 class Driver:
-    """Asks are let through one by one, but for the first."""
+    """A driver that answers its first query, and each further one when the test allows it."""
 
     def __init__(self, period_s):
         self.period_s = period_s
@@ -108,7 +108,7 @@ def test_a_driver_that_fails_as_nobody_expects_is_asked_again_and_told_of_once(w
     snapshots.get(timeout=60)
     driver.is_mad = True
     driver.gate.release(5)
-    eventually(lambda: driver.begun >= 7)  # five looks have failed, and the next one is asked
+    eventually(lambda: driver.begun >= 7)  # five queries have failed, and the next one runs
     assert snapshots.empty()
     driver.is_mad = False
     driver.gate.release(100_000)

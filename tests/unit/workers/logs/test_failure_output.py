@@ -1,4 +1,4 @@
-"""The end of what a trial printed, beside the news of its failure."""
+"""The end of a trial's output is sent with its failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENTS = start().events_key
 
 @pytest.fixture(autouse=True)
 def _slow_loop(monkeypatch):
-    """A loop that waits for a disk as long as a busy machine may make it."""
+    """Raise the timeout for the disk, for a busy machine."""
     monkeypatch.setattr(failure_output, "TIMEOUT_S", 60.0)
 
 
@@ -41,7 +41,7 @@ def failed(attempt=1):
 
 
 class World:
-    """What is said of one trial, whose folder is given; to be closed."""
+    """The events about one trial in a given folder; the test must close it."""
 
     def __init__(self, folder, **more):
         self.events = []
@@ -92,7 +92,7 @@ def test_what_a_trial_puts_in_the_place_of_its_output_is_neither_waited_for_nor_
     (tmp_path / "other").write_text("of somebody else\n")
     (tmp_path / "stderr").symlink_to(tmp_path / "other")
     os.mkfifo(tmp_path / "stdout")
-    # Keeps a reader that would wait from doing so for ever: it would find this line.
+    # A reader that blocks would find this line instead of hanging forever.
     pipe = os.open(tmp_path / "stdout", os.O_RDWR)
     os.write(pipe, b"from a pipe\n")
     try:
@@ -120,7 +120,7 @@ def test_a_failure_says_what_its_attempt_printed_and_not_what_one_before_it_did(
             file.write("the second\n")
         world.say(SlotFreed("a", 1), started(2, (10, 0)), TrialProcessDied("a", 2, 7, 9, None, 0.0))
         assert world.last.output == "The last lines of stdout:\nthe second\n"
-        # A file that was shortened meanwhile is read from its beginning.
+        # A file that was truncated meanwhile is read from its beginning.
         world.say(started(3, (10_000, 0)), failed(3))
         assert "the first\nthe second" in world.last.output
 
@@ -150,7 +150,7 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
         for _ in range(3):
             world.say(failed())
             assert world.last.output == ""
-        eventually(lambda: asked)  # whose thread may begin later than the loop's patience ends
+        eventually(lambda: asked)  # the thread may begin after the loop's timeout
         assert len(asked) == 1
         goes_on.set()
         monkeypatch.setattr(failure_output, "TIMEOUT_S", 60.0)

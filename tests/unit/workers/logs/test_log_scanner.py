@@ -1,4 +1,4 @@
-"""What is found in what trials print, for how long it may take, and whatever trials do to it."""
+"""Matches in the output of trials, limits on their time, and hostile output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MANY_X = "x" * 200
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
     before = signal.getsignal(signal.SIGVTALRM)
-    with without_collections():  # they would count into a pattern's time
+    with without_collections():  # garbage collections would count into a pattern's time
         yield
     signal.signal(signal.SIGVTALRM, before)
 
@@ -155,7 +155,7 @@ def test_a_pattern_that_this_python_does_not_know_is_left_out() -> None:
         LogPatterns().search("(", ["x"])
 
 
-# --- the process's part ---------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 class Told:

@@ -1,4 +1,4 @@
-"""What is said of a trial's failure waits until what the trial printed last was read."""
+"""The node reports a trial's failure only after it has scanned the trial's last output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FREED = SlotFreed("a", 1)
 
 
 class Watchdog:
-    """The hold on a process that answers when a test says so."""
+    """A supervisor of a scanner process that answers when a test says so."""
 
     def __init__(self, *_: Any, on_up: Any, on_answer: Any, on_end: Any) -> None:
         self.on_up, self._on_answer, self.on_end = on_up, on_answer, on_end
@@ -97,7 +97,7 @@ class Watchdog:
 
 
 class World:
-    """A watch, what it passes on, and hosts."""
+    """A log watch, the events that it passes on, and trial processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(log_watch, "ChildSupervisor", Watchdog)
@@ -139,7 +139,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def follows(world: World) -> World:
-    """One that follows trial ``a`` for a pattern."""
+    """Return a watch that follows trial ``a`` for a pattern."""
     world.process(ECC)
     world.supervisor.come_up()
     [followed] = world.supervisor.orders
@@ -325,14 +325,14 @@ def test_a_failure_that_says_itself_what_it_is_is_told_at_once(
     assert world.take() == [failure, FREED]
 
 
-# --- with the process -----------------------------------------------------------------------------
+# --- with a real process --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Reactor, Callable[..., None], list[NodeEvent]]]:
-    # A busy machine takes its time to start a process, and to kill it.
+    # A busy machine needs time to start a process, and to kill it.
     monkeypatch.setattr(log_watch, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)
     reactor, children = Reactor(), set[int]()

@@ -15,7 +15,7 @@ def lines(count):
 
 
 class Broken:
-    """A stream that a trial's code has put in the place of its own."""
+    """A stream with which a trial's code has replaced its own."""
 
     def flush(self):
         raise RuntimeError("no stream")

@@ -1,4 +1,4 @@
-"""A worker says when it and its farm's scheduler have no keys of each other."""
+"""A worker warns when it and its farm's scheduler lack each other's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_workers.node.terminal_log import format_log_event
 
 @pytest.fixture
 def watched(tmp_path, caplog):
-    """Has a worker with or without keys look for some seconds; what its terminal shows."""
+    """Let a worker with or without keys check for some seconds; return its terminal's output."""
 
     def watched(signs, *, has_keys=True, has_scheduler=True, seconds=20):
         keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()

@@ -1,4 +1,4 @@
-"""What the person at a worker's terminal reads."""
+"""The log lines on a worker's terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
             raise BrokenPipeError
 
     terminal = TerminalHandler(Stuck())
-    for _ in range(2_000):  # more than are kept
+    for _ in range(2_000):  # more than the log keeps
         terminal.emit(record("node.ended"))
     terminal.close()
     Stuck.let_go.set()

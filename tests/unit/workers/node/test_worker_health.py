@@ -1,4 +1,4 @@
-"""What a node says of itself, from its loop."""
+"""The health that a node reports from its loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_workers.runtime.reactor import Reactor
 
 
 class Clock:
-    """The monotonic clock, as a test wants it."""
+    """A monotonic clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def said(path: Path) -> str:
-    """State and status, as they stand in the file."""
+    """Return the state and the status in the file."""
     return path.read_text().rstrip().split(" ", 4)[4]
 
 
@@ -42,7 +42,7 @@ def test_a_node_is_ready_as_long_as_its_lease_was_confirmed_lately(tmp_path, clo
     node = WorkerHealth(ServiceHealth("worker", str(path)), Reactor())
     node.start(lambda: 2)
     assert said(path) == "waiting Redis has not confirmed the lease; trials: 2"
-    node.confirmed(has_scheduler=False)  # a service manager waits for the first time
+    node.confirmed(has_scheduler=False)  # a service manager waits for the first report
     assert said(path) == "ready no scheduler is there; trials: 2"
     node.confirmed(has_scheduler=True)
     clock.now += redis_keys.LEASE_TTL_S - 0.1

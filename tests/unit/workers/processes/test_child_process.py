@@ -1,4 +1,4 @@
-"""Which of a node's keys its children get."""
+"""Which of a node's keys its child processes receive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = {name: f"the {name}" for name in REDIS_KEYS | STORE_KEYS}
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The keys that the last child of a farm's node got; no process is started."""
+    """The keys that the last child of a farm's node received; no process is started."""
     sent = {}
 
     def send(child, keys, *, is_hidden):

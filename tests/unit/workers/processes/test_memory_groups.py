@@ -1,4 +1,4 @@
-"""Whether a node may divide its control group; what is divided is in the integration tests."""
+"""Whether a node may divide its control group; integration tests do divide one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunemq_workers.processes.memory_groups import MemoryCgroups
 
 
 def world(folder, line, files, *, at="service"):
-    """Where the kernel shows control groups, and the file that says which is this process's."""
+    """Fake the kernel's control groups and the file that names this process's group."""
     group = folder / "cgroup" / at
     group.mkdir(parents=True)
     files = {"cgroup.procs": f"{os.getpid()}\n", **files}
@@ -78,7 +78,7 @@ def test_process_that_is_not_proven_enters_no_group_and_its_trial_begins(tmp_pat
 
 
 def test_process_that_ended_while_it_entered_its_group_leaves_it(tmp_path):
-    """Another process may have got its pid by then."""
+    """Another process may have received its pid by then."""
     groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
     groups._base = str(tmp_path)
     (tmp_path / "h1").mkdir()

@@ -1,4 +1,4 @@
-"""Whose children a node kills when one of its forkservers has died."""
+"""Which processes a node kills when one of its forkservers has died."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLEEPS = (sys.executable, "-c", "input()")
 
 
 class World:
-    """A sweep, and whether it is done."""
+    """A sweep, and whether it has finished."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -43,7 +43,7 @@ def test_what_the_node_itself_runs_is_no_orphan():
         assert orphan.pid not in children_of(os.getpid())
         own.communicate(b"\n")
     assert own.returncode == 0
-    orphan.communicate()  # somebody else has waited for it
+    orphan.communicate()  # another caller has waited for it
 
 
 @pytest.mark.parametrize("vanishes", ["at first", "then", "at last"])

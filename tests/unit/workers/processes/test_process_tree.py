@@ -21,7 +21,7 @@ from tunemq_workers.processes.process_tree import ProcessTrees
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc with a process 10 of two threads, whose children are 20, 30 and 40, and one other."""
+    """Fake /proc: process 10 has two threads and the children 20, 30 and 40; one is unrelated."""
     for pid, parent in [(10, 1), (20, 10), (30, 10), (40, 10), (50, 20)]:
         folder = tmp_path / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True)
@@ -197,7 +197,7 @@ def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_h
 
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How this process is scheduled, as far as it has asked for it."""
+    """The scheduling policies that this process has requested."""
     asked: list[int] = []
     monkeypatch.setattr(
         os, "sched_setscheduler", lambda _pid, policy, _param: asked.append(policy & 0xFF)

@@ -1,4 +1,4 @@
-"""What this process may use, by control groups as the kernel shows them."""
+"""The resource limits of this process, as the kernel's control groups state them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GIB = 2**30
 
 
 def group(folder: Path, about: str, files: dict[str, str]) -> Cgroup:
-    """One where these files say what they say."""
+    """Return a control group with these files."""
     for name, text in files.items():
         path = folder / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def test_so_it_is_in_groups_of_the_first_version_with_all_below_them(tmp_path):
 
 
 def test_what_is_in_use_is_never_less_than_nothing(tmp_path):
-    """The two files are not of the same moment."""
+    """The kernel does not write the two files at the same moment."""
     found = group(
         tmp_path,
         "0::/\n",

@@ -25,7 +25,7 @@ def pair():
 
 @pytest.fixture
 def hidden(monkeypatch):
-    """How often this process was to hide its memory, which it does not."""
+    """Record calls that would make this process's memory private, without doing so."""
     calls = []
     monkeypatch.setattr(credentials, "keep_memory_private", lambda: calls.append(len(os.environ)))
     return calls

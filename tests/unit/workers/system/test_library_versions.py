@@ -1,4 +1,4 @@
-"""Which libraries a node says that it has."""
+"""The library versions that a node reports."""
 
 from __future__ import annotations
 

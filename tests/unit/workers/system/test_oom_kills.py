@@ -1,4 +1,4 @@
-"""Whether the kernel's counter says that memory ran out lately."""
+"""Whether the kernel's counter shows a recent out-of-memory kill."""
 
 from __future__ import annotations
 

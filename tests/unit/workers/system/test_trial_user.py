@@ -94,6 +94,6 @@ def test_what_belongs_to_the_nodes_login_is_not_the_accounts(ann):
 
 
 def test_without_another_user_own_files_are_opened_as_any_other(monkeypatch):
-    monkeypatch.undo()  # as who we are
+    monkeypatch.undo()  # as the tests' own user
     with own_files():
         assert os.path.exists("/")

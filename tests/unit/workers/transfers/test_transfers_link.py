@@ -1,4 +1,4 @@
-"""The node's end of its transfers, with a process that does what a checkpoint's name says."""
+"""The node's side of transfers, with a process that acts as a checkpoint's name says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tunemq_workers.runtime.transfer_messages import (
 from tunemq_workers.transfers import transfer_client
 from tunemq_workers.transfers.transfer_client import TransferClient
 
-#: Notes every order, and obeys those whose keys it knows.
+#: Records every order and carries out those whose keys it knows.
 PROCESS = """
 import os, socket, sys
 from tunemq_workers.runtime.frames import FrameDecoder, frame
@@ -61,7 +61,7 @@ SHORT_S = 0.3
 
 
 class Processes:
-    """Starts processes, and knows what they were told."""
+    """Starts processes and records their orders."""
 
     def __init__(self, folder: Path) -> None:
         self.notes = folder / "notes"
@@ -84,13 +84,13 @@ class Processes:
         return ChildProcess(pid, ours)
 
     def told(self) -> list[str]:
-        """The keys of the transfers that were begun, and each "abandon"."""
+        """Return the keys of the transfers that began, and each "abandon"."""
         return [line.split()[0] for line in self.notes.read_text().splitlines()]
 
 
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
-    monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)  # a busy machine takes its time to kill
+    monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)  # killing takes time if busy
     return Processes(tmp_path)
 
 
@@ -106,7 +106,7 @@ def children() -> set[int]:
 
 @pytest.fixture
 def time_ends(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Has the time of those be over who wait for `SHORT_S`; of itself it never is."""
+    """Let the time of all who wait for `SHORT_S` run out; it does not by itself."""
     after, ends = reactor.after, []
 
     def held(delay_s: float, call: Callable[[], None]) -> Timer:

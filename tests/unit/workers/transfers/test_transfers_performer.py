@@ -1,4 +1,4 @@
-"""How transfers share threads, and what becomes of their failures; with stores that only wait."""
+"""How transfers share threads, and how their failures are handled; with stores that only wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 
 class Stores:
-    """What `object_checkpoints` does, and clients of stores that do nothing."""
+    """Replaces `object_checkpoints` and store clients with fakes."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -93,7 +93,7 @@ class Performing:
         return self.orders
 
     def answer(self, number: int) -> TransferDone | TransferFailed:
-        """The last answer for this order."""
+        """Return the last answer for this order."""
         eventually(lambda: any(a.id == number for a in self.ends()), message=str(self.answers))
         [end] = [a for a in self.ends() if a.id == number]
         return end

@@ -1,4 +1,4 @@
-"""How a host keeps checkpoints in its node's cache, and reads what is there."""
+"""How a trial process writes checkpoints to its node's cache and reads them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tunemq_workers.trial_process.node_channel import NodeChannel
 
 
 class Node:
-    """The node's end: grants room in ``cache`` at once, and answers what ``answers`` says.
+    """The node's side: grants space in ``cache`` at once, and sends the ``answers``.
 
-    ``replaces`` is called before an answer to one who asks again.
+    It calls ``replaces`` before it answers a repeated request.
     """
 
     def __init__(self, line: socket.socket, cache: Path) -> None:
@@ -100,7 +100,7 @@ def file(node, written, name="model.bin"):
 def damage(path):
     content = bytearray(path.read_bytes())
     content[0] ^= 1
-    path.unlink()  # its bytes may be another checkpoint's too
+    path.unlink()  # its bytes may belong to another checkpoint, too
     path.write_bytes(content)
 
 

@@ -128,7 +128,7 @@ def say(node, kind, message):
 
 
 def waits_and_says(channel, node):
-    """What the channel says while it waits for an order, which is then sent."""
+    """Return what the channel sends while it waits for an order, which then arrives."""
     waiting = threading.Thread(target=channel.wait)
     waiting.start()
     said = received(node)
@@ -223,9 +223,9 @@ def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
 
     def break_the_wait():
         asked.extend(received(node))
-        # Who has asked may be held up before it waits.
+        # The requester may be delayed before it waits.
         eventually(lambda: channel._awaits_answer)
-        # More than once: the first may come just before the wait.
+        # Repeated, because the first signal may come just before the wait.
         signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
 
     before = signal.signal(signal.SIGALRM, too_long)

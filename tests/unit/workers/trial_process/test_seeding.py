@@ -9,7 +9,7 @@ import pytest
 
 from tunemq_workers.trial_process import seeding
 
-#: What numpy's functions of old draw from.
+#: The generator behind numpy's legacy functions.
 STATE = np.random.mtrand._rand
 
 
@@ -55,7 +55,7 @@ PINNED = (1436902317634446008, 844470882, 2646756816439984489)
 
 @pytest.fixture
 def late_torch(tmp_path, monkeypatch):
-    """A module named torch that notes its seeds, as the import of the true one would find it."""
+    """A fake torch module that records its seeds, for a later import."""
     (tmp_path / "torch.py").write_text(
         "seeds = []\nmanual_seed = seeds.append\nfrom math import pi\n"
     )

@@ -1,4 +1,4 @@
-"""Asking processes for their stacks must not break a node, whatever they are."""
+"""Requests for the stacks of any processes must not break a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST, CHILDREN = 100, [101, 102, 103]
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Who was asked; a process stands for its own descriptor, and nothing is real."""
+    """The processes that were asked; the pid stands for the descriptor, and no process is real."""
     asked = []
     monkeypatch.setattr(
         stack_dumps.signal, "pidfd_send_signal", lambda pidfd, _: asked.append(pidfd)
@@ -31,7 +31,7 @@ def asked(monkeypatch):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Threads that have died of an exception: one is a node's end."""
+    """Threads that died of an exception, which would end a node."""
     broken = []
     monkeypatch.setattr(threading, "excepthook", broken.append)
     return broken
@@ -45,7 +45,7 @@ def have_all_asked():
 
 
 def reject(problem, *pids):
-    """In the place of a function, refuses these."""
+    """Return a replacement for a function that raises ``problem`` for these pids."""
 
     def call(pid, *_, **__):
         if pid in pids:

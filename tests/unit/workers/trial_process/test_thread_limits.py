@@ -35,7 +35,7 @@ def test_what_the_user_says_about_a_library_stays():
 )
 def test_loaded_libraries_get_what_the_user_says_or_the_trials_cpus(given, expected):
     pytest.importorskip("numpy")
-    with threadpool_limits(1):  # puts back what it finds
+    with threadpool_limits(1):  # restores the limits at its end
         thread_limits.LoadedLibraries().limit(1, given)
         numbers = {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
 

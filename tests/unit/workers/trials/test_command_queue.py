@@ -1,4 +1,4 @@
-"""Which assignments a node opens."""
+"""Which assignments a node accepts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def counted(signing):
 
 
 def forged(place, value):
-    """Mail with two orders, of which the second one has another value at this place."""
+    """Return an assignment of two orders; the second has another value at this place."""
     ok = order("fine", start())
     bad = msgspec.msgpack.decode(encode(order("bad", start(), attempt=3)))
     *path, last = place

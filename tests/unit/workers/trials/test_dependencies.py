@@ -1,4 +1,4 @@
-"""What a node gets before a host starts: once, in its own terms, and within a share of its disk."""
+"""A node fetches the dependencies of a trial once, before its start, within a share of the disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeFetcher:
 
 
 class World(Node):
-    """A node's hosts, with luggage in a folder of the test's."""
+    """A node's trial processes, with dependencies in a folder of the test."""
 
     def __init__(self, folder):
         super().__init__()
@@ -221,7 +221,7 @@ def test_a_file_that_is_cut_short_is_fetched_again(world):
     assert [fetch.blob.sha256 for fetch in world.fetcher.asked] == ["c"]
 
 
-# --- in terms of the node -------------------------------------------------------------------------
+# --- in the node's terms --------------------------------------------------------------------------
 
 
 def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):

@@ -1,4 +1,4 @@
-"""What becomes of hosts whose trials take more than they may; without any process."""
+"""What happens to trial processes that exceed the limits of their trials; runs no process."""
 
 from __future__ import annotations
 
@@ -113,20 +113,20 @@ def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said
     assert folders == looked_at
 
 
-# --- the kernel holds the limit of memory ---------------------------------------------------------
+# --- the kernel enforces the memory limit ---------------------------------------------------------
 
 MIB = 2**20
 
 
 def loses_a_process(node, **how):
-    """Host a trial of which the kernel kills a process; nobody has looked yet."""
+    """Start a trial of which the kernel kills a process, before the node has checked it."""
     look_at_no_process(node)
     node.begin("a", limits=TrialLimitSpec(memory=300 * MIB), **how)
     node.forkservers.held["h1"] = 300 * MIB
 
 
 def look_at_no_process(node):
-    """No thread looks at families, of which there are none."""
+    """Let no thread read process trees, because there are none."""
     node.supervisor._limits._process_trees.watch = lambda *_: None
 
 

@@ -1,4 +1,4 @@
-"""What hosts are killed for, by a clock that a test moves; without any process."""
+"""Limits for which a node kills trial processes, with a fake clock; runs no process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 from tunemq_workers.trials.limit_enforcement import DUMP_S, LimitEnforcer
 
-#: Between a limit and its notice there are at most three readings, and then the dump.
+#: Between a limit and its notice lie at most three readings and the stack dump.
 LATE_S = 3 * 0.05 + DUMP_S + 0.05
 
 
 class FakeProcessTrees:
-    """Watches what a test says that it sees."""
+    """Returns the usage that a test sets."""
 
     def __init__(self):
         self.on_exceeded = None
@@ -37,7 +37,7 @@ class FakeProcessTrees:
 
 
 class World:
-    """The limits, and a clock that goes in small steps."""
+    """The limits, and a clock that moves in small steps."""
 
     def __init__(self):
         self.clock, self.process_trees = Clock(), FakeProcessTrees()
@@ -65,7 +65,7 @@ class World:
         return process
 
     def run(self, seconds, each=lambda: None):
-        """Let time pass; ``each`` is called every few hundredths of a second."""
+        """Advance the time; call ``each`` every few hundredths of a second."""
         step = 0.01 if seconds < 10 else 0.05
         for _ in range(round(seconds / step)):
             self.clock.advance(step)
@@ -161,7 +161,7 @@ def test_limits_with_a_host_that_ends_after_the_signal_for_stacks_fail_its_trial
 
 
 def test_limits_with_a_report_at_the_last_moment_send_no_signal(world):
-    """It may still be unread when the limit runs out."""
+    """The node may not have read the report when the limit runs out."""
     process = world.process(stall_s=1.0)
     world.run(1.01)
     report(process)
@@ -206,7 +206,7 @@ def test_what_a_host_waits_for_its_node_does_not_count_and_what_follows_does(
     send(process, answer)
     world.run(0.9)
     assert not world.dumped
-    world.run(0.1 + LATE_S)  # whatever it does not do with the answer
+    world.run(0.1 + LATE_S)  # even if the process ignores the answer
     assert world.kinds == ["time_limit"]
 
 

@@ -1,4 +1,4 @@
-"""What a node does with the folders of trials that no scheduler can read; nothing is sent here."""
+"""How a node handles trial folders that the scheduler cannot read; uploads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORE = "s3://bucket/farm/exp"
 
 
 class FakeSender:
-    """Notes what is to be sent, and says that it is when a test says so."""
+    """Records the uploads, and reports them as done when a test says so."""
 
     def __init__(self):
         self.asked = []
@@ -28,7 +28,7 @@ class FakeSender:
 
 
 class World:
-    """A node's folder, with what looks after the trials' in it."""
+    """A node's folder, and the `TrialFiles` that manage the trials' files in it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -68,7 +68,7 @@ class World:
             file.write(text)
 
     def told(self):
-        """What the pump was given since the last time, which it has sent."""
+        """Return the events that were published since the last call."""
         self.clock.advance(PERIOD_S)
         self.disk.settle()
         orders, self.orders[:] = list(self.orders), []

@@ -1,4 +1,4 @@
-"""What a node does with assignments, and what it says of its hosts; without any process."""
+"""How a node handles assignments, and its events about trial processes; runs no process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FakeForkservers:
 
 
 class Node:
-    """The hosts of a node, and everything around them that a test moves."""
+    """A node's trial processes, with surroundings that a test controls."""
 
     def __init__(self, clock=None, availability=None):
         self.clock = clock or Clock()
@@ -94,7 +94,7 @@ class Node:
         return self.forkservers.connections[process].sent
 
     def begin(self, trial="t", name="h1", **how):
-        """Host a trial whose host runs."""
+        """Start a trial and let its process run."""
         self.supervisor.obey([order(trial, start(**how))])
         self.supervisor.forked(name, 100)
 
@@ -353,7 +353,7 @@ def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
     parked(node)
     node.supervisor.obey([order("b", start(**{"reuse": True, **other}))])
     assert node.sent("h1")[-1][0] == frames.LEAVE
-    assert node.started == ["a"]  # not before the parked host's memory is free
+    assert node.started == ["a"]  # not before the memory of the parked process is free
     node.end("h1", signal=9)
     assert node.started == ["a", "b"]
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
@@ -472,7 +472,7 @@ def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node)
     node.begin("a")
     node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
     node.checkpoints.on_given_up(TrialKey("other", "a"), "the store is away")
-    node.finish("h1", "a")  # it had said so before it heard
+    node.finish("h1", "a")  # sent before the order arrived
     node.end("h1", signal=9)
     failed, freed = node.events
     assert (failed.trial, failed.attempt, failed.kind) == ("a", 1, "storage")
@@ -504,7 +504,7 @@ def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, pay
     node.supervisor.said("h1", kind, payload)
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    failed, freed = node.events  # a trial whose slot is free must have come to an end
+    failed, freed = node.events  # a trial whose slot is free must have ended
     assert (failed.trial, failed.attempt, failed.kind) == ("a", 1, "metric")
     assert said in failed.error
     assert freed == SlotFreed("a", 1)

@@ -1,4 +1,4 @@
-"""What NVML says of GPUs; the library is `tests.fake_nvml`, which is compared with the real one."""
+"""The NVML driver for GPUs, on `tests.fake_nvml`, which is compared with the real library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ME = os.getpid()
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch) -> FakeGpus:
-    """A GPU, and one with two MIG devices."""
+    """Fake one GPU, and one with two MIG devices."""
     made = FakeGpus(
         tmp_path / "gpus.json",
         [gpu("GPU-a"), gpu("GPU-b", parts=[part("MIG-1", 1), part("MIG-2", 2)])],
@@ -74,10 +74,10 @@ def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):
     fake.change("GPU-a", used=3e9)
     driver = NvmlDriver()
     assert driver.memory_used("GPU-a") == 3e9
-    assert driver.memory_used("GPU-b") is None  # nothing can use it
+    assert driver.memory_used("GPU-b") is None  # the GPU itself runs no processes
     assert driver.memory_used("GPU-nobody") is None
     fake.lack("nvmlDeviceGetMemoryInfo_v2")
-    assert driver.memory_used("GPU-a") == 3.6e9  # older drivers do not tell them apart
+    assert driver.memory_used("GPU-a") == 3.6e9  # older drivers do not distinguish the two
 
 
 def test_who_holds_a_device_is_told_with_name_and_memory(fake):
@@ -118,7 +118,7 @@ def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkey
     fake.change("GPU-b", energy_mj=8_000_000)
     driver = NvmlDriver()
     assert driver.energy("GPU-a") == 5000
-    assert driver.energy("MIG-1") == 1000  # by its eighth of the memory
+    assert driver.energy("MIG-1") == 1000  # its share is the eighth of the memory that it has
     fake.change("GPU-a", energy_mj=None, power_mw=200_000)
     begin = driver.energy("GPU-a")
     clock[0] += 10
@@ -130,7 +130,7 @@ def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkey
 
 def test_a_healthy_device_is_none_of_the_sick_ones(fake):
     assert NvmlDriver().health() == {}
-    fake.change("GPU-a", remapped=[3, 0, 1, 0])  # rows that wait to be remapped are out of use
+    fake.change("GPU-a", remapped=[3, 0, 1, 0])  # the GPU disables rows that wait to be remapped
     assert NvmlDriver().health() == {}
 
 
@@ -238,7 +238,7 @@ def test_some_xids_are_the_applications_fault_and_some_end_the_use_of_a_device()
 
 
 def bindings(monkeypatch: pytest.MonkeyPatch) -> object | None:
-    """The real ones, whatever stands first on the path."""
+    """Return the real bindings, whatever comes first on the path."""
     rest = [entry for entry in sys.path if entry != FOLDER]
     spec = importlib.machinery.PathFinder.find_spec("pynvml", rest)
     if spec is None or spec.loader is None:
