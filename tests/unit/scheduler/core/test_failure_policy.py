@@ -239,7 +239,7 @@ class Falling(Story):
             self.free(trial, attempt)
 
     def start_all(self) -> list[str]:
-        """Start every trial that may start now."""
+        """Start every trial that may start now and return their names in order."""
         self.tell(m.Tick(self.runner.elapsed + 60))
         started = []
         while trial := next(iter(self.runner.waiting()), None):

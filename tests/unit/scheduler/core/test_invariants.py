@@ -25,7 +25,7 @@ def result(step: int, attempt: int = 1) -> m.ResultReported:
 
 
 def running(**options: object) -> JournalAuditor:
-    """Start a trial and check that the auditor finds nothing wrong."""
+    """Return the auditor of a journal in which a trial runs without a violation."""
     auditor = JournalAuditor(RunnerSettings(max_failures=-1), **options)
     auditor.turn(
         m.JournalRecord(event)

@@ -150,7 +150,7 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
     story.start("a")
     story.tell(m.RunInterrupted("Ctrl-C"))
     assert status(story) == "PENDING"
-    # The runner has ordered the trial to stop; events that it sent before the order arrived count.
+    # The runner has ordered the trial to pause; results sent before the order arrived count.
     assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["NotifyResult"]
     assert status(story) == "PAUSED"
     assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}

@@ -204,7 +204,7 @@ def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
 
     old = [node.lease(f"{number}:0:0") for number in range(3, 8)]
     assert {said for lease in old for said in after.leases({"inc1": lease})} == {None}
-    # The first lease that an honest node shows a new scheduler is not counted.
+    # The first two are not counted: honest nodes send such leases to a new scheduler.
     assert counted(after) == {("lease", "unanswered"): 3}
     assert len(after.rejected.notices()) == 1
     assert node.hear_challenge(posed(after))

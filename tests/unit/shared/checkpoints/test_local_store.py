@@ -78,7 +78,7 @@ def test_the_layout_is_readable_without_us(store: LocalCheckpointStore, source: 
 def test_durable_checkpoint_is_synced_before_its_key_shows_it(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A large file is also synced while it is copied, which does not show that its end was.
+    # The store also syncs a large file while it copies it, but those syncs miss its end.
     monkeypatch.setattr(hashed_copy, "_SYNC_EVERY", 2**20)
     disk = SyncedFiles(monkeypatch)
     put(LocalCheckpointStore(tmp_path / "experiment"), source)

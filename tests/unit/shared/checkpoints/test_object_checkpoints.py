@@ -347,7 +347,7 @@ def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
 def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(retrying, "time", clock)
-    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # only this thread gets answers
+    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # no other thread's answers count
     live = {}
     for number in range(9):
         key = f"train_{number}/checkpoint_1-000001"

@@ -161,7 +161,7 @@ def test_what_is_written_under_a_name_with_a_dot_is_not_taken(trials):
 
 
 def test_a_checkpoint_behind_the_last_result_counts_with_that(trials):
-    go_on = trials.touched_when_sent("go_on")  # earlier metrics may be sent with the line itself
+    go_on = trials.touched_when_sent("go_on")  # earlier files may be sent with the line itself
     trials.run(
         f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; "
         'echo 7 > "$TUNEMQ_CHECKPOINT_DIR/end"'

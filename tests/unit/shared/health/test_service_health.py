@@ -232,7 +232,7 @@ def test_a_file_of_another_user_says_nothing(path, asked):
         code, said = asked(path)
     finally:
         os.seteuid(0)
-        keep_memory_private(False)  # it is private after each change of a process's user
+        keep_memory_private(False)  # the kernel makes it private when the user changes
     assert code == 1
     assert "cannot be read" in said or "no file of this user's" in said
 

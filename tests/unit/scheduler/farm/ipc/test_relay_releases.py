@@ -78,7 +78,7 @@ def test_later_it_tells_of_those_nodes_of_which_something_was_read(ends: Ends) -
 def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> None:
     ends.released({"a": 3, "b": 5})
     ends.read(("a", 4), ("b", 9))
-    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # up to the last mirrored turn
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # as far as the copy goes
     assert ends.released({"a": 4, "b": 9}) == {"b": 9}
     assert ends.released({"a": 4, "b": 9}) == {}
 

@@ -89,7 +89,7 @@ def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_
         now.seconds = number * void / 200
         done.add(f"r{number}", b"answer")
     assert all(done.get(f"r{number}") for number in range(200))
-    again = DoneRequests(path, kept=10, clock=now)  # its clock does not show how old they are
+    again = DoneRequests(path, kept=10, clock=now)  # it does not know their ages
     for number in range(500):
         now.seconds += 0.001
         again.add(f"flood{number}", b"")

@@ -290,7 +290,7 @@ def test_a_retry_does_the_last_thing_again(gate: Gate) -> None:
         launch()
         syncer.wait()
         syncer.retry()
-        syncer.retry()  # transfers in flight, and those without a check since, do not begin twice
+        syncer.retry()  # a second retry starts no concurrent transfer
         syncer.wait()
     assert gate.most_at_work == 1
 
