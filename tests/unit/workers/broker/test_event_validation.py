@@ -65,7 +65,7 @@ class Process:
         return self.node.events[1:]
 
     def rejected(self):
-        """Return the failure; check that the node kills the process and ignores later events."""
+        """Return the error; check that the node kills the process and ignores later events."""
         assert self.node.done == [("kill", "h1")]
         failed = self.node.events[-1]
         assert isinstance(failed, TrialFailed), failed

@@ -21,7 +21,7 @@ from tunemq_workers.processes.process_tree import ProcessTrees
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """Fake /proc: process 10 has two threads and the children 20, 30 and 40; 20 has the child 50."""
+    """Fake /proc: process 10 has two threads and children 20, 30 and 40; 50 is a child of 20."""
     for pid, parent in [(10, 1), (20, 10), (30, 10), (40, 10), (50, 20)]:
         folder = tmp_path / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True)
