@@ -55,7 +55,7 @@ class SyncerContract:
 
     @pytest.fixture
     def there(self, syncer: Syncer, remote: str, target: Path) -> Callable[[], dict[str, bytes]]:
-        """What is at the destination, as anybody finds it."""
+        """Return a function that downloads the destination with another syncer."""
 
         def found() -> dict[str, bytes]:
             shutil.rmtree(target, ignore_errors=True)
@@ -220,7 +220,7 @@ class SyncerContract:
         syncer.sync_up_if_needed(str(source), remote)
         for other in (copy.deepcopy(syncer), pickle.loads(pickle.dumps(syncer))):
             assert (other.sync_period, other.sync_timeout) == (17, syncer.sync_timeout)
-            other.wait()  # what is in flight is the other's
+            other.wait()  # the upload in flight belongs to the original
             assert other.sync_up_if_needed(str(source), remote) is True
             other.wait()
             other.close()
@@ -272,7 +272,7 @@ class TestOnMinio(TestOnAPath):
 
 
 class CopyingSyncer(Syncer):
-    """As a user might write it: does everything at once, with what is at hand."""
+    """A syncer as a user might write it: it copies at once, with the standard library."""
 
     def sync_up(
         self, local_dir: str, remote_dir: str, exclude: Sequence[str] | None = None

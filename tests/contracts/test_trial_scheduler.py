@@ -153,7 +153,7 @@ def test_a_state_that_is_offered_is_json_and_brings_the_scheduler_back(
     play(scheduler, always=False)
     state = scheduler.get_state()
     if state is None:
-        return  # it is told the history instead
+        return  # such a scheduler gets the history replayed instead
     other = make()
     other.set_state(json.loads(json.dumps(state)))
     assert other.get_state() == state

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 #: Everything that a script starts inherits this variable, wherever it goes.
 MARK = "FARM_TEST_MARK"
-#: It is two seconds where nobody else needs the processors; a busy machine takes ten times that.
+#: Two seconds on an idle machine; a busy machine takes ten times as long.
 GONE_WITHIN_S = 30.0
 
 SCRIPT = """
@@ -74,7 +74,7 @@ class Script:
     spared: set[int] = field(default_factory=set)
 
     def left(self) -> list[str]:
-        """What is left of the farm: processes with the script's mark, and the folder."""
+        """Return what remains of the farm: processes with the script's mark, and the folder."""
         found = [] if not os.path.exists(self.folder) else [self.folder]
         for process in psutil.process_iter():
             if process.pid in self.spared or process.pid == os.getpid():
@@ -128,7 +128,7 @@ def assert_gone(script: Script) -> None:
     eventually(
         lambda: not script.left(), within=GONE_WITHIN_S, message=lambda: f"left: {script.left()}"
     )
-    # Reaping it is up to whoever inherited it.
+    # The process that inherited the watchdog reaps it, so a zombie counts as ended.
     eventually(lambda: status_of(script.watchdog) in {None, psutil.STATUS_ZOMBIE})
 
 
@@ -224,7 +224,7 @@ def test_ctrl_c_at_the_terminal_reaches_only_the_script(scripts):
 
 def test_a_script_that_is_not_reaped_by_its_parent_counts_as_dead(scripts):
     script = run(scripts, WAITS + "search()")
-    script.process.kill()  # nobody waits for it: it stays a zombie
+    script.process.kill()  # the script never waits for it, so it stays a zombie
 
     assert_gone(script)
     assert status_of(script.process.pid) == psutil.STATUS_ZOMBIE

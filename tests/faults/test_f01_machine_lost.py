@@ -16,7 +16,7 @@ __all__ = ["cut_farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: A busy machine may take so long to look at leases, to load the trial's code, and to fork a host.
+#: Allowance for a busy machine that checks leases, loads the trial's code and forks a process late.
 SLACK_S = 30.0
 SAVE_EVERY = 10
 
@@ -27,7 +27,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     cut_farm, tmp_path
 ):
     farm = cut_farm()
-    # However late the journal and this test are: what is executed and not recorded has an end.
+    # The gate bounds how many steps run unrecorded, however late the journal and this test are.
     run = CutRun(farm, tmp_path, steps=250, step_s=0.04, save_every=SAVE_EVERY, gate=90)
     run.wait_for_recorded(60, attempt=1, within=60)
     node = run.node_of(0)

@@ -51,7 +51,7 @@ def committed(farm: FarmService, trials: int) -> list[int]:
 
 
 def pause(seconds: float) -> None:
-    """Let the time pass for which a scheduler is away: that is what is tested, not waited for."""
+    """Sleep for as long as the scheduler is away: the test is about the length of the outage."""
     until = time.monotonic() + seconds
     eventually(lambda: time.monotonic() > until, within=seconds + 5)
 
@@ -66,7 +66,7 @@ def pause(seconds: float) -> None:
     ],
 )
 def test_f03_kill_of_the_scheduler_while_four_trials_run_costs_no_step(farm, downtime_s):
-    # Half of the time they run while nobody schedules; then there is something left to schedule.
+    # Trials run half of the time without a scheduler, so that work remains for the next one.
     steps = 40 + int(downtime_s / 0.05 * 0.7)
     submit(farm, trials=6, steps=steps)
     farm.wait_for_steps("search", 4, 5)
@@ -207,7 +207,7 @@ def test_f04_a_power_cut_repeats_at_most_one_interval_a_trial(farm, kills_redis)
         worker.kill()
     if kills_redis:
         farm.redis.client.flushall()
-    # A worker's hosts end a moment after it; until then nobody's step may go on.
+    # A worker's trial processes end shortly after it; no step may run until they have ended.
     eventually(lambda: not any(map(is_alive, trial_pids)), within=60, message=lambda: str(farm))
     before = farm.steps("search")
     farm.open_gate("search", 40)

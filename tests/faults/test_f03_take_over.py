@@ -1,4 +1,4 @@
-"""A farm's search goes on from its copy in the store, on another machine."""
+"""Another machine resumes a farm's experiment from the journal copy in the store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def lose_the_machine(farm: FarmService) -> None:
     """Kill the scheduler, and remove what its disk has."""
     farm.kill_scheduler()
-    # Trials that go on may write into what is being removed.
+    # Running trials may still write into the folder: rename it before deleting it.
     farm.results.rename(farm.folder / "gone")
     shutil.rmtree(farm.folder / "gone", ignore_errors=True)
 

@@ -23,7 +23,7 @@ AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 
 def a_moment(chance: random.Random) -> None:
-    """Let a part of a second pass: the moment of the fault is what is random."""
+    """Sleep for a random part of a second, so that the fault comes at a random moment."""
     time.sleep(chance.uniform(0, 0.5))
 
 
@@ -78,7 +78,7 @@ def test_f05_a_redis_that_becomes_a_read_only_replica_is_waited_for(farm, tmp_pa
     own = farm()
     run = ChainRun(own, tmp_path, steps=100)
     run.wait_for_step(3)
-    own.server.client.replicaof("127.0.0.1", 1)  # where nobody is
+    own.server.client.replicaof("127.0.0.1", 1)  # no server listens there
     run.wait_for_silence()
     own.server.client.replicaof("NO", "ONE")
     run.goes_on(time.monotonic(), within=BACK_AT_LAST_S)

@@ -1,4 +1,4 @@
-"""F05 with one node only, when nobody can take a silence of all nodes for the network's."""
+"""F05 with a single node: its silence is not mistaken for a network failure of all nodes."""
 
 from __future__ import annotations
 

@@ -21,18 +21,19 @@ from tunemq_shared.protocol import messages as m
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
-#: A new command runs on every node so soon after Redis *and* a scheduler are there; on a machine
-#: that does other things, at last. The search's process has to start, too.
+#: A new command runs on every node this soon after Redis *and* a scheduler are back; the second
+#: limit is for a busy machine. The experiment process has to start, too.
 BACK_WITHIN_S, BACK_AT_LAST_S = 5.0, 60.0
-#: What is asked at every result has every step wait for a command.
+#: A stopper that checks every result makes every step wait for a command.
 LOCK_STEP = "def stops_nothing(trial_id, result):\n    return False\n"
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., FarmService]]:
-    """Starts a farm of so many workers, each with a trial that waits for a command at each step.
+    """Return a function that starts a farm of ``workers``, with one trial per worker.
 
-    Trials wait behind step 6 until the test opens their gate, when what disturbs them is there.
+    The trials wait for a command at each step. They stop behind step 6 until the test has prepared
+    its fault and opens their gate.
     """
     with contextlib.ExitStack() as farms:
 
@@ -69,10 +70,11 @@ def holds_the_farm(farm: FarmService) -> bool:
 
 
 def goes_on(farm: FarmService) -> float:
-    """Start a scheduler; returns how long a command takes to run on every node from then on.
+    """Start a scheduler; return the seconds until a command has run on every node.
 
-    That is, from when it has the farm: before that its interpreter loads our modules. The gate is
-    to hold the trials before their end: a search that is over is seen with no farm.
+    The time counts from when the scheduler holds the farm, because its interpreter loads our
+    modules before that. The gate keeps the trials from finishing: an experiment can finish without
+    the farm.
     """
     before = {number: len(done) for number, done in farm.steps("search").items()}
     farm.start_scheduler()
@@ -115,7 +117,7 @@ def fail(farm: FarmService, how: str, away_s: float) -> None:
         redis.process.send_signal(signal.SIGSTOP)
     else:
         kill(farm)
-    time.sleep(away_s)  # the length of the outage is what is tested
+    time.sleep(away_s)  # the test is about the length of the outage
     if how == "wiped":
         redis.process.send_signal(signal.SIGCONT)
         redis.client.flushall()
@@ -148,7 +150,7 @@ def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_no
     stream = read_record(str(farm.results / "search")).events_key
     farm.scheduler.send_signal(signal.SIGSTOP)
     farm.open_gate("search", 12)
-    wait_for_silence(farm)  # the last step is reported to nobody, and no other one is ordered
+    wait_for_silence(farm)  # no scheduler reads the last result or orders another step
     eventually(lambda: farm.redis.client.xlen(stream), message=lambda: str(farm))
     farm.kill_scheduler()
     kill(farm)
@@ -169,9 +171,9 @@ def test_f05_ten_outages_without_a_scheduler_lose_nothing(start, how, away_s):
     farm = start(workers=3, steps=400, redis=AOF if how == "data kept" else ())
     took = []
     for _ in range(10):
-        time.sleep(chance.uniform(0, 0.5))  # the moment of the fault is what is random
+        time.sleep(chance.uniform(0, 0.5))  # the fault comes at a random moment
         farm.kill_scheduler()
-        # So many at most in each round: after ten there are some left, however slow the test is.
+        # Limit the steps of each round, so that steps remain after ten rounds on a slow machine.
         farm.open_gate("search", max(map(len, farm.steps("search").values())) + 35)
         time.sleep(chance.uniform(0, 0.5))
         fail(farm, how, away_s)

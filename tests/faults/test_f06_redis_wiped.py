@@ -1,4 +1,4 @@
-"""F06: what is in Redis is gone, all of it or a part, and Redis itself is there."""
+"""F06: Redis loses all or some of its data while the server keeps running."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_p
     run.wait_for_step(3)
     took = []
     for _ in range(5):
-        time.sleep(chance.uniform(0, 0.5))  # the moment is what is random here
+        time.sleep(chance.uniform(0, 0.5))  # the wipe comes at a random moment
         own.server.client.flushall()
         run.open_gate(150)
         took.append(run.goes_on(time.monotonic(), within=BACK_AT_LAST_S))
@@ -37,7 +37,8 @@ def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_p
 
 def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
     own = farm(proxies=True)
-    # They wait for each other: else one that began earlier is over before the other gets that far.
+    # The trials wait for each other: else the first one would finish before the last one gets
+    # there.
     run = ChainRun(own, tmp_path, steps=100, lock_step=False, gate=5)
     run.wait_for_step(5)
     for seen in (5, 30, 55):
@@ -54,7 +55,7 @@ def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
 
 def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
     own = farm()
-    run = ChainRun(own, tmp_path, steps=120, gate=60)  # one that is over does not look
+    run = ChainRun(own, tmp_path, steps=120, gate=60)  # a finished trial does not look
     run.wait_for_step(3)
     generation = own.server.client.get(redis_keys.GENERATION)
     own.server.client.flushall()
@@ -74,7 +75,7 @@ def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
     ],
 )
 def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path, what):
-    """Somebody's hand, an expiry when a clock jumps forward, or an eviction."""
+    """A key is deleted by hand, expires when the clock jumps forward, or is evicted."""
     own = farm()
     run = ChainRun(own, tmp_path, steps=150)
     run.wait_for_step(3)

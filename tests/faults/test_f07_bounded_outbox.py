@@ -1,4 +1,4 @@
-"""F07, seen from a node: what is not journalled is kept, in bounds, however long that lasts."""
+"""F07, seen from a node: the outbox keeps unjournalled events in bounded memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
     scheduler.journal(node.instance_id, most // 2)
     eventually(lambda: int(reached.read_text() or 0) > most + STEPS // 8, message=node.log)
     scheduler.journal(node.instance_id, EVERYTHING)
-    # What it still has to say nobody wants to hear.
+    # The remaining events are acknowledged in advance, so the trial runs to its end.
     eventually(lambda: int(reached.read_text() or 0) == STEPS, message=node.log)
 
 

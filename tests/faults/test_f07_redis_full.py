@@ -1,4 +1,4 @@
-"""F07: Redis has no memory left, or would make room by deleting what is ours."""
+"""F07: Redis is out of memory, or evicts TuneMQ's keys to free memory."""
 
 from __future__ import annotations
 

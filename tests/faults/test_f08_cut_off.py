@@ -1,4 +1,4 @@
-"""F08: a node is cut off from Redis and goes on; it is re-attached or fenced when it is back."""
+"""F08: a node loses its connection to Redis, keeps running, and is re-attached or fenced later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     cut_farm, tmp_path
 ):
     farm = cut_farm()
-    run = CutRun(farm, tmp_path, steps=700, step_s=0.02, gate=600)  # neither is over too early
+    run = CutRun(farm, tmp_path, steps=700, step_s=0.02, gate=600)  # both trials wait there
     run.wait_for_recorded(60, attempt=1, within=60)
     node = run.node_of(0)
     zombie = run.wait_for_start(0, 1).pid
@@ -59,7 +59,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
     run = CutRun(farm, tmp_path, trials=2, steps=steps, step_s=0.03)
     run.wait_for_step(20)
     farm.proxies[0].cut(stay=True)
-    time.sleep(seconds)  # the length of the outage is what is tested
+    time.sleep(seconds)  # the test is about the length of the outage
     farm.proxies[0].heal()
     run.ends_well()
 
@@ -87,7 +87,7 @@ def test_f08_all_nodes_cut_off_for_twenty_seconds_are_the_network(cut_farm, tmp_
     run.wait_for_step(20)
     for proxy in farm.proxies:
         proxy.cut(stay=True)
-    time.sleep(20.0)  # the length of the outage is what is tested
+    time.sleep(20.0)  # the test is about the length of the outage
     for proxy in farm.proxies:
         proxy.heal()
     run.ends_well()

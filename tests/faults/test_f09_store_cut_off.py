@@ -66,7 +66,7 @@ def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints
         written = search.all_of(m.CheckpointWritten)
         committed = search.all_of(m.CheckpointCommitted)
         assert len(written) > len(committed)
-        # What is current is what was committed before, and what is on the node's disk.
+        # Current checkpoints: those committed before the outage, and those on the node's disk.
         assert not search.all_of(m.CheckpointLost)
         proxy.heal()
         assert search.ends(within=90) == 0, str(search)

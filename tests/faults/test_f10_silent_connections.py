@@ -14,10 +14,10 @@ __all__ = ["farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: Whoever waits for an answer that will not come gives up after eight seconds at most, and finds a
-#: way. A busy machine takes its time, here as below.
+#: A client that waits for an answer gives up after at most eight seconds and reconnects. The limits
+#: here and below allow for a busy machine.
 GIVES_UP_WITHIN_S = 60.0
-#: What has hung goes on so soon.
+#: A stalled run continues within this time.
 GOES_ON_WITHIN_S = 20.0
 
 
@@ -65,7 +65,7 @@ def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(fa
     run = ChainRun(own, tmp_path, steps=60)
     run.wait_for_step(3)
     own.to_nodes.go_silent()
-    time.sleep(redis_keys.LEASE_TTL_S + 3)  # the length of the outage is what is tested
+    time.sleep(redis_keys.LEASE_TTL_S + 3)  # the test is about the length of the outage
     own.to_nodes.heal()
     run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
     run.ends()
@@ -80,7 +80,7 @@ def test_f10_connections_that_are_reset_again_and_again_harm_nobody(farm, tmp_pa
         proxy.cut()
         run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
     own.to_nodes.cut(stay=True)
-    time.sleep(1.0)  # so long nobody gets in
+    time.sleep(1.0)  # no client connects during this second
     own.to_nodes.heal()
     run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()

@@ -19,13 +19,13 @@ STEPS = 300
 
 
 def unread(own: OwnFarm, run: ChainRun) -> tuple[bytes, list[tuple[bytes, dict]]]:
-    """Hold the scheduler back; the stream's key, and the entries that it has not seen.
+    """Hold the scheduler back; return the stream's key and the entries that it has not seen.
 
-    Trials go on as far as that takes: those that do not wait may be over before they disturb.
+    Trials run until there are enough entries: those that do not wait may finish before the fault.
     """
     (key,) = own.server.client.keys("tunemq:events:*")
     own.to_scheduler.hold()
-    # What is there already may have been read, and not been removed.
+    # The scheduler may have read the present entries without removing them yet.
     newest = own.server.client.xinfo_stream(key)["last-generated-id"]
     # Read after `newest`, so that the next step's result comes behind it.
     start = max(run.done().values())

@@ -86,7 +86,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
         assert f"{folder}/.cache" in failure.error
         assert "No space left on device (" in failure.error
         assert "bytes are free)" in failure.error
-    # It was tried with so many different trials, one or two of them twice, and then no more.
+    # Each of ``TRIALS_IN_A_ROW`` trials failed there once or twice; then the node was paused.
     assert len({failure.trial for failure in failures}) == TRIALS_IN_A_ROW
     assert len(failures) < 3 * TRIALS_IN_A_ROW
 

@@ -215,7 +215,7 @@ def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
 
     farm.wait_for("kept", "FINISHED")
     farm.check_results("kept")
-    farm.check_steps("kept")  # nodes went on with its trials
+    farm.check_steps("kept")  # the nodes kept running its trials
     assert not list(farm.results.rglob("*.new"))
 
 

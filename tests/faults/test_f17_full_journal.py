@@ -1,4 +1,4 @@
-"""F17: the scheduler's disk is full; the search waits, says so, and goes on with nothing lost."""
+"""F17: the scheduler's disk is full; the experiment waits, reports it, and resumes without loss."""
 
 from __future__ import annotations
 

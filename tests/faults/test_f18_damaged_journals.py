@@ -1,8 +1,8 @@
-"""F18: journals of a real search, damaged at random: check, salvage and restart each of them.
+"""F18: journals of a real experiment, damaged at random: check, salvage and restart each of them.
 
-Check and salvage agree; a restart refuses what it cannot trust and says what to do; and whatever
-goes on comes to the results of an undisturbed run, each row once. `make soak` does this to 300
-journals with a new seed; ``TUNEMQ_DAMAGE_SEED`` gives one.
+Check and salvage agree. A restart rejects damage that it cannot repair and says what to do. An
+experiment that restarts reaches the results of an undisturbed run, each row once. `make soak` does
+this to 300 journals with a new seed; set ``TUNEMQ_DAMAGE_SEED`` to repeat a run.
 """
 
 from __future__ import annotations

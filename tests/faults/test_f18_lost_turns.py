@@ -37,7 +37,7 @@ def climbs(config: dict[str, Any]) -> None:
 
 
 def searched(folder: Path) -> Path:
-    """The folder of a search with four trials that is over."""
+    """Return the folder of a finished experiment with four trials."""
     space = {"slope": tune.grid_search([1.0, 2.0, 3.0, 4.0])}
     options = {"metric": "score", "mode": "max", "max_concurrent_trials": 2}
     grid = tuner(climbs, space, name="e", storage_path=str(folder), **options).fit()

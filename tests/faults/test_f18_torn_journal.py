@@ -1,7 +1,7 @@
 """F18: a journal that is cut, or has a bit flipped, at every byte of its last three records.
 
-What is torn at the end is cut off; what is damaged before whole records is refused with its offset.
-In no case does the journal come to a state that the experiment never had.
+Recovery cuts off a torn end. It rejects damage before whole records and names the offset. It never
+recovers a state that the experiment did not have.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_f18_a_journal_that_was_cut_goes_on_from_the_turn_before(
 
 
 def path_end(records: list[JournalFrame], whole: int) -> int:
-    """Where a segment ends of whose last three records so many are whole."""
+    """Return the end offset of a segment in which ``whole`` of the last three records are whole."""
     return [records[0].offset, *(record.end for record in records)][whole]
 
 

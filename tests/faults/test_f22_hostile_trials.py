@@ -88,8 +88,9 @@ def prints(number):
         sys.stdout.write(block)
         if printed % 4 == 0:
             tune.report({"x": printed})
-    # What is printed in the moment of a cut may be lost, so the last words come after it; and while
-    # what is kept is being written, the file is short for a while.
+    # A cut may lose output that is printed at the same moment, so the last line comes after it.
+    # While the cut rewrites the file, the file is short for a moment: wait until its size is
+    # stable.
     size = looks = 0
     while not 0 < size <= output_files.LIMIT_BYTES or looks < 5:
         time.sleep(0.1)
@@ -109,7 +110,7 @@ def trains(number):
         tune.report({"x": step})
 
 
-#: What a trial does, the kind of its failure, and what is said of it.
+#: What a trial does, the kind of its failure, and part of the error message.
 HOSTILE = {
     raises: ("user", "ValueError: a bad value"),
     segfaults: ("died", "SIGSEGV"),
@@ -254,8 +255,10 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def hops(config):
-    """Eight lines of processes, each of which forks its successor, in a session of its own, and
-    ends; for a minute, should nobody end them."""
+    """Start eight chains of processes; each process forks its successor and ends.
+
+    Each chain runs in a separate session, and ends after a minute if the node does not end it.
+    """
     import os
     import time
 

@@ -1,6 +1,7 @@
-"""F22: trials that put something else in place of the files that the search writes for them.
+"""F22: trials replace the files that the experiment process writes for them.
 
-The search goes on, all other trials' files are whole, and what was put there lies beside the file.
+The experiment continues, the files of all other trials are intact, and the replacement is kept
+beside the restored file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers of a farm are told to stop, replaced and started again while a search runs."""
+"""Workers of a farm are stopped, replaced and restarted while an experiment runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not
         ),
         message=lambda: str(farm),
     )
-    farm.open_gate("search", 80)  # before, the trials might have been over when it was told
+    farm.open_gate("search", 80)  # earlier, the trials might outrun SIGTERM
     assert farm.workers["one"].wait(60) == 0, farm
     farm.wait_for("search", "FINISHED")
     farm.check_results("search")
     (lost,) = farm.events("search", m.NodeLost)
-    assert lost.is_dead  # it deregistered: nobody waited for its lease to run out
+    assert lost.is_dead  # it deregistered, so the scheduler did not wait for its lease to expire
     assert len(farm.events("search", m.TrialPaused)) == 2
     assert not farm.events("search", m.TrialProcessDied)
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]

@@ -1,7 +1,7 @@
-"""F25: input that is large, odd, or comes without end, through whole searches.
+"""F25: large, odd or endless input in whole experiments.
 
-What is of use, however large or strange, arrives as it was; what is not is refused with its name
-and what to do. In neither case is a file, a table or a terminal harmed.
+Usable input, however large or strange, arrives unchanged. Unusable input is rejected with a message
+that names it and says what to do. Neither harms a file, a table or a terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A process of a search is killed at each failpoint that is not about checkpoints or the journal.
+"""A process of an experiment is killed at each failpoint outside checkpoints and the journal.
 
-What is about checkpoints is in `test_store_failpoints`, what is about the journal in
-`test_journal_kills`, what is about users' requests in `test_farm_request_kills`.
+`test_store_failpoints` covers the failpoints of checkpoints, `test_journal_kills` those of the
+journal, and `test_farm_request_kills` those of users' requests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OF_A_SCRIPT = {
 }
 #: What the script says when its node has died.
 DIED = b"The embedded node ended"
-#: Reached once in the life of a node, or only if nobody journals what it says.
+#: A node reaches these once in its life, or only while no scheduler journals its events.
 OF_A_NODE = (
     "hello.before_send",
     "hello.after_send",
@@ -67,7 +67,10 @@ OF_AN_OUTBOX = ("events.before_spill", "events.after_spill")
 
 
 def _after(names: Iterable[str]) -> list[Any]:
-    """In each run of the suite the moments behind a step, whose effect nobody knows of yet."""
+    """Run the ``.after_`` failpoints in each run of the suite, and the others only in soak runs.
+
+    Behind a step no other process knows yet that the step took effect.
+    """
     soak = pytest.mark.soak
     return [pytest.param(name, marks=() if ".after_" in name else soak) for name in names]
 
@@ -105,7 +108,7 @@ def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_schedule
         variables={VARIABLE: f"{name}=kill@{OF_A_SEARCH[name]}"},
     )
     if name in IN_TIME:
-        # What is printed comes later: behind a shut gate one successor after another would die.
+        # The output comes later: behind a closed gate, each node's successor would die, too.
         node = search.one(NODE).pid
         eventually(lambda: not is_alive(node), within=60, message=lambda: str(search))
         search.open_gate(16)
@@ -178,7 +181,7 @@ def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
         eventually(scheduler.registrations)
         process.terminate()
     assert process.wait(90) == -signal.SIGKILL
-    # Its deregistration counts if it was sent, and nobody waits for one that was not.
+    # The scheduler sees the deregistration only if the node sent it before it died.
     assert len(scheduler.deregistrations()) == (name == "deregistration.after_send")
     the_next_one_works(server, scheduler, tmp_path / "node")
 

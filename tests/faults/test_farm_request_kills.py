@@ -114,6 +114,6 @@ def test_an_experiment_is_removed_whenever_the_scheduler_dies(server, tmp_path, 
         server, tmp_path, failpoint, r.RemoveExperiment(name="exp"), a.RequestDone
     )
 
-    # Where it was removed already nobody knows that it was this request that did it.
+    # If the request took effect before the kill, the next scheduler finds no experiment.
     assert isinstance(outcome, a.RequestDone) or "there is no experiment 'exp'" in str(outcome)
     assert ExperimentQueue(tmp_path / ".farm" / "experiments").all() == []

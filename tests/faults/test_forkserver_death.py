@@ -35,12 +35,12 @@ __all__ = ["node", "scheduler", "serve", "server"]
 
 pytestmark = pytest.mark.faults
 
-#: What is left of a forkserver is gone within a second; on a busy machine, within so many.
+#: A forkserver's remains are gone within a second; on a busy machine, within this time.
 SOON = 40.0
 
 
 def with_a_daemon(config):
-    """A grandchild in a session of its own, without the mark, whose parent has ended."""
+    """Start a grandchild in a separate session, without the mark, and end its parent."""
     import os
     import time
 

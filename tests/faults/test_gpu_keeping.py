@@ -48,7 +48,7 @@ def takes_memory(config):
         new.replace(folder / name)
 
     hold(os.getpid(), config["takes"])
-    # A loader of its own session, which nobody ends but the node.
+    # A data loader in a separate session, which only the node ends.
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     loader = subprocess.Popen(sleep, start_new_session=True).pid if config["loads"] else 0
     if loader:
@@ -70,7 +70,7 @@ class Gpus:
         self.node = Node(server, scheduler, tmp_path / "node", "--gpus", ",".join(uuids))
 
     def begin(self, trial, uuid, share=1.0, *, takes=30e9, loads=False):
-        """Have the node host a trial beside those that it has."""
+        """Have the node start a trial beside those that it runs."""
         held = f"{self.fake.file}.held"
         config = {"held": held, "takes": takes, "gate": str(self.gate), "loads": loads}
         start = self.scheduler.start(
@@ -84,7 +84,7 @@ class Gpus:
         self.scheduler.assign(self.node.instance_id, *self._orders.values())
 
     def forget(self, trial):
-        """It is over."""
+        """Remove the trial from the node's orders after its end."""
         del self._orders[trial]
 
     def said(self, kind, trial):
@@ -123,7 +123,7 @@ def test_no_host_is_forked_before_the_memory_of_a_killed_one_is_back(gpus):
     gpus.forget("killed")
     gpus.begin("next", gpus.a)
     gpus.begin("beside", gpus.b)
-    gpus.runs("beside")  # it came later, and waits for nobody
+    gpus.runs("beside")  # it came later, and waits for no other trial
     eventually(lambda: gpus.said(TrialWaits, "next"), within=30)
     (waits,) = gpus.said(TrialWaits, "next")
     assert waits.what == "device"
@@ -184,7 +184,7 @@ def test_what_breaks_is_withheld_for_good_and_what_a_trial_breaks_is_not(gpus):
     assert "XID 79" in gpus.withheld()[gpus.b]
     assert "ECC" in gpus.withheld()[gpus.a]
     gpus.fake.change(gpus.a, ecc_uncorrected=0)
-    gpus.begin("late", gpus.b)  # the scheduler has not heard yet
+    gpus.begin("late", gpus.b)  # the scheduler does not know about it yet
     eventually(lambda: gpus.said(SlotFreed, "late"), within=30)
     assert gpus.said(TrialPaused, "late")
     assert not gpus.said(TrialStarted, "late")

@@ -1,4 +1,4 @@
-"""Real forkservers and hosts: whatever dies, nothing of a host's family is left, and soon."""
+"""Real forkservers and trial processes: whatever dies, the whole process tree ends soon."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["serve"]
 
 pytestmark = pytest.mark.faults
 
-#: A family that was killed is gone within a second; on a busy machine, within so many. Its members
+#: A killed process tree is gone within a second; on a busy machine, within this time. Its members
 #: sleep for longer.
 SOON = 40.0
 
 
 def start_a_process_tree(config):
-    """Two forked children that hold all pipes, and a grandchild in a session of its own."""
+    """Fork two children that hold all pipes, and a grandchild in a separate session."""
     import os
     import time
 
@@ -88,8 +88,8 @@ def hold_shared_memory(config):
     from tunemq_shared.trial.session import report
 
     block = SharedMemory(create=True, size=1 << 20)
-    # Who removes it is an interpreter of its own, and on a busy machine long in beginning; it has
-    # begun when it has read what it was told.
+    # A separate interpreter removes the block, and starts slowly on a busy machine. It runs once it
+    # has read its first message.
     told = resource_tracker._resource_tracker._fd
     while struct.unpack("i", fcntl.ioctl(told, termios.FIONREAD, bytes(4))) != (0,):
         time.sleep(0.001)
@@ -117,7 +117,7 @@ def test_what_a_killed_trial_has_in_shared_memory_is_removed(serve, is_ours):
 
 
 def pretend_to_clean_up(config):
-    """A child that looks as if it removed what is in shared memory, and does not end."""
+    """Fork a child that looks like a cleaner of shared memory, and does not end."""
     import subprocess
     import sys
     import time
@@ -142,7 +142,7 @@ def test_who_only_looks_as_if_it_cleaned_up_is_killed_a_moment_later(serve):
 
 
 def leave_a_daemon(config):
-    """Daemonise: forked twice, a session of its own, every descriptor closed, the mark gone."""
+    """Daemonise: fork twice, start a session, close every descriptor, and drop the mark."""
     import os
     import time
 
@@ -288,8 +288,7 @@ def test_a_step_that_holds_the_gil_and_ignores_the_signal_is_killed(serve):
     process.result()
 
     server.client.term(process.name)
-    # That the forkserver has seen the first command by now, another host's answer to the next one
-    # shows.
+    # The answer to the second command shows that the forkserver has read the first one.
     server.client.kill(other.name)
     other.gone(within=SOON)
     assert not server.said(ProcessExited, process.name)

@@ -1,4 +1,4 @@
-"""A process that writes a journal is killed at each durable step; the next one goes on."""
+"""A process that writes a journal is killed at each durable step; its successor resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunemq_scheduler.journal import Journal, recover
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.failpoints import VARIABLE
 
-#: Appends what is missing, a snapshot before each second turn, and says what is durable.
+#: Append the missing turns, take a snapshot before every second turn, and print what is durable.
 WRITER = """
 import sys
 from pathlib import Path

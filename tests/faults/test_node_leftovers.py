@@ -1,4 +1,4 @@
-"""A node is killed while it, its hosts and its transfers write; the next one cleans up."""
+"""A node is killed while it, its trial processes and transfers write; the next node cleans up."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def killed(search: ChainSearch, after_s: float, gone_within: float) -> bool:
     """Kill the script after some time, and with it all of its farm; False if it ended before."""
     until = time.monotonic() + after_s
     while time.monotonic() < until and search.process.poll() is None:
-        time.sleep(0.005)  # the moment of the kill is what is random here
+        time.sleep(0.005)  # the kill comes at a random moment
     if search.process.poll() is not None:
         return False
     os.kill(search.process.pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def killed(search: ChainSearch, after_s: float, gone_within: float) -> bool:
 
 
 def repeats(folder: Path) -> list[int]:
-    """For each trial of each further run: how many recorded steps its host reported again."""
+    """For each trial of each later run, count the recorded steps that its process reports again."""
     recorded: dict[str, int] = {}
     first: dict[str, int] = {}
     found = []

@@ -1,4 +1,4 @@
-"""Ctrl-C, signals and exceptions in a searching script: what is saved, said, and left behind."""
+"""Ctrl-C, signals and exceptions in a script: what it saves, prints and leaves behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CTRL_C = b"\x03"
 #: Kinds of trials: one that ends when asked, one with a family that does not, one that never ends.
 KINDS = ("plain", "process_tree", "stubborn")
 ENDLESS = 10_000
-#: From a second Ctrl-C to the script's end on a busy machine, and what hosts get after a first one.
+#: Seconds from a second Ctrl-C to the script's end on a busy machine, and the grace period of trial
+#: processes after the first one.
 AT_ONCE_S, GRACE_S = 15.0, 100.0
 
 
@@ -33,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def patience(kind: str) -> dict[str, float]:
-    """Hosts that end by themselves, and what they say last, have the time on a busy machine."""
+    """Give trial processes that end by themselves enough time on a busy machine."""
     return {} if kind == "stubborn" else {"interrupt_grace_s": GRACE_S}
 
 
@@ -213,7 +214,7 @@ def test_ctrl_c_while_a_search_begins_leaves_nothing(start, delay_ms):
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_a_pipe_behind_the_script_ends_with_it(start, kind):
-    # `cat` ends when nobody holds the pipe any more.
+    # `cat` ends when no process holds the pipe any more.
     search = start(shell='"$@" | cat', kind=kind, steps=ENDLESS, cpus=2)
     begun(search)
     shell = psutil.Process(search.process.pid)

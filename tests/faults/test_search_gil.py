@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 Start = Callable[..., RunningSearch]
 
-#: What is stopped by itself is gone before this is over, on a busy machine, too.
+#: A process that stops by itself does so within this time, on a busy machine, too.
 GRACE_S = 10.0
 #: What stopping may take besides, on a busy machine; a step holds the GIL for longer.
 STOPPED_WITHIN_S = 20.0

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 Start = Callable[..., RunningSearch]
 
 KILLS = 20
-#: Medians of `KILLS`: from the kill to its record, and to the next result of the trial. They are a
-#: tenth and half a second where nobody else needs the processors.
+#: Medians of `KILLS`: from the kill to its record, and to the trial's next result. An idle machine
+#: needs a tenth and half a second.
 KNOWN_WITHIN_S, BACK_WITHIN_S = 4.0, 10.0
 TREE_GONE_WITHIN_S = 40.0
 

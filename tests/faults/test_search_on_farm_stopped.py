@@ -1,4 +1,4 @@
-"""F02: the process of a farm's search is stopped, and waits for nobody to continue it."""
+"""F02: a farm's experiment process is stopped, and another process resumes the experiment."""
 
 from __future__ import annotations
 

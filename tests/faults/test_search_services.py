@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 Start = Callable[..., RunningSearch]
 
-#: Of each kind of service so many are killed.
+#: How many services of each kind the tests kill.
 CONSUMERS, REDISES = 10, 3
-#: The median time until a command has its effect when the consumer was killed just before; it is
-#: below a second where nobody else needs the processors.
+#: The median time until a command takes effect when the consumer was killed just before; it is
+#: below a second on an idle machine.
 HEARS_AGAIN_WITHIN_S = 5.0
 
 

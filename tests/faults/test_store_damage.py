@@ -34,7 +34,7 @@ def payloads(objects: ObjectStore, key: str) -> str:
 
 
 def vanishes(folder: Path) -> bool:
-    """Remove a folder in which somebody may be at work just now; whether it is gone."""
+    """Remove a folder that another process may be using; return whether it is gone."""
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
 def left_with_an_upload(start: Start, server: ObjectServer) -> ChainSearch:
-    """A search whose only trial is over, and whose last checkpoint cannot be sent."""
+    """A search whose only trial has finished, and whose last checkpoint cannot be uploaded."""
     search = start(trials=1, steps=6, save_every=3, step_s=0.02, gate=4)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1)
     server.freeze()

@@ -51,7 +51,7 @@ def test_there_is_a_failpoint_before_and_after_each_durable_step() -> None:
 @pytest.mark.parametrize("name", [*OF_CHECKPOINTS, "journal.before_append", "journal.after_append"])
 def test_f19_a_kill_leaves_no_half_checkpoint_and_no_orphan(start, name: str) -> None:
     who = WHO[name.partition(".")[0]]
-    # A part of a large object is 16 MiB; downloads happen where a host begins again elsewhere.
+    # Large objects have parts of 16 MiB. A node downloads only when a trial moves to it.
     payload = 17 * 2**20 if name == "upload.within_object" else 30_000
     times = TIMES_OF_OBJECTS.get(name, TIMES[who])
     search = start(

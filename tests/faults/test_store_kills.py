@@ -1,4 +1,4 @@
-"""kill -9 of hosts and nodes of searches whose checkpoints are in a real object store."""
+"""kill -9 of trial processes and nodes whose checkpoints are in a real object store."""
 
 from __future__ import annotations
 

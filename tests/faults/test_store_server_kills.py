@@ -71,7 +71,7 @@ def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, obj
     writer.start()
     try:
         for _ in range(5):
-            is_over.wait(chance.uniform(0.05, 0.3))  # the moment of the kill is what is random
+            is_over.wait(chance.uniform(0.05, 0.3))  # the kill comes at a random moment
             server.kill()
             assert {f"{m}" for m in acknowledged} <= names_in(server.data / BUCKET / "t")
             for file in (server.data / BUCKET).rglob("*"):
@@ -127,7 +127,7 @@ def test_f21_a_server_that_is_away_for_a_while_gets_the_rest_of_a_file_later(
 
 
 def test_f10_a_silent_server_is_told_and_what_it_does_later_is_used(server, tmp_path, monkeypatch):
-    # Once it goes on it has to answer within this on a busy machine, too.
+    # A resumed server has to answer within this time on a busy machine, too.
     monkeypatch.setattr(remote_objects, "READ_S", 4.0)
     sha256 = make_file(tmp_path / "file", LARGE)
     with server.objects(BUCKET) as objects:

@@ -109,7 +109,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
         return len({name.partition("-000003/")[0] for name in names if "-000003/" in name})
 
     eventually(lambda: saved() >= 2, within=60, every=0.1, message=lambda: str(farm))
-    # Each has left one behind, in a session of its own; a look may miss one while others end.
+    # Each trial left a daemon in a separate session; one scan may miss it while others end.
     found: list[int] = []
 
     def all_are_there() -> bool:
@@ -158,7 +158,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
                 assert path.stat().st_uid == NOBODY, path
 
 
-#: Prints what a process of root that works on files for NOBODY reads at a path.
+#: Prints what a root process that acts for the account NOBODY reads at a path.
 READER = """
 import sys
 from tunemq_workers.system.trial_user import act_for, find_account
