@@ -1,4 +1,4 @@
-"""However a script ends, nothing of its farm is left, and that soon."""
+"""However a script ends, its farm is gone soon after, with all files and processes."""
 
 from __future__ import annotations
 

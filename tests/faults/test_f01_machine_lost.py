@@ -1,4 +1,4 @@
-"""F01: a machine is gone, with the node and all of its trials, at any instant."""
+"""F01: a machine fails with its node and all of its trials, at any moment."""
 
 from __future__ import annotations
 

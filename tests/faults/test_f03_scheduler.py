@@ -1,4 +1,4 @@
-"""The scheduler of a farm is killed, stopped, started twice: trials go on, and nothing is lost."""
+"""A farm's scheduler is killed, stopped or started twice: trials keep running, nothing is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
 
 
 def submit(farm: FarmService, up_to: int | None = None, **options: float) -> None:
-    """Submit a search whose trials are not tried again; they wait behind step ``up_to``."""
+    """Submit a search whose trials are not retried; they wait behind step ``up_to``."""
     given = {"save_every": 1000, "step_s": 0.05, **options}
     farm.submit(Search(name="search", failures=0, has_gate=up_to is not None, **given))
     if up_to is not None:
@@ -43,7 +43,7 @@ def ends_well(farm: FarmService, within: float = 120.0) -> None:
 
 
 def committed(farm: FarmService, trials: int) -> list[int]:
-    """The step of each trial's newest checkpoint in the journal; 0 where there is none."""
+    """Return the step of each trial's newest checkpoint in the journal; 0 where there is none."""
     newest = dict.fromkeys(range(trials), 0)
     for event in farm.events("search", m.CheckpointCommitted):
         newest[int(event.trial.rpartition("_")[2])] = event.step
@@ -193,7 +193,7 @@ def test_f03_a_redis_that_was_wiped_with_the_scheduler_away_loses_nothing(farm):
 
 @pytest.mark.parametrize("kills_redis", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_f04_a_power_cut_repeats_at_most_one_interval_a_trial(farm, kills_redis):
-    """All at once: the scheduler, the workers, and then Redis with all that it knew."""
+    """The scheduler and the workers die at once; then Redis dies with all its data."""
     submit(farm, 14, trials=4, steps=40, save_every=5)
     farm.wait_for_steps("search", 4, 14)
     # Else this would be about how long a checkpoint is on its way to the journal.

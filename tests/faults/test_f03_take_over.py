@@ -134,7 +134,7 @@ def test_f03_take_over_from_a_copy_with_a_hole_goes_on_from_before_it(farm, stor
 
 
 class MakesFolder:
-    """What leaves a folder where it is unpickled."""
+    """An object that creates a folder where it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -212,7 +212,7 @@ def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage):
 
 @pytest.mark.soak
 def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(farm, storage):
-    """It was stopped, not dead; its machine and its folder are its own still."""
+    """The old scheduler was stopped, not killed: it still has its machine and its folder."""
     options = ("--store", storage, "--journal-release", "store")
     zombie = farm.start_scheduler(*options)
     farm.add_worker("one")
@@ -292,7 +292,7 @@ def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
 
 
 def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio, bucket):
-    """Not Amazon's, which would see the farm's access key."""
+    """The request must not go to Amazon, which would see the farm's access key."""
     keys = {name: value for name, value in minio.environ.items() if name.startswith("AWS_")}
     farm.of_home["head"] = {**keys, "TUNEMQ_S3_ENDPOINT": "http://127.0.0.1:1"}
     store = minio.address(bucket, "searches")

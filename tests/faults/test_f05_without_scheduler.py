@@ -62,7 +62,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., FarmService]]:
 
 
 def holds_the_farm(farm: FarmService) -> bool:
-    """Whether a scheduler has the lease that was not killed."""
+    """Return whether the newest scheduler process holds the lease."""
     about = farm.redis.client.get(redis_keys.SCHEDULER) or b""
     return about.startswith(b"%s:" % (farm.redis.client.get(redis_keys.TERM) or b"none")) and (
         f'"pid":{farm.scheduler.pid}'.encode() in about.replace(b" ", b"")
@@ -90,7 +90,7 @@ def goes_on(farm: FarmService) -> float:
 
 
 def wait_for_silence(farm: FarmService, quiet_s: float = 0.5) -> None:
-    """Wait until no trial has executed a step for so long."""
+    """Wait until no trial has executed a step for this long."""
     last, since = farm.steps("search"), time.monotonic()
 
     def is_silent() -> bool:
@@ -110,7 +110,7 @@ def kill(farm: FarmService) -> None:
 
 
 def fail(farm: FarmService, how: str, away_s: float) -> None:
-    """Have Redis be away for so long."""
+    """Take Redis away for this many seconds."""
     redis = farm.redis
     if how == "wiped":
         redis.client.flushall()

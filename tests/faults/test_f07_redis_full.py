@@ -40,18 +40,18 @@ PLAN = ExperimentPlan(
 
 
 def fill(own: OwnFarm) -> None:
-    """Have Redis refuse from now on whatever needs memory."""
+    """Lower Redis's memory limit, so that it rejects every command that needs memory."""
     own.server.client.config_set("maxmemory", "1mb")
 
 
 def make_room(own: OwnFarm) -> float:
-    """Let Redis take things again; returns since when it does."""
+    """Lift Redis's memory limit; return the monotonic time at which it accepts writes again."""
     own.server.client.config_set("maxmemory", "0")
     return time.monotonic()
 
 
 def goes_on_beyond(run: ChainRun, gate: int) -> None:
-    """Open the gate up to there; wait until each trial has done two steps since."""
+    """Open the gate up to this step; wait until each trial has done two more steps."""
     before = run.done()  # not later: one that stands at the new gate by then has gone on, too
     run.open_gate(gate)
     eventually(

@@ -1,4 +1,4 @@
-"""F09: a node can reach Redis, and not the store."""
+"""F09: a node can reach Redis, but not the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 @pytest.fixture
 def way() -> Iterator[Callable[[ObjectServer], TcpProxy]]:
-    """Makes a proxy in front of a store."""
+    """A function that puts a proxy in front of a store."""
     made: list[TcpProxy] = []
 
     def make(server: ObjectServer) -> TcpProxy:
@@ -30,7 +30,7 @@ def way() -> Iterator[Callable[[ObjectServer], TcpProxy]]:
 
 
 def through(proxy: TcpProxy, minio: ObjectServer, bucket: str) -> tuple[str, dict[str, str]]:
-    """The storage of a search that reaches the server by this way only, and its variables."""
+    """Return a storage address that leads through the proxy only, and its environment variables."""
     address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
     return address, {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
 

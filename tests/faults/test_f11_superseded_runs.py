@@ -1,4 +1,4 @@
-"""A run that wakes when another run has the search leaves the store alone."""
+"""A run that wakes up after another run took over its search does not change the store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Callable
 
 @contextlib.contextmanager
 def stopped(roots: Iterable[int]) -> Iterator[None]:
-    """Stop these processes and all below them, as a machine that sleeps does."""
+    """Stop these processes and all below them, as a suspended machine does."""
     pids = [pid for root in roots for pid in (root, *descendants(root))]
 
     def send(sent: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""F12: orders that come twice, out of order or never; consumers that die with an order."""
+"""F12: orders that are duplicated, reordered or lost; consumers that die with an order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def each_was_started_once(run: ChainRun) -> None:
 
 
 def made_good_in_time(waits: list[float], losses: int) -> None:
-    """Check the longest waits, one for each lost command, on any machine."""
+    """Check the longest waits, one per lost command, against limits for any machine."""
     longest = sorted(waits)[-losses:]
     assert longest[len(longest) // 2] < 2 * MADE_GOOD_WITHIN_S, longest
     assert longest[-1] < AT_LAST_S, longest
@@ -69,7 +69,7 @@ def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
 
 
 def consumers_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
-    """Run a search whose consumers die with each ``every``-th order."""
+    """Run a search whose consumers die with every ``every``-th order."""
     own = farm(variables={VARIABLE: f"consumer.before_handover=kill@{every}"})
     run = ChainRun(own, tmp_path, steps=steps)
     waits = run.watch(step_within=60)

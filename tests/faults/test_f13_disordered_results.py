@@ -1,4 +1,4 @@
-"""F13: batches of results that come again, late, or before those that belong before them."""
+"""F13: batches of results that are duplicated, late, or reordered."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """F15: the clock of Redis's machine is set back by an hour, or forward.
 
-Redis numbers a stream's entries by its clock, and never lower than the last one. So an entry that
-is an hour ahead makes a stream what it is when the clock was set back; and after a wipe all numbers
-are an hour lower than before.
+Redis numbers a stream's entries by its clock, and never lower than the last one. So an entry from
+one hour ahead puts a stream into the state after the clock was set back; and after a wipe all
+numbers are an hour lower than before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_res
 
 @pytest.mark.soak
 def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp_path):
-    """What has an expiry is gone at once."""
+    """Every key with an expiry vanishes at once."""
     own = farm()
     run = ChainRun(own, tmp_path, steps=100)
     run.wait_for_step(3)

@@ -1,4 +1,4 @@
-"""F16: of a farm's nodes one has a full disk; what it cannot keep is kept elsewhere."""
+"""F16: one node of a farm has a full disk; the trials that need its disk run on other nodes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
 
 
 def failures_until_its_pause_is_over(journal: Path) -> list[m.TrialFailed]:
-    """Those before the node may be tried again, which it is if the search takes so long."""
+    """Return the failures before the end of the node's pause; after it the node is tried again."""
     failures: list[m.TrialFailed] = []
     elapsed, is_over_at = 0.0, math.inf
     for event in (entry.event for entry in read_records(journal)):

@@ -1,4 +1,4 @@
-"""F17: the disk of a farm's scheduler is full; it stays, and refuses what it cannot keep."""
+"""F17: the disk of a farm's scheduler is full; it stays up, and rejects what it cannot store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 class SmallDisk:
-    """The disk with the results, of 24 MiB, in a namespace that lives as long as this does."""
+    """The disk with the results: 24 MiB, in a mount namespace that exists until `close`."""
 
     def __init__(self, disk: Path) -> None:
         disk.mkdir()
@@ -38,22 +38,22 @@ class SmallDisk:
         self.folder = Path(f"/proc/{self._holder.pid}/root{disk}")
 
     def machine(self) -> Here:
-        """Whose processes find it."""
+        """A machine whose processes see the disk."""
         target = ["--target", str(self._holder.pid)]
         return Here(["nsenter", *target, "--user", "--mount", "--preserve-credentials"])
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Fill the disk to the last byte."""
         with contextlib.suppress(OSError), open(self.folder / "filler", "ab", buffering=0) as file:
             while True:
                 file.write(b"x" * 512)
 
     def free(self) -> None:
-        """Have room again."""
+        """Free the disk again."""
         (self.folder / "filler").unlink()
 
     def make_writable(self, yes: bool) -> None:
-        """Have its files read-only, but for those that are open, or as they were."""
+        """Make its files writable again, or read-only except for open ones."""
         disk = str(self.folder).partition("/root")[2]
         read_only = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
         script = 'umount "$1"' if yes else read_only
@@ -62,7 +62,7 @@ class SmallDisk:
         subprocess.run([*enter, *shell], check=True)
 
     def close(self) -> None:
-        """Let go of it."""
+        """End the namespace."""
         self._holder.communicate()
 
 
@@ -84,7 +84,7 @@ def disk(farm: FarmService) -> Iterator[SmallDisk]:
 
 
 def is_rejected(done: subprocess.CompletedProcess[str]) -> None:
-    """Check that a request was refused because there is no room."""
+    """Check that a request was rejected because the disk is full."""
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
     assert "No space left on device" in said
@@ -220,7 +220,7 @@ def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
 
 
 def kill_process_of(name: str, scheduler: int) -> None:
-    """Kill the process of a search, as the kernel does where memory runs out."""
+    """Kill the process of a search, as the kernel does when memory runs out."""
     (found,) = (
         process
         for process in psutil.Process(scheduler).children(recursive=True)

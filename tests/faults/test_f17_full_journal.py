@@ -95,7 +95,7 @@ print(json.dumps({**seen, "lines": lines, "ended": ended, "said": text(), "turns
 
 
 def search(disk: Path, ending: str) -> Any:
-    """What the script found."""
+    """Run the script on a full disk; return what it prints."""
     python = [sys.executable, "-c", SCRIPT, str(disk), str(STEPS), ending]
     done = with_small_disk(disk, python, options="size=16m")
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -39,7 +39,7 @@ SEED = 20261123
 
 
 def climbs(config: dict[str, Any]) -> None:
-    """Reports four steps, each with a checkpoint; some trials fail once on the way."""
+    """Report four steps, each with a checkpoint; some trials fail once on the way."""
     folder = Path(tune.get_context().get_trial_dir())
     step = 0
     if (given := tune.get_checkpoint()) is not None:
@@ -56,7 +56,7 @@ def climbs(config: dict[str, Any]) -> None:
 
 
 class Damaged(NamedTuple):
-    """What was done to a journal."""
+    """A description of the damage to a journal."""
 
     folder: Path
     others: Path
@@ -183,7 +183,7 @@ KINDS: list[Callable[[Damaged], None]] = [
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run all trials of a search in this process, one after the other: hundreds of searches."""
+    """Run all trials of a search in this process, one by one, to allow hundreds of searches."""
     search = Experiment._search
     monkeypatch.setattr(
         Experiment,
@@ -206,7 +206,7 @@ def searched(folder: Path) -> Path:
 
 
 def check_rows(experiment: Path) -> None:
-    """Each step of each trial has one row in each file, and it is right."""
+    """Check that each step of each trial has one row in each file, with the right values."""
     folders = sorted(path.parent for path in experiment.glob("*/params.json"))
     assert len(folders) == TRIALS, folders
     for folder in folders:
@@ -220,7 +220,7 @@ def check_rows(experiment: Path) -> None:
 
 
 def check_restart(experiment: Path) -> str:
-    """Restore and run it: it comes to the right end, or is refused in a way that helps."""
+    """Restore and run it: it reaches the right end, or is rejected with a helpful message."""
     grid, rejection = None, None
     try:
         grid = Tuner.restore(str(experiment), climbs).fit(debug=True)
@@ -267,7 +267,7 @@ def said_by_salvage(experiment: Path, capsys: pytest.CaptureFixture[str]) -> str
 
 
 def check_case(experiment: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Check, restart and salvage one damaged journal; returns what became of it."""
+    """Check, restart and salvage one damaged journal; return the outcome."""
     copied = experiment.with_name("direct") / "e"
     shutil.copytree(experiment, copied)
     checked = said_by_check(experiment)

@@ -102,7 +102,7 @@ def test_f18_history_while_trials_run_is_not_warned_of(
     seen: list[int] = []
 
     class Looks(tune.Callback):
-        """Looks, as another process would, at what the search has so far."""
+        """Reads the results that the search has so far, as another process would."""
 
         def on_trial_complete(self, iteration, trials, trial, **info):
             file = Path(trial.local_path, "result.json")

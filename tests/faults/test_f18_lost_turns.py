@@ -24,7 +24,7 @@ STEPS = 6
 
 
 def climbs(config: dict[str, Any]) -> None:
-    """Reports six steps, each with a checkpoint."""
+    """Report six steps, each with a checkpoint."""
     step = 0
     if (given := tune.get_checkpoint()) is not None:
         step = json.loads(Path(given.path, "step").read_text(encoding="ascii"))
@@ -46,7 +46,7 @@ def searched(folder: Path) -> Path:
 
 
 def check_results(grid: tune.ResultGrid) -> None:
-    """Each step of each trial has one row, in each file, and it is right."""
+    """Check that each step of each trial has one row in each file, with the right values."""
     assert [one.status for one in grid] == ["TERMINATED"] * 4, grid.errors
     for result in grid:
         slope = result.config["slope"]
@@ -60,7 +60,7 @@ def check_results(grid: tune.ResultGrid) -> None:
 
 
 def place_of(folder: Path, kind: type, number: int) -> int:
-    """Where the turn begins that has the event of this kind and number."""
+    """Return the offset of the turn with the event of this kind and number."""
     path = turns_file(folder, 1)
     for frame in list(JournalFrames(path))[1:]:
         number -= sum(isinstance(one.event, kind) for one in decode_records(frame.payload))

@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Written:
 
 
 def damaged(path: Path, begin: int, end: int, *, all_bits: bool = True) -> Iterator[int]:
-    """Flip each bit between two bytes of a file, or one in each byte; gives each byte's place."""
+    """Flip each bit between two bytes of a file, or one bit per byte; yield each byte's offset."""
     whole = path.read_bytes()
     for place in range(begin, end):
         for bit in range(8) if all_bits else (place % 8,):
@@ -53,7 +53,7 @@ def damaged(path: Path, begin: int, end: int, *, all_bits: bool = True) -> Itera
 
 
 def cut(path: Path, begin: int, end: int) -> Iterator[int]:
-    """Cut a file at each byte between two; gives the place."""
+    """Cut a file at each byte between two offsets; yield the offset."""
     whole = path.read_bytes()
     for place in range(begin, end):
         path.write_bytes(whole[:place])

@@ -1,6 +1,6 @@
-"""F22: trials whose processes break their clocks, or write what they like to their nodes.
+"""F22: trials whose processes break their clocks, or send forged events to their nodes.
 
-Each ends in ERROR with a reason that names the field, and all others of the search are right.
+Each of them ends in ERROR with a reason that names the field; all other trials are correct.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
 def line():
-    """The trial's own channel to its node, and what it is called there."""
+    """Return the trial's channel to its node, and the trial's name there."""
     from tunemq_shared.trial.session import current
 
     session = current()
@@ -32,7 +32,7 @@ def line():
 
 
 def sends(*frames):
-    """Write frames of (kind, value), the value as msgpack, to the node, and wait for the end."""
+    """Write frames of (kind, value as msgpack) to the node, and wait for the end."""
     import time
 
     from tunemq_workers.runtime.frames import frame
@@ -46,7 +46,7 @@ def sends(*frames):
 
 
 def a_result(**changes):
-    """What a second report would send, with other fields."""
+    """Return the frame of a second report, with changed fields."""
     _, trial, attempt = line()
     whole = m.ResultReported(trial, attempt, 2, {"x": 2}, time.time(), 0.1, 0.2, 0.2, 2)
     return ["result", *(msgspec.structs.asdict(whole) | changes).values()]
@@ -205,7 +205,7 @@ def train(config):
 
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory):
-    """A search of all these trials, beside some that train."""
+    """A search of all these trials, and some that train."""
     folder = tmp_path_factory.mktemp("forged")
     before = os.environ.get("TUNEMQ_CPUS")
     os.environ["TUNEMQ_CPUS"] = "6"
@@ -286,7 +286,7 @@ def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, t
 
 
 def as_it_was(frame, timestamp):
-    """A frame of the journal, as a version wrote it that believed its trials' clocks."""
+    """Return a frame of the journal as a version wrote it that trusted its trials' clocks."""
     try:
         entries = m.decode_records(frame.payload)
     except msgspec.DecodeError:

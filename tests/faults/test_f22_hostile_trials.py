@@ -1,6 +1,6 @@
 """F22: trials that crash, hang, take all memory, print without end or fork without end.
 
-Each is named for what it was, the others notice nothing, and nothing of it is left.
+Each failure gets the right kind, the other trials are not disturbed, and no process remains.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def kills_itself(number):
 
 
 def hoards(number):
-    """Take memory without end, in children with sessions of their own."""
+    """Take memory without end, in children in separate sessions."""
     for _ in range(2):
         if os.fork() == 0:
             os.setsid()
@@ -75,14 +75,14 @@ def holds_the_gil(number):
 
 
 def takes_its_time(number):
-    """Report as it should, and never come to an end."""
+    """Report correctly, and never end."""
     while True:
         time.sleep(0.02)
         tune.report({"x": number})
 
 
 def prints(number):
-    """A gigabyte."""
+    """Print a gigabyte."""
     block = 1024 * ("y" * 1023 + "\n")
     for printed in range(1024):
         sys.stdout.write(block)
@@ -224,7 +224,7 @@ def by_number(deeds):
 
 
 def kinds_of_failures(journal: Path) -> dict[str, list[str]]:
-    """The kinds of each trial's failures; each failed but once."""
+    """Return the kinds of each trial's failures; each trial failed only once."""
     kinds: dict[str, list[str]] = {}
     for entry in read_records(journal):
         event = entry.event
@@ -236,7 +236,7 @@ def kinds_of_failures(journal: Path) -> dict[str, list[str]]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes of trials that were started with this mark."""
+    """Return the processes of trials that were started with this mark."""
     return [
         process
         for process in psutil.process_iter()
@@ -277,7 +277,7 @@ def hops(config):
 
 
 def multiplies(config):
-    """Every process forks others, in sessions of their own, about a hundred in all."""
+    """Fork processes that fork others, in separate sessions, about a hundred in all."""
     import os
     import time
 
@@ -332,7 +332,7 @@ def sleeps(config):
 
 
 def left_of(folder: Path) -> list[str]:
-    """The processes that work in a folder."""
+    """Return the processes that work in a folder."""
     found = []
     for pid in os.listdir("/proc"):
         if pid.isdigit():

@@ -24,7 +24,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
 
 
 def submit(farm: FarmService, **options: float) -> None:
-    """Submit a search whose trials wait behind step 20, if they have as many."""
+    """Submit a search whose trials wait behind step 20, if they have that many steps."""
     farm.submit(Search(name="search", failures=0, has_gate=True, **options))
     farm.open_gate("search", 20)
 

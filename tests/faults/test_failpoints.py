@@ -77,7 +77,7 @@ def _after(names: Iterable[str]) -> list[Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
-    """Runs the script on one and the same folder, however often."""
+    """A function that runs the script, always in the same folder."""
     begun: list[ChainSearch] = []
 
     def start(**options: Any) -> ChainSearch:
@@ -152,7 +152,7 @@ def started(server: RedisServer, folder: Path, failpoints: str) -> subprocess.Po
 
 
 def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) -> None:
-    """A node that is started in a dead one's place introduces itself, runs a trial, and ends."""
+    """Check that the next node in the same place registers, runs a trial, and ends."""
     node = Node(server, scheduler, folder)
     try:
         scheduler.journal(node.instance_id, 10**9)

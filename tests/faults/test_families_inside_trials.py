@@ -1,4 +1,4 @@
-"""Trials that start processes, as training does: right while they run, and gone when they end."""
+"""Trials that start processes, as training does: these work during the trial and end with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 class Families:
-    """The processes of all trials of a search, each by a descriptor that no other can take over."""
+    """The processes of all trials of a search, by pidfds, because the kernel reuses pids."""
 
     def __init__(self, search: RunningSearch) -> None:
         self.search = search
@@ -59,7 +59,7 @@ class Families:
         return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
 
     def left(self) -> list[int]:
-        """Who has not ended: of those that were known, and who works where the trials do."""
+        """Return the running processes: known ones, and those that work in the trials' folders."""
         waiting = select.poll()
         for pidfd in self._pidfds.values():
             waiting.register(pidfd, select.POLLIN)
@@ -82,7 +82,7 @@ class Families:
 
 
 def working_below(folder: Path) -> list[int]:
-    """The processes that have their working directory there; those that have ended have none."""
+    """Return the processes whose working directory is there; ended processes have none."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,4 +1,4 @@
-"""A farm's scheduler is killed at each step of a request, and who asked notices nothing."""
+"""A farm's scheduler is killed at each step of a request; the client still gets its answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Scheduler:
 
 
 def ask_across_a_kill(server: RedisServer, folder: Path, failpoint: str, request, answer):
-    """The answer to a request whose first scheduler dies at a failpoint, and a second does it."""
+    """Kill the first scheduler of a request at a failpoint; return the answer of the second one."""
     announced = ServedApi(server.url, folder / "nobody")  # only says that there is a scheduler
     announced.folder = folder
     announced.announce(server.client)

@@ -60,7 +60,7 @@ def with_a_daemon(config):
 
 
 def stops_its_forkserver(config):
-    """A SIGSTOP to the forkserver, then work without end."""
+    """Send SIGSTOP to the forkserver, then work without end."""
     import os
     import signal
     import time

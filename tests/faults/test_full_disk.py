@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that is full, or that may not be written to: a real one, of 8 MiB."""
+"""Checkpoints on a real disk of 8 MiB that is full or read-only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def on_a_small_disk(tmp_path: Path, source: Path, script: str, durable: str) -> Any:
-    """What the script prints."""
+    """Run the script on a small disk; return the JSON that it prints."""
     disk = tmp_path / "disk"
     python = [sys.executable, "-c", PUT + script, str(disk), str(source), durable]
     shown = with_small_disk(disk, python)

@@ -1,4 +1,4 @@
-"""GPUs of a real node, whose driver is faked: who keeps memory, who else is there, what breaks."""
+"""GPUs of a real node with a fake driver: leftover memory, foreign processes, and defects."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ class Gpus:
         del self._orders[trial]
 
     def said(self, kind, trial):
-        """Its events of this kind."""
+        """Return the trial's events of this kind."""
         return [event for event in self.scheduler.said(kind) if event.trial == trial]
 
     def runs(self, trial):
-        """What it reported, once it has taken its memory."""
+        """Return the trial's report, once it has taken its memory."""
         eventually(lambda: self.said(ResultReported, trial), within=60, message=self.node.log)
         return self.said(ResultReported, trial)[0].metrics
 
     def withheld(self):
-        """What the node says of itself."""
+        """Return the withheld GPUs that the node reports."""
         return self.scheduler.registrations()[-1].withheld
 
 

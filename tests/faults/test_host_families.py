@@ -76,7 +76,7 @@ def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serv
 
 
 def hold_shared_memory(config):
-    """A block in shared memory, and a process of the same group that has it, too."""
+    """Create a block in shared memory, and fork a process of the same group that has it, too."""
     import fcntl
     import os
     import struct
@@ -424,7 +424,7 @@ def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_pa
 
 
 class Unloadable:
-    """What cannot be unpickled."""
+    """An object that cannot be unpickled."""
 
     def __init__(self) -> None:
         self.is_loaded = False

@@ -74,7 +74,7 @@ def test_f03_a_writer_that_is_killed_loses_no_turn_that_was_durable(
 
 
 def _was_written(name: str) -> int:
-    """Whether a turn was durable whose writer had no time to say so."""
+    """Return how many turns became durable although their writer died before it printed them."""
     return name == "journal.after_append"
 
 

@@ -44,7 +44,7 @@ def store(minio: ObjectServer, bucket: str) -> str:
 
 
 def files_in(folder: Path) -> list[str]:
-    """All that lies in a node's working folder, logs left out; it may be going just now."""
+    """Return all files in a node's working folder except logs; some may vanish meanwhile."""
     found = [
         os.path.relpath(os.path.join(at, name), folder)
         for at, folders, files in os.walk(folder)
@@ -56,7 +56,7 @@ def files_in(folder: Path) -> list[str]:
 def the_next_one_leaves_only_logs(
     server: RedisServer, scheduler: Scheduler, node: Node, folder: Path
 ) -> None:
-    """Kill a node, start another one there, have the experiment be over."""
+    """Kill a node, start another one in its place, and check that only caches and logs remain."""
     process_tree = process_tree_of(node.process.pid)
     os.kill(node.process.pid, signal.SIGKILL)
     node.process.wait()
@@ -149,7 +149,7 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
 
 
 def leaves_its_folder(config):
-    """A class's `save` works in a folder of the trial's that only passes through."""
+    """Leave a temporary checkpoint folder in the trial's folder, as the `save` of a class does."""
     import os
     import time
 

@@ -64,7 +64,7 @@ def put(
 
 
 class Once:
-    """Calls something the first time that there is trouble; several threads may have it."""
+    """Calls a function at the first reported trouble only; several threads may report one."""
 
     def __init__(self, call) -> None:
         self.told: list[str] = []
@@ -79,7 +79,7 @@ class Once:
 
 
 def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
-    """Do it between two parts of a file."""
+    """Call a function between two parts of a file."""
     left = iter([lambda: None, call])
     monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(left, lambda: None)())
 

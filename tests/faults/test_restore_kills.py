@@ -28,7 +28,7 @@ Run = Callable[..., ChainSearch]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Runs the script on one and the same folder, however often."""
+    """A function that runs the script, always in the same folder."""
     begun: list[ChainSearch] = []
 
     def start(**options: Any) -> ChainSearch:
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def killed(search: ChainSearch, after_s: float, gone_within: float) -> bool:
-    """Kill the script after some time, and with it all of its farm; False if it ended before."""
+    """Kill the script and all of its farm after some time; return False if it ended before."""
     until = time.monotonic() + after_s
     while time.monotonic() < until and search.process.poll() is None:
         time.sleep(0.005)  # the kill comes at a random moment
@@ -94,7 +94,7 @@ def kill_and_restore(
     gone_within: float = GONE_WITHIN_S,
     **options: Any,
 ) -> int:
-    """Kill the search so often, and then let it end; the number of kills that met it alive.
+    """Kill the search ``kills`` times, then let it end; return how many kills met it alive.
 
     With a ``gate`` its trials wait behind that step until all kills are done.
     """

@@ -39,7 +39,7 @@ def patience(kind: str) -> dict[str, float]:
 
 
 def begun(search: RunningSearch, step: int = 2) -> set[int]:
-    """Wait until both trials are in a step; returns the pids of all that runs."""
+    """Wait until both trials are in a step; return the pids of all processes."""
     for number in (0, 1):
         search.wait_for_step(number, step)
         search.wait_for(m.ResultReported, trial=search.trial(number), step=step - 1)
@@ -54,7 +54,7 @@ def leaves_nothing(search: RunningSearch, pids: set[int], since: float) -> None:
 
 
 def everything_is_saved(search: RunningSearch) -> None:
-    """Check that the loggers' files hold what the journal does, and the journal what was done."""
+    """Check that the loggers' files match the journal, and the journal the executed steps."""
     search.journal_gives_the_state()
     for number in (0, 1):
         recorded = [step for step, _ in search.recorded(number)]

@@ -1,4 +1,4 @@
-"""Trials that fail in every way there is: each ends by its budget, named for what it was."""
+"""Trials that fail in every possible way: each ends by its budget, with the right kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def results_of(search: RunningSearch) -> list[list[str]]:
-    """Status and error of each trial; the search has ended, well, and left nothing."""
+    """Return status and error of each trial; the search has ended well, and left nothing behind."""
     assert search.ends() == 0, str(search)
     search.journal_gives_the_state()
     search.leaves_nothing()
@@ -41,7 +41,7 @@ def failures_of(search: RunningSearch, number: int) -> str:
 
 
 def went_on(search: RunningSearch, number: int) -> None:
-    """A trial without a fault has all of its results, each once."""
+    """Check that a healthy trial has all of its results, each once."""
     recorded = search.recorded(number)
     assert recorded == [(step, 1000 * number + step) for step in range(1, STEPS + 1)]
 

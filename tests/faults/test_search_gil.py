@@ -1,4 +1,4 @@
-"""A step that does not let go of the GIL: its node lives on, and trials can be stopped."""
+"""A step that holds the GIL: its node stays alive, and its trials can be stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def seconds_to_stop(search: RunningSearch, number: int, pid: int) -> float:
-    """Stop a trial; returns after how many seconds its process was gone and its slot free."""
+    """Stop a trial; return the seconds until its process is gone and its slot is free."""
     asked = time.monotonic()
     search.stop(number)
     freed = search.wait_for(m.SlotFreed, trial=search.trial(number))

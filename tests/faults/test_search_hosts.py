@@ -138,7 +138,7 @@ def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property)
 
 
 def process_tree_of(search: RunningSearch, number: int, pid: int) -> list[int]:
-    """The members of the family of a trial's process, if it has one; all of them run."""
+    """Return the running members of the process tree of a trial, if it has a process."""
     members = search.folder / "families" / f"{number}_{pid}"
     if not members.exists():
         return []

@@ -1,4 +1,4 @@
-"""A small `make soak`: the parts of a farm die one after another, faster than they do there."""
+"""A small `make soak`: the parts of a farm die one after another, at a higher rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials that had their last result and then die, with their process or with the script."""
+"""Trials that die after their last result, with their process or with the script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., RunningSearch]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Runs the script on one and the same folder, however often."""
+    """A function that runs the script, always in the same folder."""
     begun: list[RunningSearch] = []
 
     def start(**options: Any) -> RunningSearch:
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def check(search: RunningSearch, last: int = LAST) -> None:
-    """All trials ended, well, with the results up to this step."""
+    """Check that all trials ended well, with the results up to this step."""
     assert search.ends() == 0, str(search)
     results = json.loads((search.folder / "results.json").read_text("utf-8"))
     assert results == [["TERMINATED", ""]] * 2, str(search)
@@ -74,7 +74,7 @@ def test_f02_a_trial_killed_while_it_cleans_up_ends_with_its_last_result(
 def test_f03_a_script_killed_while_trials_clean_up_is_restored_to_their_last_result(
     run: Run, last: int, expected: int
 ) -> None:
-    """Where the search that is restored has other criteria, they go on to these."""
+    """If the restored search has other stop criteria, its trials continue until these apply."""
     search = run(way="waits")
     cleaned = search.folder / "cleaned"
     eventually(lambda: cleaned.exists() and len(cleaned.read_text().splitlines()) == 2, within=60)

@@ -1,4 +1,4 @@
-"""What happens to a search on a store when others, or its owner, do what they should not."""
+"""A search on a store while other programs, or its owner, misuse the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store is a shared folder, which one of a farm's machines has not mounted."""
+"""The store is a shared folder that one machine of a farm has not mounted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
 class Elsewhere:
-    """A namespace in which another file system, an empty one, lies over a folder."""
+    """A mount namespace in which an empty file system hides a folder."""
 
     def __init__(self, folder: Path) -> None:
         command = on_small_disk(folder, ["sh", "-c", "echo && cat"], options="size=1m")
@@ -32,11 +32,11 @@ class Elsewhere:
         self._folder = folder
 
     def machine(self) -> Here:
-        """Whose processes find that file system."""
+        """A machine whose processes see that file system."""
         return Here(self._enter)
 
     def mount_the_store(self) -> None:
-        """Have the folder there as it is everywhere else."""
+        """Show the folder as on all other machines."""
         subprocess.run([*self._enter, "umount", str(self._folder)], check=True)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The object store goes away in mid-search, and comes back."""
+"""The object store becomes unreachable during a search, and comes back."""
 
 from __future__ import annotations
 

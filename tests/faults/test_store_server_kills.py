@@ -1,4 +1,4 @@
-"""A server of a folder that is killed has whole objects and no others."""
+"""A folder server that is killed leaves whole objects and no partial ones."""
 
 from __future__ import annotations
 

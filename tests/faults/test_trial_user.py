@@ -1,4 +1,4 @@
-"""A search on a worker whose trials run as another user: all of it works, and nothing leaks."""
+"""A search on a worker whose trials run as another user: everything works, and no secret leaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(config):
 
 @pytest.fixture
 def farm(open_folder: Path, minio: ObjectServer, bucket: str) -> Iterator[FarmService]:
-    """With a store whose keys the worker has in a file that only root may read."""
+    """A farm with a store, whose keys the worker reads from a file that only root may read."""
     with farm_service(open_folder, starts=False) as farm:
         farm.start_scheduler("--store", minio.address(bucket), variables=minio.environ)
         for home in ("laptop", "one"):
@@ -71,7 +71,7 @@ def workdir(farm: FarmService) -> Path:
 
 
 def trial_pids(farm: FarmService) -> list[int]:
-    """The processes of trials."""
+    """Return the processes of trials."""
     found = []
     for pid in process_tree_of(farm.workers["one"].pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -137,7 +137,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
     assert artifacts == [str(NOBODY).encode()] * 2
 
     def printed() -> list[str]:
-        """What has come; it travels after everything else."""
+        """Return the output so far; output arrives after all other events."""
         texts = [path.read_text() for path in farm.results.glob("search/*/stdout")]
         return [text for text in texts if text.endswith("\n")]  # else it is being written
 

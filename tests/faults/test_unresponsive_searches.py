@@ -1,4 +1,4 @@
-"""Searches on a farm whose own code does not return: they are shown, ended, and can be stopped."""
+"""A farm's searches whose own code never returns: the farm shows, ends and stops them."""
 
 from __future__ import annotations
 

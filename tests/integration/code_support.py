@@ -1,4 +1,4 @@
-"""Code that travels as it does in a farm: through a store, to nodes that share nothing else."""
+"""Code that travels as on a farm: through a store, to nodes that share nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BARE = Environment("", (), {}, (), inherits=True)
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:
-    """A folder with these files."""
+    """Write these files into a folder; return the folder."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -30,7 +30,7 @@ def write_files(folder: Path, files: dict[str, str]) -> Path:
 
 
 def put_bundle(store: str, folder: Path, files: dict[str, str]) -> BlobRef:
-    """A bundle of these files in the store, and nowhere else."""
+    """Put a bundle of these files into the store, and nowhere else."""
     with open_blobs(store) as blobs:
         ref = bundle(write_files(folder, files), blobs)
     shutil.rmtree(folder)
@@ -38,7 +38,7 @@ def put_bundle(store: str, folder: Path, files: dict[str, str]) -> BlobRef:
 
 
 def put_code(store: str, folder: Path, trainable: Any) -> dict[str, Any]:
-    """A trainable in the store, and nowhere else: the fields of a `TrialSpec`."""
+    """Put a trainable into the store, and nowhere else; return fields of a `TrialSpec`."""
     code = ship(trainable, BlobFolder(folder))
     needed = blobs_of(code)
     with open_blobs(store) as blobs:
@@ -62,7 +62,7 @@ def start_apart(
     config: dict[str, Any] | None = None,
     **how: Any,
 ) -> TrialSpec:
-    """How to host a trial on a node that reads nothing but the store."""
+    """Return the spec of a trial on a node that reads only from the store."""
     path = search_path("train.py") if bundle is not None else ()
     given = Environment(
         environment.python, environment.preload, environment.variables, path, inherits=True
@@ -79,10 +79,10 @@ def start_apart(
 
 
 def make_environment(folder: Path, files: dict[str, str], *, has_ours: bool = True) -> str:
-    """The interpreter of a new virtual environment with these files among its packages.
+    """Create a virtual environment with these files in its packages; return its interpreter.
 
     Args:
-        has_ours: it has all packages of this one, too.
+        has_ours: it has all packages of this environment, too.
     """
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,4 +1,4 @@
-"""A node in a few lines: it speaks the wire, hosts nothing, and does what a test says."""
+"""A small fake node: it speaks the transport protocol, runs no trials, and obeys the test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tunemq_workers.broker.node_signing import NodeSigning
 
 
 class FakeNode:
-    """Introduces itself, reads its mail from the queue, and states events."""
+    """Registers, reads its commands from the queue, and sends events."""
 
     def __init__(
         self, url: str, instance_id: str, *, name: str = "local", keys: LiveKeys | None = None
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        # What is not answered in that time is said again, and would come twice.
+        # A client that times out sends the command again: Redis would execute it twice.
         self.redis = redis.Redis.from_url(url, socket_timeout=60)
         self.instance_id = instance_id
         self.name = name
@@ -69,7 +69,7 @@ class FakeNode:
         self.redis.xadd(redis_keys.NODES, {redis_keys.BYE: signed_message})
 
     def read_commands(self, within: int = 60) -> m.Assignment | None:
-        """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
+        """Return the next assignment from the queue, or None after ``within`` seconds."""
         popped = self.redis.brpop([redis_keys.queue(self.instance_id)], within)
         if popped is None:
             return None
@@ -85,7 +85,7 @@ class FakeNode:
         return assignment
 
     def send(self, key: str, *events: m.NodeEvent, first: int | None = None) -> bool:
-        """Append a batch; whether the stream is there. Numbers go on unless ``first`` is given."""
+        """Append a batch from number ``first`` or the next; return whether the stream exists."""
         start = self.last + 1 if first is None else first
         header = BatchHeader(m.PROTOCOL_VERSION, self.instance_id, start, self.confirmed)
         encoded = m.encode(list(events))
@@ -103,7 +103,7 @@ class FakeNode:
         return max((int(self.reply(name.decode())) for name in named), default=0)
 
     def reply(self, field: str) -> str:
-        """What a field of the scheduler's reply says; nothing where there is none."""
+        """Return a field of the scheduler's reply; empty if there is no reply."""
         signed_message = self.redis.hget(redis_keys.reply(self.instance_id), field)
         if signed_message is None:
             return ""

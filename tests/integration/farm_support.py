@@ -1,7 +1,7 @@
-"""Real processes for tests of the node's side: a Redis that can be killed, a node, a scheduler.
+"""Real processes for tests of the node: a Redis that can be killed, a node, a scheduler.
 
-The scheduler here is no more than the wire's other end: it publishes assignments with Celery, reads
-events, and says what is journalled.
+The scheduler here is only the other end of the transport: it publishes assignments with Celery,
+reads events, and acknowledges them.
 """
 
 from __future__ import annotations
@@ -59,50 +59,50 @@ class RedisServer:
         if password:
             self._options += ("--requirepass", password)
         self.process: subprocess.Popen[bytes] | None = None
-        #: What is connected to it, to be closed before it ends.
+        #: Celery apps that use this server; `end` closes them first.
         self.users: list[Celery] = []
         self.start()
 
     def start(self) -> None:
-        """Start it, with what its disk has kept."""
+        """Start it with the data that its disk kept."""
         options = ["--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no"]
         log = ["--loglevel", "warning", "--logfile", "redis.log"]
         command = [str(self._program), *options, *log, *self._options]
         self.process = subprocess.Popen(command, cwd=self._folder)
-        # What is not answered in that time is said again, and would come twice.
+        # A client that times out sends the command again: Redis would execute it twice.
         self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         eventually(self.answers, message="redis-server does not answer")
 
     def add_options(self, *options: str) -> None:
-        """Options for the next start."""
+        """Add options for the next start."""
         self._options += options
 
     def answers(self) -> bool:
-        """Whether it can be reached."""
+        """Return whether the server answers."""
         try:
             return bool(self.client.ping())
         except (redis.ConnectionError, redis.TimeoutError):
             return False
 
     def kill(self) -> None:
-        """End it like a power cut."""
+        """Kill it as a power cut does."""
         assert self.process is not None
         self.client.close()
         self.process.kill()
         self.process.wait()
 
     def end(self) -> None:
-        """End it for good."""
+        """Kill it, and close all clients."""
         for user in self.users:
             user.close()
         self.kill()
 
 
 class Scheduler:
-    """The other end of the wire, for one experiment.
+    """The scheduler's end of the transport, for one experiment.
 
     Args:
-        keys: of the farm; none where nothing is signed.
+        keys: the farm's signing keys; none where messages are not signed.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class Scheduler:
         return self._server.client
 
     def create_generation(self) -> None:
-        """Begin a generation of the wire."""
+        """Begin a new Redis generation."""
         self._generations += 1
         self.client.xgroup_create(self.key, "made", mkstream=True)
         self.client.xgroup_destroy(self.key, "made")
         self.client.set(redis_keys.GENERATION, f"generation {self._generations}")
 
     def registrations(self) -> list[NodeRegistration]:
-        """Who has introduced itself in this generation."""
+        """Return the registrations of this generation."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
@@ -150,7 +150,7 @@ class Scheduler:
         ]
 
     def deregistrations(self) -> list[str]:
-        """The attempts that ended in peace."""
+        """Return the ids of the node instances that deregistered in this generation."""
         said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
@@ -160,7 +160,7 @@ class Scheduler:
         ]
 
     def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> TrialSpec:
-        """How to host a trial of ``trainable``."""
+        """Return the spec of a trial of ``trainable``."""
         number = how.pop("trial_number", 0)
         environment = Environment(sys.executable, (), _VARIABLES, ())
         values: dict[str, Any] = {
@@ -178,7 +178,7 @@ class Scheduler:
         return TrialSpec(**{**values, **how})
 
     def assign(self, instance_id: str, *orders: TrialOrder, version: int | None = None) -> int:
-        """Publish an assignment; its version, the next one if it is not given."""
+        """Publish an assignment; return its version (by default the next one)."""
         if version is None:
             version = self._versions[instance_id] = self._versions.get(instance_id, 0) + 1
         assignment = Assignment(PROTOCOL_VERSION, instance_id, 1, version, orders)
@@ -186,14 +186,14 @@ class Scheduler:
         return version
 
     def send_assignment(self, instance_id: str, assignment: Assignment) -> None:
-        """Publish this assignment."""
+        """Sign and publish this assignment."""
         signed_message = self.keys.orders.close(
             encode(assignment), b"command", instance_id.encode()
         )
         self.post(instance_id, base64.b64encode(signed_message).decode())
 
     def post(self, instance_id: str, send_assignment: str) -> None:
-        """Put mail into a node's queue, whatever it is."""
+        """Put a message into a node's queue without checks."""
         name = redis_keys.queue(instance_id)
         self._app.send_task(
             redis_keys.TASK,
@@ -205,7 +205,7 @@ class Scheduler:
         )
 
     def batches(self) -> list[tuple[int, list[NodeEvent]]]:
-        """All batches in the stream: the number of the first event, and the events."""
+        """Return all batches in the stream: the number of the first event, and the events."""
         batches = []
         for _, fields in self.client.xrange(self.key):
             events = fields[redis_keys.EVENTS]
@@ -216,7 +216,7 @@ class Scheduler:
         return batches
 
     def events(self) -> list[NodeEvent]:
-        """The events in the stream in their order, doubles dropped; a gap fails the test."""
+        """Return the events of the stream in order, without duplicates; fail the test on a gap."""
         events: list[NodeEvent] = []
         for first, batch in self.batches():
             assert first <= len(events) + 1, f"event {len(events) + 1} is missing"
@@ -224,15 +224,15 @@ class Scheduler:
         return events
 
     def said(self, kind: type[NodeEvent]) -> list[Any]:
-        """The events of one kind."""
+        """Return the events of one kind."""
         return [event for event in self.events() if isinstance(event, kind)]
 
     def journal(self, instance_id: str, n: int) -> None:
-        """Say that events are journalled up to number ``n``."""
+        """Acknowledge the events up to number ``n``."""
         self.reply(instance_id, redis_keys.acknowledged_up_to(self.key), str(n))
 
     def announce(self, instance_id: str, version: int) -> None:
-        """Say which assignment is the newest."""
+        """Announce the version of the newest assignment."""
         self.reply(instance_id, "v", f"1:{version}")
 
     def reply(self, instance_id: str, field: str, value: str) -> None:
@@ -242,7 +242,7 @@ class Scheduler:
         self.client.hset(redis_keys.reply(instance_id), field, signed_message)
 
     def lease(self, instance_id: str) -> list[int]:
-        """The lease's counter, and the term and version that were taken; empty without one."""
+        """Return the lease's counter, term and version; empty if there is no lease."""
         value = self.client.get(redis_keys.lease(instance_id))
         if not value:
             return []
@@ -250,7 +250,7 @@ class Scheduler:
         return [int(part) for part in opened.split(b":")[:3]]
 
     def renewals(self, instance_id: str) -> int:
-        """The lease's counter; one that ran out while the machine slept is waited for."""
+        """Return the lease's counter; wait for a new lease if the old one expired."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -261,12 +261,12 @@ class Scheduler:
         return found[0]
 
     def confirmed(self, instance_id: str) -> tuple[int, ...]:
-        """The term and version that were taken, as the lease says; empty while there is none."""
+        """Return the term and version that the lease confirms; empty if there is none."""
         return tuple(self.lease(instance_id)[1:])
 
 
 class Node:
-    """A node process, introduced."""
+    """A node process that has registered."""
 
     def __init__(
         self,
@@ -297,13 +297,13 @@ class Node:
         self.instance_id = self.registration.instance_id
 
     def log(self) -> str:
-        """Its log."""
+        """Return its log."""
         return (self.folder / "node.log").read_text()
 
     def consumers(self) -> int:
-        """The pid of the forkserver of its consumers; a dead one is replaced.
+        """Return the pid of the consumers' forkserver; the node replaces a dead one.
 
-        The kernel's list of children may leave one out while another ends.
+        The kernel's list of children may omit one child while another ends.
         """
         found: list[int] = []
 
@@ -320,15 +320,15 @@ class Node:
         return found[0]
 
     def consumer(self) -> int | None:
-        """Its consumer's pid."""
+        """Return the pid of its consumer."""
         return next(iter(children_of(self.consumers())), None)
 
     def forkserver_of(self, process: int) -> int:
-        """The forkserver that a host was forked from."""
+        """Return the forkserver that forked a trial process."""
         return next(pid for pid in children_of(self.process.pid) if process in children_of(pid))
 
     def end(self) -> None:
-        """End it, whatever became of it."""
+        """End it in any state."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
@@ -345,12 +345,12 @@ def order(
     pause: bool = False,
     kill: bool = False,
 ) -> TrialOrder:
-    """An order for a trial."""
+    """Return an order for a trial."""
     return TrialOrder(trial, attempt, run_until, stop, start, pause, kill)
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process."""
+    """Return the children of a process."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -359,12 +359,12 @@ def children_of(pid: int) -> list[int]:
 
 
 def process_tree_of(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     return [pid, *(member for child in children_of(pid) for member in process_tree_of(child))]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

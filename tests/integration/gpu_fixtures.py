@@ -1,4 +1,4 @@
-"""GPUs that tests may lock: those of no machine."""
+"""Fake GPUs that tests may lock; no machine has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 @pytest.fixture
 def uuids() -> Iterator[list[str]]:
-    """Those of two GPUs that nobody else has."""
+    """Yield the unique UUIDs of two fake GPUs."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield uuids
     for folder in FOLDERS:

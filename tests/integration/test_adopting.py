@@ -1,4 +1,4 @@
-"""Checkpoints that only this machine has are brought to the store when a search is restored."""
+"""A restored search uploads the checkpoints that only this machine has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(tmp_path: Path, minio: ObjectServer, bucket: str) -> ExperimentPlan:
 
 
 def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.CheckpointWritten:
-    """A checkpoint as a host leaves it in the cache of its node."""
+    """Write a checkpoint to the node's cache, as a trial process does."""
     source = Path(plan.cache).parent / "source"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
@@ -43,7 +43,7 @@ def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.Checkpoi
 
 
 def left_by_a_run(written: m.CheckpointWritten) -> TrialRunner:
-    """A runner that has heard of a checkpoint, and of no commit."""
+    """Return a runner that knows of a written checkpoint, but of no commit."""
     runner = TrialRunner(RunnerSettings())
     for event in (
         NODE,

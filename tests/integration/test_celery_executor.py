@@ -84,7 +84,7 @@ def short_leases(quick_polls: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def poll_until(executor: CeleryTrialExecutor, kind: type[m.Message], within: float = 60.0) -> list:
-    """Poll until a fact of ``kind`` has come; all facts until then."""
+    """Poll until an event of ``kind`` has come; return all events until then."""
     facts: list[m.Event] = []
     deadline = time.monotonic() + within
     while not any(isinstance(fact, kind) for fact in facts):
@@ -94,7 +94,7 @@ def poll_until(executor: CeleryTrialExecutor, kind: type[m.Message], within: flo
 
 
 def turn_until(executor: CeleryTrialExecutor, condition: Callable[[], object]) -> None:
-    """Poll, whatever comes, until the condition holds."""
+    """Poll and drop events until the condition holds."""
     eventually(lambda: (executor.poll(0.02), condition())[1])
 
 

@@ -57,7 +57,7 @@ def pid_of(farm: EmbeddedFarm, service: str) -> int:
 
 
 def told_pid_of(farm: EmbeddedFarm, service: str) -> int:
-    """The same, once the watchdog has told it: Redis may answer before."""
+    """Return the service's pid once the watchdog has reported it: Redis may answer before."""
     eventually(lambda: pid_of(farm, service))
     return farm.pids[service]
 
@@ -153,7 +153,7 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
 
 
 def kill_node(farm: EmbeddedFarm) -> None:
-    """Kill the node, and wait until there is another."""
+    """Kill the node, and wait for its replacement."""
     before = told_pid_of(farm, runtime_layout.NODE)
     os.kill(before, signal.SIGKILL)
     eventually(lambda: farm.trouble() or pid_of(farm, runtime_layout.NODE) != before)
@@ -210,7 +210,7 @@ def test_a_folder_that_a_killed_watchdog_left_is_removed_by_the_next_one():
 
 @pytest.fixture
 def prewarmed() -> Iterator[EmbeddedFarm]:
-    """A farm that is told of a secret, and whose node is none."""
+    """A farm with a secret in its environment, and a sleeping process as its node."""
     secret = Environment(sys.executable, (), {"API_KEY": "s3cret"}, ())
     wait = [sys.executable, "-c", "import time; time.sleep(600)"]
     farm = EmbeddedFarm(1, prewarm=secret, make_node_command=lambda *of: [*wait, str(of[4])])

@@ -223,7 +223,7 @@ def test_the_forkserver_can_be_read_by_nobody(begin, usual, tmp_path):
     experiment = begin(usual, "search", "tell(parent=os.getppid())\nos._exit(0)")
     parent = experiment.told()["parent"]
     experiment.ends()
-    # What is not dumpable belongs to root and to nobody else, whoever started it.
+    # The files of a process that is not dumpable belong to root, whichever user started it.
     assert Path("/proc", str(parent), "environ").stat().st_uid == 0
     reading = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     seen = subprocess.run(

@@ -410,7 +410,7 @@ def test_a_hundred_requests_at_once_are_all_answered(api, server):
 
 @pytest.fixture(params=["full", "without a disk"])
 def refusing(server: RedisServer, request: pytest.FixtureRequest) -> str:
-    """What a user is to be told of a Redis that takes no writes."""
+    """Return the pattern of the error message for a Redis that rejects writes."""
     if request.param == "full":
         server.client.config_set("maxmemory", "500000")
         return r"is full.*CONFIG SET maxmemory"

@@ -1,4 +1,4 @@
-"""What trials used of GPUs is told by their node, by real processes on GPUs that are not there."""
+"""A node reports its trials' GPU use: real processes on fake GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def takes_memory(config):
 
 @pytest.fixture
 def uuid() -> Iterator[str]:
-    """Of a GPU that nobody else has."""
+    """Yield the unique UUID of a fake GPU."""
     uuid = f"GPU-test-{secrets.token_hex(6)}"
     yield uuid
     for folder in FOLDERS:
@@ -65,7 +65,7 @@ def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
             orders.append(order(trial, begin))
         scheduler.assign(node.instance_id, *orders)
         eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=60)
-        # What is used is counted from the first look on; a question is noted before its answer.
+        # Use counts from the first snapshot on; the fake driver notes a question before it answers.
         eventually(lambda: fake.energy_questions() >= 2)
         fake.change(uuid, energy_mj=5_000_000)
         before = fake.energy_questions()

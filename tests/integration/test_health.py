@@ -181,7 +181,7 @@ def test_a_scheduler_that_hangs_is_found_and_one_that_stops_says_so(farm, manage
     becomes(1, file, "--within", "2")
     farm.scheduler.send_signal(signal.SIGCONT)
     becomes(0, file, "--ready", "--within", "2")
-    manager.lines()  # its socket holds ten, and whoever finds it full does not wait
+    manager.lines()  # empty its socket: the service does not wait for a full one
     farm.scheduler.terminate()
     assert farm.scheduler.wait(60) == 0
     assert "STOPPING=1" in manager.lines()

@@ -40,7 +40,7 @@ def tunemq(tmp_path: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a search that is over; not to be changed."""
+    """The read-only folder of a finished search."""
     results = tmp_path_factory.mktemp("results")
     grid = fit(
         climbs,
@@ -55,7 +55,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def experiment(searched: Path, tmp_path: Path) -> Path:
-    """A copy of that."""
+    """A copy of that folder, which a test may change."""
     return Path(shutil.copytree(searched, tmp_path / "copied"))
 
 
@@ -135,7 +135,7 @@ def test_what_the_last_generation_has_is_salvaged_with_nothing_lost(
     from tunemq_scheduler.journal.salvage import salvage
 
     folder = tmp_path / "journal"
-    # The first snapshot has no history, so that damage in that leaves it of use.
+    # The first snapshot has no history: damage in the history leaves that snapshot intact.
     states = begun(folder, TURNS, snapshot_before=(0, 3))
     path, place = {
         "snapshot": (snapshot_file(folder, 3), 100),

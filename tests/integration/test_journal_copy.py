@@ -337,7 +337,7 @@ def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) 
         assert copied.close(within_s=60)
     sizes = [one.size for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     assert len(sizes) > 2
-    assert max(sizes) <= 4 * 2**20 + 1  # the head of the seal
+    assert max(sizes) <= 4 * 2**20 + 1  # the rest is the head of the signed object
     assert list(fetch_journal(objects, tmp_path / "fetched", SIGNER).turns) == [big] * 40
 
 
@@ -356,7 +356,7 @@ def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_o
         journal.append(TURNS[0])
         assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
     assert {name.split("/")[0] for name in names(objects)} == {"000002"}
-    # Whoever was thought dead, and writes behind its end, changes nothing.
+    # Late writes of the old scheduler to its old copy change nothing.
     for name in first:
         objects.put_bytes(f"{FILE_NAME}/{name}", b"late")
     assert fetched(objects, tmp_path / "fetched") == after(states[-1], TURNS[0])

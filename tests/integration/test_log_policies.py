@@ -48,7 +48,7 @@ def train(config: dict[str, Any]) -> None:
     tune.report({"step": 1})
     print("x" * 500, flush=True)
     if config["way"] == "bad_node" and is_first(config):
-        # What is written last, by nobody who says more, without the end of a line.
+        # The last output comes straight from the file descriptor, and without a newline.
         os.write(2, b"NCCL: uncorrectable ECC error encountered")
         os.kill(os.getpid(), signal.SIGKILL)
     if config["way"] == "asserts":

@@ -1,4 +1,4 @@
-"""Whether the nodes of a lost scheduler may still host trials of its search, on a real Redis."""
+"""Whether nodes may still run trials of a lost scheduler's search, on a real Redis."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def peak_of(group: Path) -> int:
 
 
 def run(node: GroupedNode, scheduler: Scheduler, trainable, trial="t1", **how):
-    """Host a trial to its end; how it failed, if it has, and the most memory that it had."""
+    """Run a trial to its end; return its failure, if any, and its peak memory."""
     peaks = [0]
     scheduler.assign(node.instance_id, order(trial, scheduler.start(trainable, **how)))
 

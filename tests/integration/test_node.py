@@ -1,4 +1,4 @@
-"""A node as a process, with a real Redis, a real consumer and real trial hosts."""
+"""A node process with a real Redis, a real consumer and real trial processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def without_end(config):
 def is_sent_until_taken(node, scheduler, version, *orders):
     """Send an assignment again and again, as the executor does.
 
-    What was sent while Redis still knew a consumer that is dead or deaf went there.
+    While Redis still knows a dead or hung consumer, it sends messages to that consumer.
     """
     sent_at = 0.0
 
@@ -259,7 +259,7 @@ def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
     server.kill()
-    time.sleep(0.5)  # an outage, in which the trial goes on
+    time.sleep(0.5)  # an outage, during which the trial continues
     server.start()
     scheduler.create_generation()
     eventually(scheduler.registrations, message=node.log)

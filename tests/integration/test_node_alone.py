@@ -1,4 +1,4 @@
-"""A node that hears nobody: it goes on for a while, then its trials save and end."""
+"""A node without a scheduler: it keeps running for a while, then its trials save and end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["scheduler", "server"]
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 LOST_AFTER_S = 1.5
-#: For what is not about that: no machine is so busy that anybody is silent for so long.
+#: For tests of other things: no busy machine is silent for that long.
 NEVER_LOST_S = 60.0
 
 
@@ -51,7 +51,7 @@ def node(
 
 @pytest.fixture
 def process(node: Node, scheduler: Scheduler) -> int:
-    """The pid of the host of a trial that reports."""
+    """Return the pid of the process of a trial that reports."""
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     return int(scheduler.said(TrialStarted)[0].pid)
@@ -78,7 +78,7 @@ def test_f08_trials_of_a_node_that_hears_nobody_for_too_long_save_and_end(
 @pytest.mark.parametrize("node", [NEVER_LOST_S], indirect=True)
 def test_f08_a_short_silence_ends_nothing(node, scheduler, server, process):
     server.kill()
-    time.sleep(LOST_AFTER_S / 3)  # the length of the outage is what is tested
+    time.sleep(LOST_AFTER_S / 3)  # the test is about the length of the outage
     server.start()
     scheduler.create_generation()
     reported = len(scheduler.said(ResultReported))

@@ -1,4 +1,4 @@
-"""A node's checkpoints in a real MinIO: written by hosts, uploaded, fetched once, waited for."""
+"""A node's checkpoints in a real MinIO: writing, uploading, downloading once, and waiting."""
 
 from __future__ import annotations
 

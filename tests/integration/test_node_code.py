@@ -112,7 +112,7 @@ def project(value: int, size: int) -> dict[str, str]:
 
 
 def results(scheduler: Scheduler, count: int) -> dict[str, dict[str, object]]:
-    """The trials' metrics, once so many have ended."""
+    """Wait until ``count`` trials have ended; return the trials' metrics."""
     ended = (TrialFinished, TrialFailed)
     eventually(lambda: sum(len(scheduler.said(kind)) for kind in ended) >= count, within=60)
     assert [failed.traceback for failed in scheduler.said(TrialFailed)] == []
@@ -208,7 +208,7 @@ def fetches(node: Node) -> int:
 
 
 def is_told(scheduler: Scheduler, trial: str) -> bool:
-    """Whether any batch has the trial's end; two nodes count for themselves."""
+    """Return whether any batch has the trial's end; each node numbers its events separately."""
     batches = (batch for _, batch in scheduler.batches())
     return any(
         isinstance(event, TrialFinished) and event.trial == trial

@@ -1,4 +1,4 @@
-"""A node that hosts trials of two experiments at a time: two streams, each whole for itself."""
+"""A node with trials of two experiments at a time: each experiment's stream is complete."""
 
 from __future__ import annotations
 

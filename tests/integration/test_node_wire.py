@@ -1,4 +1,4 @@
-"""Several experiments at once on one wire, with a real Redis and a real node."""
+"""Several experiments at once on one transport, with a real Redis and a real node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 
 class Experiment:
-    """A client, and what it was told; it has one trial."""
+    """A transport client with one trial, and the events that it received."""
 
     def __init__(self, transport: NodeTransport, name: str, scheduler: Scheduler) -> None:
         self.name, self.key = name, scheduler.key
@@ -58,7 +58,7 @@ class Experiment:
 
     @property
     def changes(self) -> list[type[m.Event]]:
-        """What it was told of nodes."""
+        """Return the kinds of node events that it received."""
         return [
             type(read_event) for read_event in self.told(m.NodeJoined, m.NodeLost, m.NodeReturned)
         ]
@@ -72,7 +72,7 @@ class Experiment:
         return [read_event.pid for read_event in self.told(m.TrialStarted)]
 
     def start(self, instance_id: str) -> None:
-        """Have its trial hosted there, if it is not."""
+        """Order the node to run its trial; a trial that runs already is not started again."""
         order = m.TrialOrder(self.name, 1, TO_THE_END, start=self.how)
         self.client.orders(instance_id).put(order)
 
@@ -94,7 +94,7 @@ def turn_until(
 
 
 def goes_on(one: Experiment, transport: NodeTransport, *others: Experiment) -> None:
-    """It reports, in the process in which it began."""
+    """Wait until the trial reports again, in the process in which it began."""
     before, changes, (pid,) = one.results, one.changes, set(one.pids)
     turn_until(lambda: one.results > before + 10, transport, one, *others)
     assert is_alive(pid)

@@ -1,4 +1,4 @@
-"""An object store that cannot be used: each mistake is told within seconds, with what to do."""
+"""An unusable object store: each mistake gets an error message within seconds, with a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 def rejection(address: str, environ: dict[str, str]) -> str:
-    """What a person is told who wants to use it."""
+    """Use the store; return the error message, which comes quickly and leaks no key."""
     begin = time.monotonic()
     with pytest.raises(StoreError) as caught, use(address, environ) as objects:
         objects.probe()
@@ -36,7 +36,7 @@ def rejection(address: str, environ: dict[str, str]) -> str:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that answers may take its time, as one on a busy machine does."""
+    """Raise the time limits: a server on a busy machine answers late."""
     monkeypatch.setattr(remote_objects, "PROBE_S", 20.0)
     monkeypatch.setattr(remote_objects, "PROBE_ANSWER_S", 20.0)
 
@@ -104,7 +104,7 @@ def test_no_such_host(server, place):
 
 @pytest.fixture
 def web_server() -> Iterator[str]:
-    """Says the same to everybody, and nothing of S3."""
+    """A web server that answers every request alike, and does not speak S3."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

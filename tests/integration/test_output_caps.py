@@ -1,4 +1,4 @@
-"""What a host prints stays below a size while it prints, and what is newest is kept."""
+"""The output of a trial process stays below a size limit, and the newest part is kept."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Loop:
         self._thread.join()
 
     def used_s(self) -> float:
-        """The processor time that its threads took; not what the tests' other threads did."""
+        """Return the processor time of its own threads, without the tests' other threads."""
         clocks = [time.pthread_getcpuclockid(one.ident or 0) for one in self._threads]
         return sum(map(time.clock_gettime, clocks))
 
     def look_again(self, times: int = 2) -> None:
-        """Return after so many looks more."""
+        """Wait for ``times`` more looks."""
         looks = self.looks + times
         eventually(lambda: self.looks >= looks)
 
@@ -86,7 +86,7 @@ def prints_a_lot(config):
         if n % 1_000 == 0:
             print(f"error {n:06d}", file=sys.stderr)
             report({"printed": n})
-    # What is printed in the moment of the cut may be lost, so the last words come after it.
+    # A cut may lose output that is printed at the same moment, so the last line comes after it.
     wait_for_a_cut()
     print("the end")
     report({"printed": 100_000})
@@ -103,7 +103,7 @@ def test_the_output_of_a_trial_that_prints_without_end_is_kept_short(server, loo
     def is_short() -> bool:
         nonlocal text
         text = (folder / "stdout").read_text()  # empty in the moment of a cut
-        # What the host printed while the file was being shortened may stand before that line.
+        # Output that is printed during the cut may stand before that line.
         return len(text) <= LIMIT and "bytes of older output dropped]\n" in text
 
     eventually(is_short)

@@ -1,4 +1,4 @@
-"""Assignments go where we say, whatever Celery a script has of its own."""
+"""Assignments go to the farm's Redis, whatever Celery settings a script has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
 
-#: What a script that is a Celery user itself may run with.
+#: Settings of a script that uses Celery itself.
 OF_THE_SCRIPT = {
     "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
     "CELERY_BROKER_WRITE_URL": "redis://127.0.0.1:1/0",

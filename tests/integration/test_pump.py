@@ -1,4 +1,4 @@
-"""What a node's pump appends to a stream: all of an order's batches, or none of them."""
+"""The batches that a node's event publisher appends for an order: all of them, or none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES = ((b"first", b"1"), (b"second", b"2"))
 
 
 class Pumping:
-    """A pump's turns without its thread."""
+    """An event publisher without its thread."""
 
     def __init__(self, server: RedisServer, url: str) -> None:
         self.client = server.client

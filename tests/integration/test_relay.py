@@ -1,4 +1,4 @@
-"""An experiment in a process of its own, whose nodes are the supervisor's."""
+"""An experiment in a separate process, on the supervisor's nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def supervisor(farm) -> Iterator[RelaySupervisor]:
 
 
 def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.ExperimentJob:
-    """The search of ``farm_search.py``, with such options."""
+    """A job for the search of ``farm_search.py`` with these options."""
     (farm.folder / "executed").mkdir(exist_ok=True)
     if "gate" in options:
         farm.open_gate(int(str(options["gate"])))
@@ -69,7 +69,7 @@ def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.ExperimentJ
 
 
 def script(farm: Farm, body: str) -> str:
-    """A script whose search has a callback with this body of ``on_trial_result``."""
+    """Return a script whose search has a callback with this body of ``on_trial_result``."""
     path = farm.folder / "own.py"
     path.write_text(
         f"""
@@ -297,7 +297,7 @@ tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert connection.status is not None
     assert connection.status.counts["TERMINATED"] == 2
-    # And one of a search that is over, with its next process; once, however often that starts.
+    # The next process of a finished search does it, too: once, however often it starts.
     (farm.folder / "mended").unlink()
     again = msgspec.structs.replace(job(farm, str(path)), name="other", prefix="cd34e")
     connection = supervisor.start(again, farm.results / "other")
@@ -333,7 +333,7 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     assert connection._frames.waiting == held
     began, turns = time.monotonic(), 0
     while time.monotonic() < began + 0.4:
-        supervisor.turn(0.2)  # nobody waits for it, nor is kept from waiting
+        supervisor.turn(0.2)  # the full channel delays no turn, and turns do not spin
         turns += 1
     assert turns < 40
     assert time.monotonic() < began + 30.0

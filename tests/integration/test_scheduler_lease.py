@@ -33,7 +33,7 @@ def redis(tmp_path: Path) -> Iterator[TcpRedis]:
     redis.end()
 
 
-#: However busy a machine is, nobody takes so long to renew a lease.
+#: No scheduler takes that long to renew a lease, even on a busy machine.
 LONG_S = 30.0
 
 
@@ -67,7 +67,7 @@ LEASE_OF_ANOTHER = b"1:abcd:1:" + msgspec.json.encode(elsewhere(LeaseHolder.this
 
 
 def freeze(lease: SchedulerLease, monkeypatch) -> None:
-    """Have a lease renewed no more, as if its process were stopped; it runs out at once."""
+    """Stop renewing a lease, as if its process were stopped; the lease expires at once."""
     is_frozen = threading.Event()
     monkeypatch.setattr(lease, "_look", is_frozen.set)
     assert is_frozen.wait(60), "its last look is over"
@@ -166,7 +166,7 @@ def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
     assert zombie.proven_at == proven_at
     with pytest.raises(SchedulerSuperseded, match="on successor"):
         zombie.check_known()
-    zombie._thread.join()  # nobody looks any more
+    zombie._thread.join()  # the thread does not check the lease any more
     successor.check_known()
 
 

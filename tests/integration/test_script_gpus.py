@@ -71,9 +71,9 @@ wait_for((HERE / f"{NAME}.may-end").exists)
 
 
 class Script:
-    """A search whose trials ask for so much of GPUs each, and wait for each other and for a gate.
+    """A search whose trials ask for shares of GPUs, and wait for each other and for a gate.
 
-    When it is over it waits until it may end, with its farm kept warm.
+    At its end, the script keeps its farm warm and waits until the test lets it end.
     """
 
     def __init__(self, folder: Path, fake: FakeGpus, name: str, *asked: float, together: int):
@@ -90,11 +90,11 @@ class Script:
 
     @property
     def said(self) -> str:
-        """All that it printed."""
+        """Return all that it printed."""
         return self._log.read_text()
 
     def has_begun(self, number: int) -> None:
-        """Wait until so many of its trials have."""
+        """Wait until ``number`` of its trials have begun."""
         began = f"{self._name}.*.began"
         self._waits(lambda: len(list(self._folder.glob(began))) == number, "they do not begin")
 
@@ -107,7 +107,7 @@ class Script:
         (self._folder / f"{self._name}.gate").touch()
 
     def sees(self) -> Any:
-        """What its trials have seen, when its search is over."""
+        """Wait for the end of the search; return what its trials have seen."""
         results = self._folder / f"{self._name}.json"
         self._waits(results.exists, "it is not over")
         return json.loads(results.read_text())
@@ -128,7 +128,7 @@ class Script:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeGpus]:
-    """Two GPUs that nobody else has."""
+    """Two fake GPUs with unique UUIDs."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield FakeGpus(tmp_path / "gpus.json", [gpu(uuid) for uuid in uuids])
     for folder in FOLDERS:

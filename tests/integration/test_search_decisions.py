@@ -1,4 +1,4 @@
-"""What is searched, in which order, and what ends a trial or the search."""
+"""Configurations of a search, their order, and the conditions that end trials and the search."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_time_budget_ends_an_endless_search(budget):
     assert {result.status for result in results} == {"TERMINATED"}
 
 
-# --- what is searched -----------------------------------------------------------------------------
+# --- the search space -----------------------------------------------------------------------------
 
 
 def returns_config(config):

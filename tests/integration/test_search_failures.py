@@ -1,4 +1,4 @@
-"""Trials, searchers and callbacks that fail: what is said, what is saved, what goes on."""
+"""Failing trials, searchers and callbacks: messages, saved files, and what continues."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_max_failures_counts_and_error_txt_holds_each_failure():
 
 
 def hangs_with_a_child(config):
-    """As a trial does whose DataLoader waits for a worker."""
+    """Hang as a trial does whose DataLoader waits for a worker."""
     import multiprocessing
     import time
 
@@ -190,7 +190,7 @@ def test_a_searcher_that_raises_ends_the_search_with_its_traceback_and_trials_ar
 
 
 class ForgetsTrials(Broken):
-    """Raises when it is told how a trial did."""
+    """A searcher that raises when it gets a trial's outcome."""
 
     def on_trial_complete(self, trial_id, result=None, error=False):
         raise LookupError(f"no trial {trial_id}")

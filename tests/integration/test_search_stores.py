@@ -1,4 +1,4 @@
-"""Searches whose checkpoints are in a bucket of a real server."""
+"""Searches with checkpoints in a bucket of a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 def train(config):
-    """Six steps, each with a checkpoint of two files, one of which never changes."""
+    """Train six steps, each with a checkpoint of two files, one of which never changes."""
     checkpoint = tune.get_checkpoint()
     first = 1
     if checkpoint is not None:
@@ -99,7 +99,7 @@ def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_is_o
     results = fit(train, name="mine", storage_path=f"s3://{bucket}/searches")
 
     folder = Path(results.experiment_path)
-    # Its node learns with its next lease that the search is over.
+    # The node learns with its next lease renewal that the search has finished.
     eventually(lambda: not (folder / ".cache").exists())
     assert [one for one in contents(folder) if "checkpoint_" in one] == []
     address = read_header(folder / FILE_NAME).store
@@ -280,7 +280,7 @@ def test_a_search_that_begins_where_another_ended_counts_on(storage):
 
 
 class TakesTurns(tune.schedulers.TrialScheduler):
-    """Pauses each trial after two results; another one goes on then."""
+    """Pauses each trial after two results, so that another one runs."""
 
     def on_trial_result(self, runner, trial, result):
         return self.PAUSE if result["training_iteration"] % 2 == 0 else self.CONTINUE

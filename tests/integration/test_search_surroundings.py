@@ -1,4 +1,4 @@
-"""What a trial finds around it: seeds, threads, shared memory, a node that no step can block."""
+"""The environment of a trial: seeds, threads, shared memory, a node that no step can block."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_class_is_set_up_stepped_to_its_criterion_and_cleaned_up():
 
 @pytest.fixture
 def one_slot(monkeypatch):
-    """A trial waits until the host before it is free, and so does not get another one."""
+    """With one slot, a trial waits for the process before it and reuses that process."""
     monkeypatch.setenv("TUNEMQ_CPUS", "1")
 
 

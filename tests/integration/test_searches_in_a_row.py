@@ -1,4 +1,4 @@
-"""Several searches in one script: the second finds the farm warm, and nothing of the first."""
+"""Several searches in one script: the second one finds a warm farm, and no traces of the first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _farms_of_its_own():
 
 
 def three_results():
-    """A trainable that travels by value, so that no host has to import this file."""
+    """A trainable that is pickled by value, so that no trial process imports this file."""
 
     def report(config):
         import tunemq
@@ -47,7 +47,7 @@ def without_end():
 
 
 def reply_of(farm):
-    """What the scheduler's reply to the farm's node says now, but for the newest version."""
+    """Return the scheduler's reply to the farm's node, without the newest version."""
     client = redis.Redis.from_url(farm.url)
     (key,) = client.keys("tunemq:reply:*")
     fields = client.hgetall(key)
@@ -69,7 +69,7 @@ def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
 
 
 class Breaks(Callback):
-    """Ends its search while its trials have a lot to say."""
+    """Ends its search while its trials still have many events to send."""
 
     def on_trial_result(self, iteration, trials, trial, result, **info):
         if result["training_iteration"] == 500:

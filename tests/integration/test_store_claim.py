@@ -1,4 +1,4 @@
-"""A run looks into its store before it changes what another run may have there."""
+"""A run checks its store before it changes files that another run may have there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that is gone is told: by the metrics of a farm that runs, and by `tunemq why`."""
+"""A lost store shows in the metrics of a running farm, and in `tunemq why`."""
 
 from __future__ import annotations
 

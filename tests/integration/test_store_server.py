@@ -1,4 +1,4 @@
-"""`tunemq store serve`: what it makes, refuses and prints, and how it ends."""
+"""`tunemq store serve`: its files, the options that it rejects, its output, and its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 
 def refused(folder: Path, *options: str) -> str:
-    """What is said to this command line, which starts nothing."""
+    """Return the error message for a command line that is rejected."""
     need("rclone", rclone_program())
     command = [sys.executable, "-m", "tunemq", "store", "serve", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -39,7 +39,7 @@ def refused(folder: Path, *options: str) -> str:
 
 
 class OwnKeys(ServedFolder):
-    """A server that makes its keys."""
+    """A server that generates its keys."""
 
     def command(self) -> list[str]:
         """See `ObjectServer.command`."""
@@ -48,7 +48,7 @@ class OwnKeys(ServedFolder):
         return line[:at] + line[at + 2 :]
 
     def answers(self) -> bool:
-        """Whether it has said how it is used."""
+        """Return whether it has printed how to use it."""
         return "machines:" in self.said()
 
 

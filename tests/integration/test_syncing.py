@@ -1,4 +1,4 @@
-"""A search's files reach a real object store, also when that is away, or frozen, for a while."""
+"""A search's files reach a real object store, also after the store was away or frozen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stored(address: str) -> dict[str, int]:
-    """The objects at an address and their sizes."""
+    """Return the objects at an address and their sizes."""
     with open_objects(address) as objects:
         return {one.key: one.size for one in objects.list()}
 
@@ -54,7 +54,7 @@ def trial_in(folder: Path, **files: bytes) -> FakeTrial:
 
 
 def turning(callback: SyncerCallback, condition: Callable[[], object]) -> None:
-    """Let the callback see turns until the condition is true."""
+    """Run the callback's turns until the condition is true."""
 
     def turned() -> object:
         callback.on_step_end(iteration=1, trials=[])
@@ -161,7 +161,7 @@ def test_the_end_of_a_search_is_not_held_up_by_a_store_that_is_away_for_good(
 
 
 class Mine(Syncer):
-    """A user's syncer, which copies to a folder with an address of its own kind."""
+    """A user's syncer, which copies to a folder with a custom kind of address."""
 
     def sync_up(self, local_dir: str, remote_dir: str, exclude: Any = None) -> bool:
         skipped = shutil.ignore_patterns(*(exclude or ()))
@@ -213,7 +213,7 @@ def test_a_syncer_of_ones_own_has_a_copy_of_everything_that_is_kept(tmp_path: Pa
 
 
 class Locked(Mine):
-    """One that each folder cannot have a copy of."""
+    """A syncer that holds a lock, so that it cannot be copied for each folder."""
 
     def __init__(self) -> None:
         super().__init__()

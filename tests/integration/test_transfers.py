@@ -62,7 +62,7 @@ class Node:
             return start_child("tunemq_workers.transfers.transfer_process", (), str(self.log))
 
     def write(self, source: Path, key: str = KEY) -> Path:
-        """Have a checkpoint written as a host does it; its folder."""
+        """Write a checkpoint as a trial process does; return its folder."""
         put(LocalCheckpointStore(self.cache, durable=False), source, key)
         return self.cache / key
 
@@ -88,13 +88,13 @@ class Node:
         return it
 
     def finish(self, it: Waiting, within: float = 60.0):
-        """What the transfer came to."""
+        """Return the result of the transfer."""
         self.until(lambda: it.is_over, within)
         assert not it.failed, (it.failed, self.log.read_text())
         return it.done[0]
 
     def fail(self, it: Waiting, within: float = 60.0) -> tuple[str, bool]:
-        """Why it failed, and whether anything is damaged."""
+        """Return why the transfer failed, and whether anything is damaged."""
         self.until(lambda: it.is_over, within)
         assert not it.done
         return it.failed[0]
@@ -103,7 +103,7 @@ class Node:
         run_until(self.reactor, condition, within=within)
 
     def said(self) -> str:
-        """What is in the processes' log."""
+        """Return the log of the transfer processes."""
         return self.log.read_text() if self.log.exists() else ""
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
                 assert server.url in reason
                 assert not is_corrupt
             server.start()
-            # Nothing of it goes on, and another try finds all as it was.
+            # The failed transfer leaves nothing behind, so another one succeeds.
             assert not (tmp_path / "elsewhere" / KEY).exists()
             assert not (folder / "committed.json").exists()
             node.finish(node.upload())
@@ -511,7 +511,7 @@ def test_memory_does_not_grow_with_a_file(node, tmp_path, size):
 
 
 def most_memory(pid: int) -> int:
-    """The most memory that a process ever had, in bytes."""
+    """Return the peak memory of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -519,7 +519,7 @@ def most_memory(pid: int) -> int:
 
 
 def name_of(what: str, source: Path) -> str:
-    """The name of an object in the bucket."""
+    """Return the name of an object in the bucket."""
     if what == "the manifest":
         return f"runs/one/{KEY}/manifest.json"
     return f"runs/one/{KEY}/{hashlib.sha256((source / 'model.bin').read_bytes()).hexdigest()}"
@@ -530,7 +530,7 @@ def manifest_of(folder: Path):
 
 
 def node_for(server, folder: Path, patch: pytest.MonkeyPatch) -> Node:
-    """A node whose transfers go to a server of its own."""
+    """Return a node whose transfers go to a separate server."""
     for name, value in server.environ.items():
         patch.setenv(name, value)
     return Node(folder, server.address(server.create_bucket(), "runs/one"))

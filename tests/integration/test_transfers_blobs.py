@@ -38,7 +38,7 @@ def perform(fetch: FetchBlob) -> TransferDone | TransferFailed:
     performer = TransferPerformer(answers.append)
     performer.obey(BeginTransfer(1, fetch))
 
-    def ends() -> list[TransferDone | TransferFailed]:  # it may have told of a trouble before
+    def ends() -> list[TransferDone | TransferFailed]:  # it may have reported a problem first
         return [one for one in answers if isinstance(one, TransferDone | TransferFailed)]
 
     eventually(ends)

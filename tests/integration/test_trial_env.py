@@ -1,4 +1,4 @@
-"""`tunemq worker --trial-env`: which variables of a worker's its trials see, wherever they look."""
+"""`tunemq worker --trial-env`: which of a worker's variables its trials see, in any place."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def worker(server: RedisServer, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def see(scheduler: Scheduler, tmp_path: Path) -> See:
-    """Runs a trial on the worker; by place, the variables that it found there."""
+    """Run a trial on the worker; return the variables that it found, by place."""
     path = str(write_files(tmp_path / "code", {"preloaded_module.py": PRELOADED}))
 
     def run(python: str = "") -> dict[str, dict[str, str]]:

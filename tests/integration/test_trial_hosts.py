@@ -1,4 +1,4 @@
-"""What a trial finds when it runs in a host that was really forked."""
+"""The environment of a trial in a trial process that was really forked."""
 
 from __future__ import annotations
 

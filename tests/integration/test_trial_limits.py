@@ -1,4 +1,4 @@
-"""Hosts that take more than they may: what is said of them, what becomes of their families."""
+"""Trial processes that exceed their limits: the error messages, and the end of their trees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHORT_S = 4.0
 
 
 def run(node, scheduler, trainable, **how):
-    """Host a trial until it has failed and its family is gone; returns how it failed."""
+    """Run a trial until it has failed and its process tree is gone; return the failure."""
     scheduler.assign(node.instance_id, order("t1", scheduler.start(trainable, **how)))
     eventually(lambda: scheduler.said(SlotFreed), within=ENDED_WITHIN_S, message=node.log)
     assert not scheduler.said(TrialProcessDied)
@@ -264,7 +264,7 @@ MIB = 2**20
 
 
 def children_hold_it_together(config):
-    """Three in sessions of their own, none of which holds too much."""
+    """Start three children in separate sessions, none of which holds too much memory."""
     import os
     import time
 
@@ -289,7 +289,7 @@ def test_the_memory_of_a_whole_family_counts(node, scheduler):
 
 
 def shares_what_it_holds(config):
-    """Four children have the same pages as their parent, and take one look at them."""
+    """Fork four children that share their parent's pages, and take one look at them."""
     import os
     import time
 
@@ -322,7 +322,7 @@ def maps_a_file(config):
 
 
 def shares_what_is_loaded(config):
-    """Four children fill a block of shared memory together, as workers of a DataLoader do."""
+    """Fork four children that fill a block of shared memory, as workers of a DataLoader do."""
     import multiprocessing
     import time
     from multiprocessing.shared_memory import SharedMemory
@@ -346,7 +346,7 @@ def shares_what_is_loaded(config):
 
 
 def multiplies(config):
-    """Children that fork children, in sessions of their own, sixty in all."""
+    """Fork children that fork children, sixty in all, in separate sessions."""
     import os
     import time
 
@@ -394,7 +394,7 @@ def test_a_stack_that_is_asked_for_before_a_host_is_set_up_does_not_end_it(node,
 
 
 class Struggles(tune.Trainable):
-    """Fails in every sixth step of a process, and goes on from its last checkpoint."""
+    """Fails in every sixth step of a process, and resumes from its last checkpoint."""
 
     def setup(self, config):
         self.steps = 0
@@ -424,7 +424,7 @@ def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     events = [entry.event for entry in read_records(journal)]
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
     assert kinds[-1] == "trial_limit"
-    assert set(kinds[:-1]) == {"user"}  # it failed before, and its time went on
+    assert set(kinds[:-1]) == {"user"}  # earlier attempts failed, and their time counts
     # Of each process before the last one: five steps, however many there were in that time.
     assert result.metrics["time_total_s"] > 0.49 * (len(kinds) - 1)
 

@@ -1,4 +1,4 @@
-"""`tunemq worker --trial-user`: what is refused and why, and what becomes of folders."""
+"""`tunemq worker --trial-user`: which options it rejects and why, and its effect on folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def rejected(server: RedisServer) -> Refused:
-    """Runs a worker that is to be refused for its command line; what it says."""
+    """Run a worker whose command line is rejected; return its output."""
 
     def run(
         *options: str, before: list[str] | None = None, python: str = sys.executable, path: str = ""

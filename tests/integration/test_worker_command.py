@@ -1,4 +1,4 @@
-"""`tunemq worker` as a process: what it refuses, what it says, and how it ends."""
+"""`tunemq worker` as a process: the options that it rejects, its output, and its end."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
 
 
 def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
-    """Nobody reads the pipe that is its terminal, which is full."""
+    """Its terminal is a full pipe without a reader."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:

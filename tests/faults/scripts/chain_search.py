@@ -1,8 +1,8 @@
-"""A search of `chain` on a store, for tests that kill parts of it or cut it off.
+"""A search of `chain` on a store, for tests that kill parts of it or cut its connections.
 
-``chain_search.py FOLDER OPTIONS``: as `search.py`. When the search is over, FOLDER/results.json
-holds for each trial its last value and step, its status and the keys of its checkpoints. A search
-that is there already goes on.
+``chain_search.py FOLDER OPTIONS``: as `search.py`. At its end, the search writes
+FOLDER/results.json: for each trial its last value and step, its status and the keys of its
+checkpoints. If the search exists already, the script resumes it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from tunemq_shared.objects.store_address import join
 
 @dataclass
 class Options:
-    """What to do.
+    """The options of the script.
 
     Attributes:
         storage: the address or folder.
-        trials, steps, step_s: how many, how many in each, and how long each takes at least.
-        save_every: a checkpoint belongs to every so many steps.
+        trials, steps, step_s: the number of trials, the steps of each, and the seconds that a step
+            takes at least.
+        save_every: steps between two checkpoints.
         payload: bytes of each of the two files in a checkpoint.
-        kept: how many checkpoints are kept of each trial.
+        kept: checkpoints kept per trial.
         form: ``function`` or ``class``.
         sync_timeout: as in `SyncConfig`.
         gate: trials wait behind this step until the test opens FOLDER/gate further.
@@ -56,7 +57,7 @@ FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
 
 
 class WatchedLoop(search_parts.ExperimentLoop):
-    """Leaves its state behind."""
+    """A loop that writes its final state to a file."""
 
     def close(self):
         (FOLDER / "snapshot").write_bytes(self.runner.snapshot())

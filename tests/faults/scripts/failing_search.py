@@ -1,8 +1,8 @@
-"""A search in which each trial fails in a way of its own, for tests of what becomes of the others.
+"""A search in which each trial fails in a different way, for tests of the trials beside it.
 
-``failing_search.py FOLDER OPTIONS``: OPTIONS is the JSON of an `Options`. The others train eight
-short steps, each of which is appended to ``FOLDER/steps/<number of the trial>`` when it begins.
-When the search is over, its state is in ``FOLDER/snapshot``.
+``failing_search.py FOLDER OPTIONS``: OPTIONS is the JSON of an `Options`. The healthy trials train
+eight short steps. Each step appends a line to ``FOLDER/steps/<number of the trial>`` when it
+begins. At its end, the search writes its state to ``FOLDER/snapshot``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 8
 
 @dataclass
 class Options:
-    """What to do.
+    """The options of the script.
 
     Attributes:
         ways: what each trial does: one of `WAYS`.
@@ -43,7 +43,7 @@ FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch.cuda.OutOfMemoryError is."""
+    """An exception with the name of torch.cuda.OutOfMemoryError."""
 
 
 OutOfMemoryError.__module__ = "torch.cuda"
@@ -127,7 +127,7 @@ def train(config):
 
 
 class WatchedLoop(parts.ExperimentLoop):
-    """Leaves its state behind."""
+    """A loop that writes its final state to a file."""
 
     def close(self):
         (FOLDER / "snapshot").write_bytes(self.runner.snapshot())

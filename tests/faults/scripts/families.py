@@ -1,9 +1,9 @@
-"""A search of which each trial has a family of another kind, for tests that stop them.
+"""A search whose trials start different kinds of process trees, for tests that stop them.
 
-``process_trees.py FOLDER OPTIONS``: each process of a family appends its pid to
-``FOLDER/members/KIND``. Each trial reports what its family has found out, again and again, until
-there is ``FOLDER/hang``, or ``FOLDER/stop``: then the search stops it. OPTIONS: ``stall_s`` as in
-`TrialLimits`.
+``process_trees.py FOLDER OPTIONS``: each process of a tree appends its pid to
+``FOLDER/members/KIND``. Each trial reports the findings of its processes repeatedly until
+``FOLDER/hang`` exists. When ``FOLDER/stop`` exists, the search stops the trial. OPTIONS:
+``stall_s`` as in `TrialLimits`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def note(kind):
 
 
 class Squares:
-    """What is loaded; a class of the script, as in many a script."""
+    """The data set that the workers load; like many users' data sets, a class of the script."""
 
     def __getitem__(self, number):
         return number * number
 
 
 def load(kind, data, memory, asked, loaded):
-    """What a worker of a DataLoader does: its items arrive in shared memory."""
+    """Load items into shared memory, as a worker of a DataLoader does."""
     note(kind)
     block = SharedMemory(memory)
     while True:
@@ -47,7 +47,7 @@ def load(kind, data, memory, asked, loaded):
 
 
 def loads(method):
-    """Three workers that are started like this load all items; they stay."""
+    """Start three workers that load all items and then stay alive."""
 
     def begin():
         context, block = multiprocessing.get_context(method), SharedMemory(create=True, size=ITEMS)
@@ -70,7 +70,7 @@ def loads(method):
 
 
 def launches():
-    """Two ranks add up 7 and 35."""
+    """Launch two ranks that add up 7 and 35."""
     launcher = subprocess.Popen(
         [sys.executable, "-I", "-S", LAUNCHER, str(FOLDER / "members" / "launch")],
         stdout=subprocess.PIPE,
@@ -79,7 +79,7 @@ def launches():
 
 
 def bombs():
-    """Eight lines of processes, each of which forks its successor and ends, for five minutes."""
+    """Start eight chains of processes that fork their successors and end, for five minutes."""
     until = time.monotonic() + 300
     for _ in range(8):
         if os.fork() == 0:
@@ -130,7 +130,7 @@ def main():
             name="search",
             storage_path=str(FOLDER),
             stop=IsToStop(),
-            env_vars={"TMPDIR": str(FOLDER)},  # what is killed leaves sockets there
+            env_vars={"TMPDIR": str(FOLDER)},  # a killed process leaves sockets there
             trial_limits=tune.TrialLimits(stall_s=OPTIONS.get("stall_s")),
         ),
     ).fit()

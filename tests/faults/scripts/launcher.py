@@ -1,8 +1,8 @@
-"""What torchrun does, without torch: two ranks that are hard to get rid of add up their numbers.
+"""A launcher like torchrun, without torch: two ranks that resist ending add up their numbers.
 
 ``launcher.py MEMBERS``: each process appends its pid to the file MEMBERS. Each rank has a clean
-environment, a session of its own, no parent, a process group of its own, and ignores what asks it
-to end. They talk by a socket, and never end. The launcher says their sum, and waits.
+environment, a separate session and process group, and no parent. It ignores the signals that ask it
+to end. The ranks talk through a socket and never end. The launcher prints their sum, and waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def note(members: str) -> None:
 
 
 def rank(number: int, members: str, port: int) -> None:
-    """Become nobody's, add up, wait."""
+    """Leave the parent, add up, and wait for ever."""
     if os.fork():
         os._exit(0)
     os.setpgid(0, 0)

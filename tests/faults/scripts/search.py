@@ -1,9 +1,9 @@
 """A search that does what its arguments say, for tests that kill parts of it.
 
-``search.py FOLDER OPTIONS``: FOLDER gets what the trials did, besides what TuneMQ writes; OPTIONS
-is the JSON of an `Options`. When a step begins, its trial appends a line to
-``FOLDER/steps/<number of the trial>``: the step, the process. When the search is over, its state
-is in ``FOLDER/snapshot``.
+``search.py FOLDER OPTIONS``: the trials write to FOLDER, beside TuneMQ's files; OPTIONS is the JSON
+of an `Options`. When a step begins, its trial appends a line with the step and the process to
+``FOLDER/steps/<number of the trial>``. At its end, the search writes its state to
+``FOLDER/snapshot``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tunemq_scheduler.experiment.experiment_loop import INTERRUPT_GRACE_S
 
 @dataclass
 class Options:
-    """What to do.
+    """The options of the script.
 
     Attributes:
-        trials, steps, step_s: how many, how many in each, and how long each takes at least.
-        save_every: a checkpoint belongs to every so many steps; 0 for none.
+        trials, steps, step_s: the number of trials, the steps of each, and the seconds that a step
+            takes at least.
+        save_every: steps between two checkpoints; 0 for no checkpoints.
         lock_step: every step waits for the scheduler.
         kind: of trial: the name of a function below.
         ending: of the script: the name of a function below.
@@ -80,7 +81,7 @@ def plain(config, in_step=lambda step: None):
 
 
 def process_tree(config):
-    """Two forked children that hold every pipe, and a grandchild in a session of its own."""
+    """Fork two children that hold every pipe, and a grandchild in a separate session."""
     pids = []
     for is_daemon in (False, False, True):
         reading, writing = os.pipe()
@@ -102,14 +103,14 @@ def process_tree(config):
 
 
 def stubborn(config):
-    """Ignores whatever asks it to end, and does not let go of the GIL."""
+    """Ignore every signal that asks it to end, and hold the GIL."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     plain(config, lambda step: step == 2 and ctypes.PyDLL(None).sleep(600))
 
 
 def first_holds_the_gil(config):
-    """The third step of the first trial does not let go of the GIL; the others are as always."""
+    """Hold the GIL in the third step of the first trial; the other trials train as usual."""
     holds = config["number"] == 0
     plain(config, lambda step: holds and step == 3 and ctypes.PyDLL(None).sleep(90))
 
@@ -118,7 +119,7 @@ def first_holds_the_gil(config):
 
 
 class AsksAtEveryResult(tune.Stopper):
-    """Stops nothing and declares no horizon, so that every step waits for the scheduler."""
+    """A stopper that stops nothing and declares no horizon: every step waits for the scheduler."""
 
     def __call__(self, trial_id, result):
         return False
@@ -134,7 +135,7 @@ class FailingCallback(tune.Callback):
 
 
 class WatchedLoop(search_parts.ExperimentLoop):
-    """Leaves its state behind, and stops trials by number: one in each line of standard input."""
+    """A loop that writes its final state, and stops trials whose numbers it reads from stdin."""
 
     def __init__(self, **given):
         super().__init__(**given)
@@ -199,7 +200,7 @@ def in_a_thread():
 
 
 def with_handlers_of_its_own():
-    """Says after each search whether the script's handlers are back, and which signals they got."""
+    """Print after each search whether the script's handlers are back, and their signals."""
     got = []
 
     def note(number, frame):

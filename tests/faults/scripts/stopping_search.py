@@ -1,9 +1,9 @@
 """A search whose trials die, or wait, while they clean up behind their last result.
 
 ``stopping_search.py FOLDER OPTIONS``: OPTIONS is the JSON of an `Options`. Each trial that begins
-to clean up adds a line to ``FOLDER/cleaned``. When the search is over, FOLDER/results.json holds
-the status and the error of each trial, and its state is in ``FOLDER/snapshot``. A search that is
-there already goes on.
+to clean up adds a line to ``FOLDER/cleaned``. At its end, the search writes the status and the
+error of each trial to FOLDER/results.json, and its state to ``FOLDER/snapshot``. If the search
+exists already, the script resumes it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tunemq.schedulers import ASHAScheduler
 
 @dataclass
 class Options:
-    """What to do.
+    """The options of the script.
 
     Attributes:
-        way: what becomes of a trial that cleans up: it ``is_killed``, ``exits`` or ``waits``.
+        way: what a trial does while it cleans up: it ``is_killed``, ``exits`` or ``waits``.
         form: ``class`` or ``function``.
         stop: what stops a trial at its step 8: ``criteria``, ``max_t`` or its own ``done``.
         last: the last step that the criteria allow.
@@ -92,7 +92,7 @@ def count(_config):
 
 
 class WatchedLoop(parts.ExperimentLoop):
-    """Leaves its state behind."""
+    """A loop that writes its final state to a file."""
 
     def close(self):
         (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
