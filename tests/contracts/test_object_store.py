@@ -54,7 +54,7 @@ class TestObjectStore:
     """The suite."""
 
     def test_a_place_that_can_be_used_is_left_as_it_was(self, objects, monkeypatch):
-        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # of a machine that is busy
+        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # on a busy machine
         objects.probe()
         assert list(objects.list()) == []
 
@@ -156,14 +156,14 @@ class TestObjectStore:
 
     def test_put_file_key_that_is_too_long_fails_at_once(self, objects, tmp_path, monkeypatch):
         (tmp_path / "file").touch()
-        # With its prefix it has 1024 bytes, and 1025; "ä" has two.
+        # With the prefix the keys have 1024 and 1025 bytes; "ä" has two.
         longest = ("ä" * 100 + "/") * 5
         longest += "k" * (1024 - len(f"some/where/{longest}".encode()))
         put(objects, longest, tmp_path / "file")
         assert [found.key for found in objects.list()] == [longest]
         with pytest.raises(InvalidObjectName, match="longer than 1024 bytes"):
             put(objects, f"{longest}k", tmp_path / "file")
-        # A server with a lower limit says so itself.
+        # A server with a lower limit reports it itself.
         monkeypatch.setattr(remote_objects, "MOST_KEY_BYTES", 10_000)
         before = TRAFFIC.so_far().failures
         with pytest.raises(InvalidObjectName, match="KeyTooLong"):

@@ -223,7 +223,7 @@ class StoreContract(ABC):
             put(store, source)
         assert store.list_checkpoints() == []
 
-    # --- what is found when it is opened ---------------------------------------------------------
+    # --- opening ---------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
@@ -304,7 +304,7 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match="is not one"):
             store.open_checkpoint(KEY, sha256)
 
-    # --- what is taken out of it -----------------------------------------------------------------
+    # --- removal ---------------------------------------------------------------------------------
 
     def test_the_files_of_a_checkpoint_appear_in_a_folder_of_yours(
         self, store: CheckpointStore, source: Path, tmp_path: Path
@@ -357,7 +357,7 @@ class StoreContract(ABC):
             with pytest.raises(CheckpointCorrupt, match=KEY):
                 read(KEY, committed.sha256)
 
-    # --- what is collected ------------------------------------------------------------------------
+    # --- garbage collection -----------------------------------------------------------------------
 
     def test_only_what_nobody_needs_is_collected(
         self, store: CheckpointStore, source: Path
@@ -416,7 +416,7 @@ class TestLocalStore(StoreContract):
     ) -> Iterator[LocalCheckpointStore]:
         store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
         yield store
-        # Whatever a test did, nothing of it is left half done.
+        # No test leaves a half-written file behind.
         staging = tmp_path / "experiment" / ".staging"
         assert not staging.exists() or not list(staging.iterdir())
 

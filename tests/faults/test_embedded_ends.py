@@ -70,7 +70,7 @@ class Script:
     mark: str
     folder: str
     watchdog: int
-    #: Pids that may outlive the script: they are not of the farm.
+    #: Pids that may outlive the script, because they do not belong to the farm.
     spared: set[int] = field(default_factory=set)
 
     def left(self) -> list[str]:

@@ -43,7 +43,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     (lost,) = run.all_of(m.NodeLost)
     assert not lost.is_dead, "nobody can know"
     assert run.all_of(m.NodeReturned) == []
-    # Before step 60 was recorded the checkpoint of step 50 was.
+    # The journal recorded the checkpoint of step 50 before step 60.
     assert run.repeated()[0] <= 4 * SAVE_EVERY
     assert any("is lost" in line for line in run.told)
 

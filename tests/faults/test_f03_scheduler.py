@@ -75,7 +75,7 @@ def test_f03_kill_of_the_scheduler_while_four_trials_run_costs_no_step(farm, dow
     pause(downtime_s)
     if downtime_s:
         under_way = [trial for trial, done in before.items() if len(done) < steps]
-        # A machine that stood still for the whole pause proves nothing of them.
+        # If the machine itself stood still for the whole pause, the test proves nothing.
         eventually(
             lambda: all(len(farm.steps("search")[one]) > len(before[one]) for one in under_way),
             message="trials stopped",
@@ -123,7 +123,7 @@ def test_f03_a_worker_that_died_while_no_scheduler_was_there_is_noticed(farm):
     ends_well(farm)
     assert len(farm.events("search", m.NodeLost)) == 1
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
-    # Two trials were on the worker that died; the others were not touched.
+    # Two trials were on the killed worker; the others were not affected.
     assert sorted(repeated)[:2] == [0, 0]
     assert max(repeated) <= 2 * 5
 
@@ -165,8 +165,7 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
 def test_f03_a_search_that_ended_in_front_of_its_deregistration_says_it_later(farm):
     submit(farm, 20, trials=1, steps=30, step_s=0.01)
     farm.wait_for_steps("search", 1, 1)
-    # It says no deregistration that the next one would not know of, and leaves as if it was killed
-    # then.
+    # The process cannot record its deregistration here: it sends none, and ends as if killed.
     in_the_way = farm.results / "search" / "journal" / "scheduler.new"
     in_the_way.mkdir()
     farm.open_gate("search", 30)
@@ -196,7 +195,7 @@ def test_f04_a_power_cut_repeats_at_most_one_interval_a_trial(farm, kills_redis)
     """The scheduler and the workers die at once; then Redis dies with all its data."""
     submit(farm, 14, trials=4, steps=40, save_every=5)
     farm.wait_for_steps("search", 4, 14)
-    # Else this would be about how long a checkpoint is on its way to the journal.
+    # Else the test would measure how long a checkpoint takes to reach the journal.
     eventually(
         lambda: all(newest >= 10 for newest in committed(farm, 4)), message=lambda: str(farm)
     )

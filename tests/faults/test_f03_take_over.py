@@ -72,7 +72,7 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(farm, sto
     farm.start_scheduler(*options)
     farm.add_worker("one")
     farm.add_worker("two")
-    # The gate: none of the first four ends before, and none of the others is just being started.
+    # The gate: none of the first four trials ends earlier, and none of the others is starting.
     search = {"trials": 6, "steps": 60, "save_every": 5, "step_s": 0.1, "has_gate": True}
     farm.submit(Search(name="search", failures=0, **search))
     farm.open_gate("search", 40)
@@ -177,7 +177,7 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage,
             message=lambda: str(farm),
         )
         farm.kill_scheduler()
-        # Beside the scheduler's own copy a planted Tuner changes nothing.
+        # Beside the scheduler's own copy a planted Tuner has no effect.
         objects.delete([one.key for one in objects.list("journal/")])
         for key, content in honest.items():
             objects.put_bytes(key, content)
@@ -238,7 +238,7 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     farm.wait_for("search", "FINISHED", within=150)
     farm.check_results("search")
     farm.check_steps("search")
-    # The folder that was left behind is not the newest any more, and says so.
+    # The folder of the lost machine is outdated, and restoring from it says so.
     farm.kill_scheduler()
     farm.results = results
     farm.start_scheduler(*options)

@@ -16,8 +16,8 @@ __all__ = ["farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: A new command runs on every node so soon after Redis is back, however long it was away: what the
-#: soak tests hold each outage against. On a machine that does other things, at last.
+#: A new command runs on every node this soon after Redis is back, however long it was away: the
+#: soak tests check each outage against it. The second limit is for a busy machine.
 BACK_WITHIN_S, BACK_AT_LAST_S = 2.0, 60.0
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 
@@ -48,7 +48,7 @@ def test_f05_a_search_outlives_a_redis_that_is_killed_again_and_again(farm, tmp_
 
 def test_f05_a_redis_that_lost_its_last_second_in_a_power_cut_is_noticed(farm, tmp_path):
     own = farm(redis=AOF)
-    run = ChainRun(own, tmp_path, steps=100, lock_step=False, gate=60)  # it is not over before
+    run = ChainRun(own, tmp_path, steps=100, lock_step=False, gate=60)  # it waits at the gate
     run.wait_for_step(20)
     own.server.kill()
     kept = Path(own.folder, "appendonly.aof")

@@ -21,7 +21,7 @@ def test_f05_time_without_redis_counts_for_no_nodes_silence(farm, tmp_path):
     run.wait_for_step(5)
     own.to_nodes.cut(stay=True)
     back = own.kill_redis(away_s=redis_keys.LEASE_TTL_S + 1.5)
-    # The scheduler has it again, and looks for a while at the lease of a node that has not.
+    # The scheduler has Redis back, and watches the lease of a node that has not.
     eventually(lambda: own.server.client.get(redis_keys.GENERATION))
     eventually(lambda: time.monotonic() > back + 1.0)
     own.to_nodes.heal()

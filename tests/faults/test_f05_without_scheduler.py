@@ -81,7 +81,7 @@ def goes_on(farm: FarmService) -> float:
     eventually(lambda: holds_the_farm(farm), within=60, message=lambda: str(farm))
     since = time.monotonic()
     eventually(
-        # One that was ordered before may have been under way.
+        # A command from before the fault may have been under way.
         lambda: all(len(done) >= before[one] + 2 for one, done in farm.steps("search").items()),
         within=BACK_AT_LAST_S,
         message=lambda: f"{before} {farm.steps('search')}{farm}",

@@ -21,7 +21,7 @@ BACK_AT_LAST_S = 60.0
 def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_path):
     chance = random.Random(6)
     own = farm()
-    run = ChainRun(own, tmp_path, steps=150, gate=75)  # it is not over before the first time
+    run = ChainRun(own, tmp_path, steps=150, gate=75)  # the gate keeps it from finishing early
     run.wait_for_step(3)
     took = []
     for _ in range(5):

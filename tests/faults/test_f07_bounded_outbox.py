@@ -18,7 +18,7 @@ __all__ = ["node", "scheduler", "server"]
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 RESULT_BYTES = 2**18
-#: As many as fill the outbox twice.
+#: Enough steps to fill the outbox twice.
 STEPS = 2 * OUTBOX_BYTES // RESULT_BYTES
 
 
@@ -44,8 +44,8 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
         nonlocal most, looks
         steps = int(reached.read_text() or 0) if reached.exists() else 0
         most, looks = (steps, 0) if steps != most else (most, looks + 1)
-        scheduler.client.xtrim(scheduler.key, maxlen=0)  # read, and not journalled
-        # A busy machine may take its time for the first of them.
+        scheduler.client.xtrim(scheduler.key, maxlen=0)  # read, but not journalled
+        # The first steps may be slow on a busy machine.
         return most > STEPS * 0.4 and looks > 200
 
     eventually(stands_still, message=node.log)

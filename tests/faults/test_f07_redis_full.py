@@ -52,7 +52,7 @@ def make_room(own: OwnFarm) -> float:
 
 def goes_on_beyond(run: ChainRun, gate: int) -> None:
     """Open the gate up to this step; wait until each trial has done two more steps."""
-    before = run.done()  # not later: one that stands at the new gate by then has gone on, too
+    before = run.done()  # read before the gate opens: a trial at the new gate has progressed, too
     run.open_gate(gate)
     eventually(
         lambda: all(run.done()[number] >= done + 2 for number, done in before.items()),
@@ -69,9 +69,9 @@ def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_pa
         run.told.clear()
         fill(own)
         eventually(lambda: any("Redis has been full" in line for line in run.told))
-        time.sleep(1.0)  # leases are refused meanwhile
+        time.sleep(1.0)  # Redis rejects leases meanwhile
         make_room(own)
-        # Before trials have leave to end: who has ended does not look.
+        # Wait before the gate lets trials finish: a finished trial does not look.
         eventually(lambda: any("Redis has room again" in line for line in run.told))
         goes_on_beyond(run, gate)
     run.ends()
@@ -85,7 +85,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run = ChainRun(own, tmp_path, trials=1, steps=60)
     run.wait_for_step(3)
     fill(own)
-    time.sleep(redis_keys.LEASE_TTL_S + 3)  # so long without a lease
+    time.sleep(redis_keys.LEASE_TTL_S + 3)  # longer than a lease lasts
     run.goes_on(make_room(own))
     run.ends()
 
@@ -97,7 +97,7 @@ def test_f07_a_node_that_comes_while_redis_is_full_joins_when_there_is_room(farm
     fill(own)
     newcomer = own.add_node()
     eventually(lambda: "consumer.started" in newcomer.log())
-    time.sleep(3.0)  # it tries to introduce itself meanwhile
+    time.sleep(3.0)  # it tries to register meanwhile
     make_room(own)
     run.wait_for_step(1)
     run.ends()

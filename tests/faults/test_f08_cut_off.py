@@ -30,7 +30,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     farm.proxies[node].cut(stay=True)
     run.wait_for_start(0, 2, within=60)
     run.wait_for_recorded(120, attempt=2)
-    # It cannot know. The kernel may leave out some children while others end.
+    # The node cannot know. The kernel may omit some children while others end.
     eventually(lambda: zombie in farm.process_tree(node), message=run.state)
     farm.proxies[node].heal()
     run.wait_for(m.NodeReturned)

@@ -105,7 +105,7 @@ def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_s
         (result,) = search.results()
         newest = max(event.step for event in search.all_of(m.CheckpointCommitted))
         assert result["status"] == "ERROR"
-        # Results count though no checkpoint behind them does.
+        # Results count even without a checkpoint behind them.
         assert result["recorded"][-1] > newest
         assert max(result["checkpoints"]) == newest
         search.is_restorable()

@@ -41,7 +41,7 @@ def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
     proxy = getattr(own, whose)
     proxy.go_silent(*directions)
     run.wait_for_silence()
-    proxy.heal()  # the connections that were silent are so for ever
+    proxy.heal()  # silent connections stay silent for ever
     took = run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
     print(f"{whose} {directions}: {took:.1f} s")
     run.ends()

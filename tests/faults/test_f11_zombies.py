@@ -31,12 +31,12 @@ def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None
     process_tree = farm.stop(node)
     try:
         run.wait_for_start(0, 2, within=60)
-        time.sleep(max(0.0, stopped + seconds - time.monotonic()))  # that long is the test
+        time.sleep(max(0.0, stopped + seconds - time.monotonic()))  # the test's subject
     finally:
         farm.go_on(process_tree)
     eventually(lambda: zombie not in farm.process_tree(node), message=run.state)
     run.wait_for(m.NodeReturned)
-    run.open_gate(steps)  # before, it might have been over while the node was waking up
+    run.open_gate(steps)  # earlier, it might finish while the node wakes up
     run.ends_well()
 
     assert len(run.all_of(m.NodeReturned)) == 1
@@ -61,7 +61,7 @@ def a_stopped_scheduler_wakes(tmp_path, seconds: float) -> None:
     with contextlib.closing(search):
         search.wait_for(m.ResultReported, within=30)
         search.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)  # that long is the test
+        time.sleep(seconds)  # the test's subject
         os.kill(search.process.pid, signal.SIGCONT)
         assert search.ends(60) == 0, search
         assert not search.all_of(m.NodeLost)

@@ -14,7 +14,7 @@ __all__ = ["farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: A command that was lost is made good so soon; and on a machine that does other things, at last.
+#: A lost command is repeated this soon; the second limit is for a busy machine.
 MADE_GOOD_WITHIN_S, AT_LAST_S = 2.0, 20.0
 
 
@@ -63,7 +63,7 @@ def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
     run.ends(within=250)
     print(f"{tampering.lost} lost; the longest waits {sorted(waits)[-tampering.lost :]}")
     assert tampering.lost > 20
-    # What makes a lost one good may be lost as well.
+    # The repetition of a lost command may be lost as well.
     assert max(waits) < MADE_GOOD_WITHIN_S * tampering.lost_in_a_row, sorted(waits)[-5:]
     each_was_started_once(run)
 

@@ -32,7 +32,8 @@ def unread(own: OwnFarm, run: ChainRun) -> tuple[bytes, list[tuple[bytes, dict]]
     found: list[tuple[bytes, dict]] = []
 
     def are_enough() -> bool:
-        # Each further step waits for one more entry: where those are slow, trials do not run away.
+        # Each further step waits for one more entry, so that trials do not run ahead of slow
+        # entries.
         run.open_gate(min(start + len(found) + 1, STEPS))
         found[:] = own.server.client.xrange(key, min=b"(" + newest)
         return len(found) > 8
@@ -69,7 +70,8 @@ def test_f13_a_result_that_overtakes_others_is_recorded_in_its_turn(farm, tmp_pa
         for _, fields in reversed(entries):
             own.server.client.xadd(key, fields)
         own.to_scheduler.heal()
-        # The gap has everything sent anew. Held while there is no generation, no node would append.
+        # After a gap the node sends everything again. It appends nothing while there is no
+        # generation.
         eventually(
             lambda before=before: (
                 own.server.client.get(redis_keys.GENERATION) not in {before, None}

@@ -45,7 +45,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
     folder = Path(os.environ["TUNEMQ_RESULTS"]) / "search"
     executed = tmp_path / "executed"
     executed.mkdir()
-    # Trials wait in their midst until the other node is there.
+    # Trials wait halfway until the other node has joined.
     open_gate(tmp_path / "gate", STEPS // 2)
     tuner = tune.Tuner(
         chain,

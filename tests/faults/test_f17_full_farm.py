@@ -34,7 +34,7 @@ class SmallDisk:
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline()
-        #: As it is seen from outside.
+        #: The path of the disk as seen from outside the namespace.
         self.folder = Path(f"/proc/{self._holder.pid}/root{disk}")
 
     def machine(self) -> Here:

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.integration
 
 STEPS = 60
 
-#: A search on a small disk that is filled while it runs, until the search has said that it waits.
+#: A search on a small disk that is filled during the search, until the search reports that it
+#: waits.
 SCRIPT = """
 import contextlib, json, os, signal, sys, threading, time
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_f17_a_search_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> 
     assert found["turns"] > 2
 
 
-#: Turns until the disk has no room for a further one, then with room again.
+#: Appends turns until the disk is full, then again after space was freed.
 WRITER = """
 import os, sys
 from pathlib import Path

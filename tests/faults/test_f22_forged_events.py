@@ -154,7 +154,7 @@ def says_that_it_is_paused():
     sends(("F", ["paused", trial, attempt]))
 
 
-#: What a trial does, and the field or the words that its error names.
+#: What a trial does, and the field or the words in its error.
 FORGED = {
     takes_nanoseconds: "'timestamp'",
     takes_2_to_the_63: "'timestamp'",

@@ -31,7 +31,7 @@ __all__ = ["ended_searches", "node", "scheduler", "serve", "server"]
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 MIB = 2**20
-#: Stands in the environment of whatever a search's trials start.
+#: Marks the environment of all processes that a search's trials start.
 MARK = "F22_MARK"
 
 
@@ -134,7 +134,7 @@ def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("TUNEMQ_CPUS", "6")
     deeds = [*HOSTILE, *DECENT]
-    # No trial_s: how long a gigabyte takes is the machine's affair.
+    # No trial_s: printing a gigabyte takes as long as the machine needs.
     limits = tune.TrialLimits(stall_s=10, memory=150 * MIB)
     results = fit(
         train,
@@ -195,7 +195,7 @@ def reports_without_end(config):
 
 
 def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
-    # Limits are those of a search: the neighbour is one of another search, which has none.
+    # Limits belong to a search: the neighbour belongs to another search, without limits.
     starts = {
         trial: scheduler.start(
             reports_without_end, trial_number=number, limits=TrialLimitSpec(**most)

@@ -98,7 +98,7 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
         redis_keys.REQUESTS,
     }
     assert for_ever <= {*own, redis_keys.events("farm")}, for_ever
-    # The next scheduler takes note of the deregistration, and removes what it is about.
+    # The next scheduler reads the deregistration, and removes the node's keys.
     farm.add_worker("two")
     farm.start_scheduler()
     eventually(lambda: client.xlen(redis_keys.NODES) == 1)

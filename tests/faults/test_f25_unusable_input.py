@@ -146,7 +146,7 @@ def test_f25_odd_names_and_values_come_back_as_they_were_and_touch_no_terminal(c
         assert result.config == {ODD: odd}
         (line,) = results_of(result)
         assert (line[ODD], line["said"], line["more"]) == (2.0, odd, {ODD: [ODD]})
-        # A row is a line: so line ends are written as in Python.
+        # Each row is one line: Python's escapes stand for line ends.
         (row,) = table_of(result)
         assert row["said"] == odd.replace("\r", "\\r").replace("\n", "\\n")
         text = Path(result.path, "progress.csv").read_text(encoding="utf-8")

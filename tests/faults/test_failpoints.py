@@ -32,7 +32,7 @@ __all__ = ["scheduler", "server"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: Which time a process dies there: late enough that its successors get on as well.
+#: The pass at which a process dies there: late enough for its successors to make progress.
 OF_A_SEARCH = {
     "consumer.before_handover": 2,
     "consumer.after_handover": 2,
@@ -45,16 +45,16 @@ OF_A_SEARCH = {
     "lease.before_send": 5,
     "lease.after_send": 5,
 }
-#: What a node comes to with time: its trials wait for that, else they might be over before.
+#: Failpoints that a node reaches with time: its trials wait for that, else they might finish first.
 IN_TIME = {"events.before_release", "events.after_release", "lease.before_send", "lease.after_send"}
-#: The script dies there, and is started again.
+#: Failpoints at which the script dies and is started again.
 OF_A_SCRIPT = {
     "tuner.before_rename": 1,
     "tuner.after_rename": 1,
     "orders.before_send": 2,
     "orders.after_send": 2,
 }
-#: What the script says when its node has died.
+#: The script's message after the death of its node.
 DIED = b"The embedded node ended"
 #: A node reaches these once in its life, or only while no scheduler journals its events.
 OF_A_NODE = (
@@ -127,7 +127,7 @@ def test_f03_a_script_that_is_killed_goes_on_where_it_was(run, name):
     assert search.ends(within=90) == -signal.SIGKILL, str(search)
     search.leaves_nothing()
     if name == "tuner.before_rename":
-        # Nothing was begun: no restore, and the next search of that name takes another one.
+        # Nothing was saved to restore, and the next search of that name takes another name.
         assert not (search.folder / "search" / "tuner.pkl").exists()
         return
     again = run(**options)

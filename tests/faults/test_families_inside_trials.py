@@ -18,10 +18,10 @@ from tunemq_shared.protocol import messages as m
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 SCRIPT = Path(__file__).parent / "scripts" / "families.py"
-#: What each trial is to find out with its family; of all but the bomb three processes are known.
+#: The result of each trial's process tree; three processes are known of each except the bomb.
 FOUND = {"fork": 140, "spawn": 140, "forkserver": 140, "launch": 42, "bomb": 8}
-#: A family is gone a second after its trial was stopped; on a busy machine, after so long. By
-#: itself the first one of them would end after five minutes.
+#: A process tree is gone one second after its trial was stopped; on a busy machine, after this
+#: time. Without that, its first process would end after five minutes.
 PROMISED_S, BUSY_S = 1.0, 40.0
 STALL_S = 6.0
 HOW = {"script": SCRIPT, "cpus": len(FOUND)}

@@ -79,7 +79,7 @@ def waits(config):
     time.sleep(600)
 
 
-#: A preloaded module whose handler keeps the forkserver, which is not stopped, from all else.
+#: A preloaded module whose handler blocks the forkserver, although that is not stopped.
 HANGS_LATER = """
 import signal, time
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(600))

@@ -85,7 +85,7 @@ def test_f16_a_full_disk_is_named_with_its_free_bytes_and_keeps_nothing_of_what_
         f"experiment/{key}/{name}" for name in ("files/a.bin", "files/b.bin", "manifest.json")
     ]
     assert found
-    # What failed took no space; deleting works on a disk without any; then there is room again.
+    # The failed write took no space; deleting works on a full disk, and frees space.
     assert free > 2 * 2**20
     assert length == 64
 

@@ -43,7 +43,7 @@ def takes_memory(config):
         folder = Path(config["held"])
         folder.mkdir(exist_ok=True)
         name = f"{pid}@{os.environ['CUDA_VISIBLE_DEVICES']}"
-        new = folder / f"{name}.new"  # the fake driver reads those whose names end with a UUID
+        new = folder / f"{name}.new"  # the fake driver reads files whose names end with a UUID
         new.write_text(str(size))
         new.replace(folder / name)
 

@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A server that is well has to answer within this on a busy machine, too.
+    # A healthy server has to answer within this time on a busy machine, too.
     monkeypatch.setattr(remote_objects, "CONNECT_S", 4.0)
     monkeypatch.setattr(remote_objects, "READ_S", 4.0)
 
@@ -130,7 +130,7 @@ def test_a_server_that_stops_answering_in_the_middle_of_a_file(
 
 def test_when_its_time_is_over_a_transfer_says_what_kept_it(server, objects, file, tmp_path):
     server.kill()
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # its time begins only then
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # its time limit begins only then
     with pytest.raises(TransferTimedOut, match=r"Connection refused.*Gave up after 3 s"):
         objects.put_file("a", file, size=SIZE, sha256=sha256, cancel=CancelToken(3))
     with pytest.raises(TransferTimedOut, match=r"Connection refused.*Gave up after 3 s"):

@@ -51,7 +51,7 @@ def killed(search: ChainSearch, after_s: float, gone_within: float) -> bool:
     search.process.wait()
     search.leaves_nothing(within=gone_within)
     if not tune.Tuner.can_restore(search.folder / "search"):
-        # It had not begun; a script that begins once more takes another name.
+        # The search had not begun; a script that starts again chooses another name.
         shutil.rmtree(search.folder / "search", ignore_errors=True)
     return True
 
@@ -132,7 +132,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: 
     search.open_gate(60)
     assert search.ends() != 0
     search.leaves_nothing()
-    # How far those came that ran is the machine's affair; the other two were not begun any more.
+    # Running trials got as far as the machine allowed; the other two did not begin.
     assert len({event.trial for event in search.all_of(m.TrialStarted)}) == 2
     check(run(**options, gate=60))
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 Start = Callable[..., RunningSearch]
 
 CTRL_C = b"\x03"
-#: Kinds of trials: one that ends when asked, one with a family that does not, one that never ends.
+#: Kinds of trials: one ends when asked, one has a process tree that does not, one never ends.
 KINDS = ("plain", "process_tree", "stubborn")
 ENDLESS = 10_000
 #: Seconds from a second Ctrl-C to the script's end on a busy machine, and the grace period of trial
@@ -61,7 +61,7 @@ def everything_is_saved(search: RunningSearch) -> None:
         assert recorded == list(range(1, len(recorded) + 1))
         results = search.all_of(m.ResultReported)
         assert recorded == [one.step for one in results if one.trial == search.trial(number)]
-        # The last step that was begun was not reported, or on its way.
+        # The last step that began was not reported, or its report was on its way.
         assert len(search.steps(number)) - len(recorded) <= 2
 
 
@@ -74,7 +74,7 @@ def a_table_was_shown(search: RunningSearch, outcome: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c_at_the_terminal_saves_and_shows_everything_and_leaves_nothing(start, kind):
-    # The shell says how it sees the script's end.
+    # The shell reports how the script ended.
     shell = 'trap : INT; "$@"; echo "exit code $?"'
     how = {"kind": kind, "steps": ENDLESS, **patience(kind)}
     search = start(at_terminal=True, shell=shell, cpus=2, **how)
@@ -108,7 +108,7 @@ def test_sigkill_of_the_script_leaves_nothing(start, kind):
     search = start(kind=kind, steps=ENDLESS, cpus=2)
     pids = begun(search)
     files = search.folder
-    # The journal comes first: a kill between it and the loggers is not what this is about.
+    # The journal is written first; this test does not cover a kill between journal and loggers.
     eventually(lambda: sum(f.stat().st_size > 0 for f in files.glob("search/*/result.json")) == 2)
     search.process.kill()
     killed = time.monotonic()

@@ -138,7 +138,7 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
     expected = ["TERMINATED"] * 4
     expected[at] = "ERROR"
     assert [status for status, _ in results] == expected
-    # Two with the others beside it, which is no evidence, and three alone.
+    # Two failures beside other trials, which are no evidence, and three alone.
     assert 3 <= len(search.all_of(m.NodeLost)) <= 5
     assert (
         "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("

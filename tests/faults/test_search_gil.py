@@ -19,7 +19,7 @@ Start = Callable[..., RunningSearch]
 
 #: A process that stops by itself does so within this time, on a busy machine, too.
 GRACE_S = 10.0
-#: What stopping may take besides, on a busy machine; a step holds the GIL for longer.
+#: How long a stop may take beyond that on a busy machine; a step holds the GIL for longer.
 STOPPED_WITHIN_S = 20.0
 
 
@@ -46,7 +46,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
 
     other_s = seconds_to_stop(search, 1, others[0])
     assert other_s < GRACE_S
-    # By now its lease would have run out, had the holder kept the node from renewing it.
+    # If the step kept the node from renewing its lease, the lease would have expired by now.
     silent = 1.2 * redis_keys.LEASE_TTL_S
     eventually(lambda: time.monotonic() > began + silent, within=2 * silent)
     steps_before = len(search.recorded(2))
@@ -70,7 +70,8 @@ def test_a_trial_that_ignores_every_request_is_killed_when_its_time_is_over(star
     stopped_s = seconds_to_stop(search, 0, pids[0])
     assert is_alive(pids[1])
     print(f"stubborn {stopped_s:.3f}")
-    # After the grace period SIGTERM, which it ignores; a second later SIGKILL.
+    # After the grace period the node sends SIGTERM, which the process ignores; a second later
+    # SIGKILL.
     assert stopped_s < 0.3 + 1.0 + STOPPED_WITHIN_S
     search.stop(1)
 

@@ -111,7 +111,7 @@ def test_trial_whose_forkserver_is_killed_goes_on_although_no_failure_is_allowed
 
 
 def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property):
-    # Neither trial comes to its end, however long it takes here.
+    # Neither trial can finish, however long this takes.
     search = start(trials=2, steps=10_000, step_s=0.03, save_every=1, max_failures=-1, cpus=2)
     trial = search.trial(0)
     known, back = [], []

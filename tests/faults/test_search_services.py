@@ -51,7 +51,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2, gate=6)
     for number in range(2):
         search.wait_for_step(number, step=7)
-        # The next checkpoint may be on its way for as long as a busy disk likes.
+        # A busy disk may delay the next checkpoint.
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
     its_own = {child.pid for child in node.children(recursive=True)} | search.families()
@@ -69,7 +69,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     assert search.ends() == 0, str(search)
 
     all_is_recorded(search, trials=3, steps=15)
-    for number in range(2):  # the last checkpoint that was committed may be that of step 4
+    for number in range(2):  # the last committed checkpoint may be that of step 4
         steps = [step for step, _ in search.steps(number)]
         assert len(steps) - 15 <= 3, steps
     assert [step for step, _ in search.steps(2)] == list(range(1, 16))
@@ -89,7 +89,7 @@ def test_no_trial_notices_that_the_consumer_is_killed_ten_times_and_commands_com
         eventually(lambda consumer=consumer: not is_alive(consumer.pid))
         before = len(search.journal.read())
         search.open_gate(6 + 4 * n)
-        # A result that was read after this is answered by a command, without which no other comes.
+        # The scheduler answers each later result with a command; without it no other result comes.
         answered = search.wait_for(m.ResultReported, after=before, trial=trial).event
         heard = search.wait_for(m.ResultReported, trial=trial, step=answered.step + 1)
         heard_after.append(heard.at - killed_at)
@@ -125,7 +125,7 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
 def test_without_its_watchdog_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
     search = start(kind=kind, trials=2, steps=600, cpus=2)
-    for number in (0, 1):  # what has not come when Redis goes with the watchdog is lost
+    for number in (0, 1):  # unread output is lost when Redis ends with the watchdog
         search.wait_for(m.ResultReported, trial=search.trial(number), step=2)
     search.one(WATCHDOG).kill()
     assert search.ends() == 1, str(search)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.timeout(4
 
 
 def test_a_farm_whose_parts_die_twenty_times_comes_to_the_same_end(tmp_path, record_property):
-    # How long it takes is measured by `make soak`; here a busy machine may take its time.
+    # `make soak` measures the time; here a busy machine may be slow.
     with mock.patch.dict(os.environ):  # its checks go to its store, and no later test does
         told = soak(tmp_path, kills=20, seed=20, every_s=1.5, longest_s=3.0, patience=4.0)
     record_property("soak", told)

@@ -65,7 +65,7 @@ def test_f02_a_trial_killed_while_it_cleans_up_ends_with_its_last_result(
     said = search.said.decode()
     for number in range(2):
         told = f"trial {search.trial(number)} had reported its last result (step 8)"
-        # What a trial scheduler stopped was over before it began to clean up.
+        # A trial that the trial scheduler stopped had finished before it began to clean up.
         assert said.count(told) == (stop != "max_t"), said
         assert not list(search.folder.glob(f"search/*_{number:05d}/error.txt"))
 

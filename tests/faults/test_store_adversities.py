@@ -22,7 +22,7 @@ def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkp
     search = start(trials=2, steps=24, step_s=0.05, kept=None, gate=7)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2)
     there, away = server.data / own_bucket, server.data.parent / "away"
-    # While it runs, a put that is in its middle would make the bucket anew.
+    # A put that runs during the deletion would create the bucket again.
     server.stop()
     there.rename(away)
     server.start()
@@ -53,7 +53,7 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
 def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_other(
     start, server, own_bucket
 ):
-    # As from two machines: each has its results folder, and sees nothing of the other yet.
+    # As on two machines: each has a results folder, and neither sees the other's search yet.
     first = start(trials=2, steps=18, step_s=0.1, gate=6)
     second = start(trials=2, steps=36, step_s=0.1, same_place=first, gate=6)
     first.wait_for(m.CheckpointCommitted, trial=first.trial(0), n=1)

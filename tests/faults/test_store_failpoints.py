@@ -14,14 +14,14 @@ from tests.support.stores.object_servers import ObjectServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: When a process of each kind is killed: late enough that each of them makes some progress.
+#: The pass at which a process of each kind is killed: late enough for each to make progress.
 TIMES = {"host": 2, "node": 6, "transfers": 4, "scheduler": 5}
 #: Several of these belong to one upload.
 TIMES_OF_OBJECTS = dict.fromkeys(
     ("upload.before_object", "upload.within_object", "upload.after_object"), 10
 )
-#: Which process comes to those that a search with a store reaches, by the beginning of the name;
-#: elsewhere are `test_failpoints`, `test_journal_kills`.
+#: The process that reaches the failpoints of a search with a store, by the first part of the name;
+#: `test_failpoints` and `test_journal_kills` cover the other failpoints.
 WHO = {
     "cache": "host",
     "written": "host",

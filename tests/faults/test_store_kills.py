@@ -14,7 +14,7 @@ from tests.support.stores.object_servers import ObjectServer
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 Start = Callable[..., ChainSearch]
-#: A node's death repeats what was waiting and in flight, too.
+#: A node's death also repeats waiting and running uploads.
 INTERVALS_OF_A_NODE = 3
 
 

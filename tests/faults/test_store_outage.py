@@ -24,7 +24,7 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
     end()
     gone_at = time.monotonic()
     search.open_gate(60)
-    # Both trials write what they may, and then wait in their reports.
+    # Both trials write as far as they may, and then wait in their reports.
     for number in range(2):
         search.wait_for(m.TrialWaits, trial=search.trial(number), what="save")
     eventually(lambda: b"waits for the store" in search.said, message=lambda: str(search))

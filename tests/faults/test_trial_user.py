@@ -23,7 +23,7 @@ __all__ = ["open_folder"]
 
 pytestmark = [pytest.mark.faults]
 
-#: A trial that leaves files of all sorts behind, links to what only root may read among them.
+#: A trial that leaves all sorts of files behind, among them links to files that only root may read.
 CODE = """
 def train(config):
     import os, subprocess
@@ -55,7 +55,7 @@ def farm(open_folder: Path, minio: ObjectServer, bucket: str) -> Iterator[FarmSe
                 f"aws_secret_access_key = {minio.secret_key}\n"
             )
         user = ("--trial-user", f"{NOBODY}:{NOBODY}")
-        # A service may have a better priority than its trials have the right to.
+        # A service may have a better priority than its trials may set.
         machine = Here(("nice", "-n", "-5", *reachable()))
         farm.add_worker("one", 2, *user, "--workdir", str(workdir(farm)), machine=machine)
         farm.has_nodes("one")
@@ -139,7 +139,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
     def printed() -> list[str]:
         """Return the output so far; output arrives after all other events."""
         texts = [path.read_text() for path in farm.results.glob("search/*/stdout")]
-        return [text for text in texts if text.endswith("\n")]  # else it is being written
+        return [text for text in texts if text.endswith("\n")]  # else the file is being written
 
     eventually(lambda: len(printed()) == 2, message=lambda: str(farm))
     assert all(text.startswith(f"said by {NOBODY} ") for text in printed())
@@ -154,7 +154,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == expected, path
     for at, folders, files in os.walk(root / "cache", onerror=raised_unless_gone):
         for path in (Path(at, name) for name in (*folders, *files)):
-            with suppress(FileNotFoundError):  # the node may be clearing up
+            with suppress(FileNotFoundError):  # the node may be cleaning up
                 assert path.stat().st_uid == NOBODY, path
 
 

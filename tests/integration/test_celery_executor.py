@@ -288,7 +288,7 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
 ):
     executor.perform([START])
     poll_until(executor, m.NodeLost)
-    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # it is not to be lost once more
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # another loss does not count
     executor.acknowledge({})
     joined.renew()
     assert poll_until(executor, m.NodeReturned) == [m.NodeReturned("inc1")]
@@ -359,7 +359,7 @@ def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_t
     poll_until(first, m.ResultReported)
     first.acknowledge({"inc1": 1})
     eventually(lambda: node.acknowledged_up_to() == 1)
-    node.send(KEY, result(2))  # and the first one dies here
+    node.send(KEY, result(2))  # the first farm dies here
 
     second = CeleryTrialExecutor(farm.url, term=2)
     second.open(PLAN)
@@ -474,7 +474,7 @@ def test_waiting_costs_next_to_nothing(executor, joined):
         executor.poll(2.0)
         return time.thread_time() - used < 0.02  # 1 %; a twentieth of that on an idle machine
 
-    assert any(is_cheap() for _ in range(3))  # garbage of other tests may be collected meanwhile
+    assert any(is_cheap() for _ in range(3))  # other tests' garbage may be collected now
 
 
 def test_what_is_left_of_an_experiment_expires(executor, joined):

@@ -367,7 +367,7 @@ def test_a_service_manager_that_ends_all_processes_leaves_it_to_the_supervisor(b
     parent = one.told()["parent"]
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         os.kill(parent, number)
-    # It would have died of them before it forked another one.
+    # The signals would have killed it before it forked another process.
     two = begin(forkservers, "two", "tell(parent=os.getppid())\nos.kill(os.getpid(), 15)")
     assert two.told()["parent"] == parent
     assert two.ends() == -signal.SIGTERM

@@ -128,7 +128,7 @@ def test_metrics_of_a_farm_whose_redis_is_full_say_for_how_long(farm, redis):
     redis.client.config_set("maxmemory", "500000")
     eventually(lambda: scrape(farm)["tunemq_redis_full_seconds{}"] > 2, message=lambda: str(farm))
     assert scrape(farm)["tunemq_redis_away{}"] == 0
-    redis.client.delete(redis_keys.SCHEDULER)  # it would run out, for it cannot be renewed
+    redis.client.delete(redis_keys.SCHEDULER)  # the lease expires: it cannot be renewed
     done = farm.run("ls")
     assert (done.returncode, done.stdout) == (69, "")
     assert "is full" in done.stderr

@@ -346,7 +346,7 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
             reading[:] = [one["id"] for one in server.client.client_list() if one["cmd"] == "xread"]
             return bool(reading)
 
-        eventually(is_read)  # it was sent, and may not have come yet
+        eventually(is_read)  # it was sent, but may not have arrived yet
         server.client.client_unblock(reading[0], error=True)
 
         assert client.ask(submit(), a.ExperimentSubmitted).name == "exp"

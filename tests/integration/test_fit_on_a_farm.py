@@ -76,7 +76,7 @@ def test_an_attached_search_shows_its_progress_and_returns_its_results(api, serv
     def live():
         eventually(lambda: api.queue.get("exp"))
         api.run("exp")
-        # What a farm's experiment leaves behind is what an embedded one does.
+        # An experiment on a farm leaves the same files behind as one on an embedded farm.
         tuner(storage_path=str(api.folder), verbose=0).fit()
         identity = read_header(api.folder / "exp" / FILE_NAME).experiment_id[:5]
         with api.lock:

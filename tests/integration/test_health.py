@@ -139,7 +139,7 @@ def test_a_worker_that_was_fenced_goes_on_speaking_and_does_not_say_that_it_stop
 ):
     becomes(0, worker.file, "--ready")
     eventually(scheduler.registrations)
-    registration = scheduler.registrations()[0]  # where Redis answered late it says so once more
+    registration = scheduler.registrations()[0]  # the worker says so again if Redis answered late
     scheduler.reply(registration.instance_id, "f", "its trials run elsewhere")
     eventually(lambda: manager.lines().count("READY=1") >= 2)
     becomes(0, worker.file, "--ready")
@@ -244,6 +244,6 @@ def test_neither_trials_nor_searches_nor_helpers_can_speak_for_the_service(farm,
         assert [variable_of(pid, name) for pid in helpers for name in _THEIRS] == [None] * (
             len(helpers) * len(_THEIRS)
         )
-    # The socket holds ten: what the worker said may have found it full of the scheduler's words.
+    # The socket holds ten: the scheduler's messages may have filled it before the worker's.
     eventually(lambda: manager.speakers() >= services)
     assert manager.speakers() == services

@@ -48,7 +48,7 @@ class HidingFarm(FarmService):
 
     def submit(self, search: Search, *more: str) -> None:
         """Submit a search."""
-        # Code goes by a folder, so who submits is the scheduler's user, too.
+        # The code is passed as a folder, so the submitter is the scheduler's user, too.
         line = ["submit", str(self.write(search)), "--name", search.name, "--detach", *more]
         executed = self.folder / "executed"
         _give(executed, executed / search.name)

@@ -32,7 +32,7 @@ from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = pytest.mark.integration
 
-#: Of a farm without keys; tests/security/test_s07_forged_journals.py has one with keys.
+#: Signer of a farm without keys; tests/security/test_s07_forged_journals.py has one with keys.
 SIGNER = journal_signer()
 PIECE = "000000000000000-000000000000012"
 
@@ -83,7 +83,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
     with other:
         assert found.header == HEADER
         other.append(TURNS[0])
-    # Nothing is left of what older snapshots needed.
+    # The copy keeps nothing that only older snapshots needed.
     assert {name.split("/")[1].partition(".")[0] for name in names(objects)} == {
         "000003",
         "000004",

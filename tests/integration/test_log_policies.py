@@ -110,7 +110,7 @@ def test_f23_what_trials_print_decides_what_follows_from_their_failures(farm: An
     assert (place.excluded, place.num_failures, place.failures) == ((first,), 1, {})
     assert f"it is not placed on node {first} any more" in Path(bad.path, "error.txt").read_text()
 
-    # Not tried again, of which the pattern that takes too long says nothing.
+    # The trial is not retried; the pattern that times out has no influence on that.
     assert summary_of(results, 1).attempt == 1
     assert "not tried again, for it printed 'CUDA error: device-side assert" in str(asserts.error)
     for failure in [e for e in events if isinstance(e, m.TrialProcessDied | m.TrialFailed)]:

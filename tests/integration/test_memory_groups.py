@@ -272,7 +272,7 @@ def test_groups_of_a_killed_node_go_when_the_next_begins_a_trial(
     (left,) = first.groups()
     (trial,) = {one.pid for one in scheduler.said(TrialStarted)}
     eventually(lambda: not is_alive(trial))
-    if not is_v1():  # who starts a service anew makes its group anew, too
+    if not is_v1():  # a service manager that restarts a service makes a new group
         eventually(lambda: not (left / "cgroup.procs").read_text())
         for folder in (left, left.parent / "node", left.parent):
             folder.rmdir()

@@ -280,7 +280,7 @@ def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, sche
     scheduler.create_generation()
     eventually(lambda: len(scheduler.events()) == len(before), message=node.log)
     assert scheduler.events() == before
-    # Where Redis answered late it says so once more.
+    # The node says so again if Redis answered late.
     assert {registration.instance_id for registration in scheduler.registrations()} == {
         node.instance_id
     }
@@ -338,9 +338,7 @@ def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, schedu
     process_tree = process_tree_of(node.process.pid)
     node.process.terminate()
     assert node.process.wait(60) == 0
-    assert not scheduler.said(
-        SlotFreed
-    )  # nor that a trial ended: its deregistration says it of all
+    assert not scheduler.said(SlotFreed)  # nor the end of a trial: the deregistration implies it
     assert scheduler.deregistrations() == [node.instance_id]
     assert scheduler.lease(node.instance_id) == []
     eventually(lambda: not any(map(is_alive, process_tree)))

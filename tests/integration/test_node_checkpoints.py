@@ -277,7 +277,7 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
 def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
     scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
-    # One that has not finished yet would be killed for its successor.
+    # An unfinished trial would be killed for its successor.
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     ref = committed(scheduler)
     (weights,) = (tmp_path / "node" / "cache").glob(f"*/{ref.key}/files/weights")

@@ -178,9 +178,9 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
     one, two = both
     node.process.send_signal(SIGSTOP)
     turn_until(lambda: one.told(m.NodeLost) and two.told(m.NodeLost), transport, one, two)
-    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # it is not to be lost once more
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # another loss does not count
     node.process.send_signal(SIGCONT)
-    # From now on the first takes no turn: it has not read that the node is back.
+    # From now on the first client takes no turn, so it does not read that the node is back.
     turn_until(lambda: two.told(m.NodeReturned), transport, two)
     goes_on(two, transport)
     desired_state = transport._registry.nodes[node.instance_id].desired_state

@@ -114,7 +114,7 @@ def web_server() -> Iterator[str]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                with connection, suppress(OSError):  # who asked may have gone
+                with connection, suppress(OSError):  # the client may have closed the connection
                     connection.recv(65536)
                     connection.sendall(answer)
 

@@ -75,7 +75,7 @@ def prints_a_lot(config):
     from tunemq_shared.trial.session import report
 
     def wait_for_a_cut():
-        # For a moment, in the middle of one, the file is empty.
+        # The file is empty for a moment during a cut.
         while not 0 < os.fstat(sys.stdout.fileno()).st_size <= config["limit"]:
             time.sleep(0.01)
 
@@ -102,7 +102,7 @@ def test_the_output_of_a_trial_that_prints_without_end_is_kept_short(server, loo
 
     def is_short() -> bool:
         nonlocal text
-        text = (folder / "stdout").read_text()  # empty in the moment of a cut
+        text = (folder / "stdout").read_text()  # empty during a cut
         # Output that is printed during the cut may stand before that line.
         return len(text) <= LIMIT and "bytes of older output dropped]\n" in text
 
@@ -143,5 +143,5 @@ def test_looking_at_nothing_costs_next_to_nothing(loop):
         loop.look_again(50)
         return loop.used_s() - before < 0.5
 
-    # Python may have collected the garbage of all tests before, in this very thread.
+    # Python may have collected the garbage of all earlier tests in this thread.
     assert any(is_cheap() for _ in range(3))

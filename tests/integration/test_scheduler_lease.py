@@ -115,7 +115,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     dead.send_signal(signal.SIGKILL)
     dead.communicate()
     assert holder.is_gone
-    # It renews no more, as it would not if it were that process.
+    # Stop renewing the lease, as if its process had ended.
     lease._closed.set()
     lease._thread.join()
     monotonic = time.monotonic()

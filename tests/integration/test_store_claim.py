@@ -47,7 +47,7 @@ def test_claim_that_another_run_took_is_found_after_a_pause_and_stays_so(address
     first, second = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
     first.write(a_record())
     second.write(a_record(2))
-    first.check()  # it looked a moment ago
+    first.check()  # the run checked a moment ago
     clock(store_claim.FRESH_S + 1)
     second.check()
     with pytest.raises(RunSuperseded, match=r"Another run of this search claimed s3://.*process"):

@@ -51,7 +51,7 @@ class Node:
         self.log = folder / "transfers.log"
         self.reactor = Reactor()
         self.children: set[int] = set()
-        #: What each process started from now on, in turn, is to fail at; the last goes for all.
+        #: The failpoint of each process started from now on, in turn; the last one repeats.
         self.failpoints = [""]
         self.transfers = TransferClient(self.reactor, start=self.start, children=self.children)
 
@@ -181,7 +181,7 @@ def test_nothing_is_referred_to_by_a_base_that_was_damaged_on_the_disk(node, sou
     node.write(source)
     first = node.finish(node.upload())
     committed = node.cache / KEY / "committed.json"
-    # It can still be read, and names objects of a checkpoint that has never been.
+    # It is readable, but names objects of a checkpoint that never existed.
     committed.write_bytes(
         committed.read_bytes().replace(b"checkpoint_1-000001", b"checkpoint_1-000009")
     )
@@ -265,7 +265,7 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
         try:
             folder = node.write(source)
             node.write(source, NEXT)
-            node.finish(node.upload(NEXT))  # a process that begins takes its time from the three
+            node.finish(node.upload(NEXT))  # starting a process uses up part of the three
             server.stop()
             up = node.upload(timeout_s=3)
             down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=3)
@@ -288,7 +288,7 @@ def test_an_upload_can_be_called_off_while_it_goes_on(node, tmp_path, minio, buc
     source.mkdir()
     (source / "model.bin").write_bytes(os.urandom(LARGE))
     folder = node.write(source)
-    # Between its parts there is time to call it off, also for a test that is slow.
+    # The pause between parts gives a slow test time to cancel it.
     node.failpoints = ["upload.within_object=delay:3,upload.within_object=delay:3@2"]
     it = node.upload()
     node.until(lambda: "transfer.begun" in node.said())
@@ -425,7 +425,7 @@ def test_try_store_with_wrong_keys_fails_until_they_are_corrected(
 def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
     node.write(source, NEXT)
-    node.finish(node.upload(NEXT))  # a process that begins takes its time from the three seconds
+    node.finish(node.upload(NEXT))  # starting a process uses up part of the three seconds
     node.store = minio.address("no-such-bucket-here", "runs/one")
     reason, is_corrupt = node.fail(node.upload(timeout_s=3.0))
     assert "given up after 3 s" in reason

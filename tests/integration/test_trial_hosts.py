@@ -84,7 +84,7 @@ def test_a_trial_finds_a_clean_process_in_its_folder(serve):
         "BLIS_NUM_THREADS": "1",
         "NUMEXPR_NUM_THREADS": "1",
     }
-    # Standard input, output and error, the line to the node, and the listing itself.
+    # Standard input, output and error, the channel to the node, and the listing itself.
     assert len(seen["descriptors"]) == 5
 
 

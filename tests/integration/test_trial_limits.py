@@ -31,11 +31,11 @@ __all__ = ["ended_searches", "node", "scheduler", "server"]
 
 pytestmark = pytest.mark.integration
 
-#: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM; they would
-#: sleep for longer.
+#: The time to notice it, write the stacks, and kill processes that ignore SIGTERM; they would sleep
+#: for longer.
 ENDED_WITHIN_S = 120.0
-#: What a trial may take that is to take too long. Its first result has to come before, on a machine
-#: that does three other things.
+#: The limit for trials that are to exceed it. Their first result has to come earlier, on a machine
+#: with three other jobs.
 SHORT_S = 4.0
 
 
@@ -425,7 +425,7 @@ def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
     assert kinds[-1] == "trial_limit"
     assert set(kinds[:-1]) == {"user"}  # earlier attempts failed, and their time counts
-    # Of each process before the last one: five steps, however many there were in that time.
+    # Each process before the last one did five steps, however many fitted into that time.
     assert result.metrics["time_total_s"] > 0.49 * (len(kinds) - 1)
 
 

@@ -78,7 +78,7 @@ class Worker(Command):
 
 @pytest.fixture
 def worker(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Worker]:
-    # After half of it a trial without checkpoints is paused, and has the other half for that.
+    # Half of the grace period passes; then the trial is paused, and has the other half to save.
     worker = Worker(server, tmp_path, "--grace", "10")
     yield worker
     worker.kill()
