@@ -1,4 +1,4 @@
-"""What every `BlobStore` promises, over a folder that both sides read, and over MinIO."""
+"""The contract of `BlobStore`, checked on a folder that both sides read and on MinIO."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LARGE = PART + 12345
 
 
 class Place:
-    """Where a store's blobs are, for tests that look there."""
+    """The address and data folder of a store, for tests that inspect its files."""
 
     def __init__(self, address: str, data: Path) -> None:
         self.address, self.data = address, data
 
     def writes(self) -> dict[str, float]:
-        """When each blob was written last."""
+        """Return the modification time of each blob's file, in nanoseconds."""
         paths = (path for path in self.data.rglob("*") if len(path.name) == 64)
         return {path.name: path.stat().st_mtime_ns for path in paths}
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> BlobFolder:
 
 
 class TestBlobStore:
-    """The suite."""
+    """The test suite of the contract."""
 
     @pytest.mark.parametrize("size", [0, 1, 1000, LARGE])
     def test_what_was_put_is_fetched_whole_and_read_only(self, store, folder, size):
@@ -135,7 +135,7 @@ class TestBlobStore:
 
     @staticmethod
     def damage(place, sha256, content):
-        """Have other bytes under that name."""
+        """Replace the bytes of a blob, behind the store's back."""
         if "://" not in place.address:
             path = place.data / "blobs" / sha256
             path.chmod(0o600)

@@ -1,5 +1,6 @@
-"""What every `ObjectStore` promises, over MinIO and `tunemq store serve`; and what only a real
-server shows.
+"""The contract of `ObjectStore`, checked on MinIO and `tunemq store serve`.
+
+Some tests cover what only a real server shows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def put(objects: RemoteObjects, key: str, path: Path, cancel: CancelToken | None
 
 
 class TestObjectStore:
-    """The suite."""
+    """The test suite of the contract."""
 
     def test_a_place_that_can_be_used_is_left_as_it_was(self, objects, monkeypatch):
         monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # on a busy machine
@@ -191,7 +192,7 @@ class TestObjectStore:
 
 
 def unfinished(objects: RemoteObjects) -> set[str]:
-    """The keys of objects of which there are parts."""
+    """Return the keys of objects with unfinished multipart uploads."""
     names = (one.name for one in objects._client.unfinished())
     prefix = objects._prefix
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}

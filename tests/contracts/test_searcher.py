@@ -1,4 +1,4 @@
-"""What every searcher promises the experiment's loop."""
+"""The contract of searchers, as the experiment's loop relies on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPACE = {
 
 
 class PlainSearcher(Searcher):
-    """A searcher as people write them for Ray: no restoring, no keywords."""
+    """A searcher as people write them for Ray: no restoring, no keyword arguments."""
 
     def __init__(self) -> None:
         super().__init__(metric="loss", mode="min")
@@ -84,7 +84,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., SearchGenerator]:
 
 
 def play(algorithm: SearchGenerator, first: int = 0, limit: int = 50) -> list[Suggestion]:
-    """One trial at a time until the search ends."""
+    """Run one trial at a time until the search ends; return the suggestions."""
     found = []
     for n in range(first, first + limit):
         answer = algorithm.suggest(n, f"t{n}")

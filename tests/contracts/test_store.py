@@ -1,7 +1,7 @@
-"""What every `CheckpointStore` promises, run over each implementation.
+"""The contract of `CheckpointStore`, checked on each implementation.
 
-An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture, and says
-how to damage what it keeps: a local folder, MinIO, and `tunemq store serve`.
+An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture and a
+``damage`` method: a local folder, MinIO, and `tunemq store serve`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class StoreContract(ABC):
-    """The suite."""
+    """The test suite of the contract."""
 
     @abstractmethod
     def damage(self, store: Any, key: str, name: str, content: bytes | None) -> None:
@@ -44,7 +44,7 @@ class StoreContract(ABC):
 
     @abstractmethod
     def with_manifest(self, store: Any, key: str, manifest: bytes) -> str:
-        """Make a checkpoint out of a manifest alone; returns the manifest's hash."""
+        """Make a checkpoint from a manifest alone; return the manifest's hash."""
 
     def test_what_was_put_is_what_is_opened(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
@@ -443,7 +443,7 @@ class TestLocalStore(StoreContract):
 
 
 class RemoteStoreContract(StoreContract):
-    """Checkpoints in a place on a server that has other things in it, too."""
+    """Checkpoints under a prefix on a server that stores other objects, too."""
 
     def damage(
         self, store: RemoteCheckpointStore, key: str, name: str, content: bytes | None

@@ -1,4 +1,4 @@
-"""What every `Syncer` promises, run over the default one at each kind of address and over a user's.
+"""The contract of `Syncer`, checked on the default one at each kind of address and on a user's.
 
 An implementation runs the suite by subclassing `SyncerContract` with ``syncer`` and ``remote``
 fixtures.
@@ -27,7 +27,7 @@ DAY_S = 24 * 60 * 60
 
 
 def aged(folder: Path, by_s: float = DAY_S) -> None:
-    """Let the files look as if they had been written so long ago."""
+    """Set back the modification times of the files by ``by_s`` seconds."""
     for path in folder.rglob("*"):
         if path.is_file():
             then = path.stat().st_mtime - by_s
@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class SyncerContract:
-    """The suite."""
+    """The test suite of the contract."""
 
     @pytest.fixture
     def target(self, tmp_path: Path) -> Path:
@@ -242,7 +242,7 @@ class SyncerContract:
 
 
 class TestOnAPath(SyncerContract):
-    """The default syncer, to a folder such as one of NFS."""
+    """The default syncer with a folder, for instance on NFS."""
 
     @pytest.fixture
     def syncer(self) -> Iterator[Syncer]:
@@ -256,7 +256,7 @@ class TestOnAPath(SyncerContract):
 
 
 class TestOnAFileAddress(TestOnAPath):
-    """The default syncer, to a folder that is given as an address."""
+    """The default syncer with the address of a folder."""
 
     @pytest.fixture
     def remote(self, tmp_path: Path) -> str:
@@ -264,7 +264,7 @@ class TestOnAFileAddress(TestOnAPath):
 
 
 class TestOnMinio(TestOnAPath):
-    """The default syncer, to an object store."""
+    """The default syncer with an object store."""
 
     @pytest.fixture
     def remote(self, minio: ObjectServer, bucket: str) -> str:
@@ -304,7 +304,7 @@ class CopyingSyncer(Syncer):
 
 
 class TestOfTheUsers(SyncerContract):
-    """A syncer that is not ours."""
+    """A user's syncer."""
 
     @pytest.fixture
     def syncer(self) -> Syncer:

@@ -1,4 +1,4 @@
-"""What every trial scheduler promises the experiment's loop."""
+"""The contract of trial schedulers, as the experiment's loop relies on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 30
 
 
 class Median(TrialScheduler):
-    """The smallest thing that people write: it says nothing of horizons or state."""
+    """A minimal user's scheduler, without horizons or state."""
 
     def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
         bad = result["training_iteration"] > 3 and result["loss"] > 0.8
@@ -63,7 +63,7 @@ def loss(number: int, step: int) -> float:
 
 
 def play(scheduler: TrialScheduler, *, always: bool, trials: int = 12) -> list[Any]:
-    """Trials in turns; who is asked how often differs, the decisions must not."""
+    """Run trials in turns, and return the story: the decisions must not depend on ``always``."""
     runner = Runner(new_trial(number) for number in range(trials))
     for trial in runner.trials:
         scheduler.on_trial_add(runner, trial)

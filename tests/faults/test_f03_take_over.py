@@ -47,7 +47,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def lose_the_machine(farm: FarmService) -> None:
-    """Kill the scheduler, and remove what its disk has."""
+    """Kill the scheduler, and remove the data on its disk."""
     farm.kill_scheduler()
     # Running trials may still write into the folder: rename it before deleting it.
     farm.results.rename(farm.folder / "gone")

@@ -1,4 +1,4 @@
-"""F05: Redis is killed and comes back, with its data, without it, and with a part of it."""
+"""F05: Redis is killed and comes back with all of its data, a part of it, or none."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def fail(farm: FarmService, how: str, away_s: float) -> None:
 
 
 def ends_well(farm: FarmService, within: float = 60.0) -> None:
-    """Wait for the end, and check that nothing is missing, doubled or repeated."""
+    """Wait for the end of the experiment; check that no result is missing, doubled or repeated."""
     farm.wait_for("search", "FINISHED", within)
     farm.check_results("search")
     farm.check_steps("search")

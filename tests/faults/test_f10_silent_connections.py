@@ -1,4 +1,4 @@
-"""F10: connections to Redis that die in silence, in one direction or both; a Redis that hangs."""
+"""F10: connections to Redis that fail silently, in one direction or both; a Redis that hangs."""
 
 from __future__ import annotations
 

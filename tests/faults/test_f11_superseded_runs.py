@@ -43,7 +43,7 @@ def stopped(roots: Iterable[int]) -> Iterator[None]:
 
 
 def journal_in(server: ObjectServer, bucket: str, prefix: str) -> dict[str, bytes]:
-    """The journal in the store and who ran it last, without the copy that the first run made."""
+    """Return the store's journal and the record of its last run, without the first run's copy."""
     with server.objects(bucket, prefix) as objects:
         keys = [one.key for one in objects.list(f"{FILE_NAME}/")]
         counts = [key for key in keys if not key.startswith(f"{FILE_NAME}/000001/")]

@@ -70,8 +70,8 @@ def test_f13_a_result_that_overtakes_others_is_recorded_in_its_turn(farm, tmp_pa
         for _, fields in reversed(entries):
             own.server.client.xadd(key, fields)
         own.to_scheduler.heal()
-        # After a gap the node sends everything again. It appends nothing while there is no
-        # generation.
+        # After the gap, nodes send everything again. Before holding the scheduler once more, wait
+        # for the new generation: without one, no node appends.
         eventually(
             lambda before=before: (
                 own.server.client.get(redis_keys.GENERATION) not in {before, None}

@@ -1,4 +1,4 @@
-"""F18, F22: `Result.history` of a search that has ended names result files that were damaged."""
+"""F18, F22: `Result.history` of a finished search names its damaged result files."""
 
 from __future__ import annotations
 

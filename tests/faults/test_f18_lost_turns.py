@@ -1,4 +1,4 @@
-"""F18: a journal that lost its last turns; the files of trials follow it, and no row is doubled."""
+"""F18: a journal that lost its last turns; trials' files are cut to match, without double rows."""
 
 from __future__ import annotations
 

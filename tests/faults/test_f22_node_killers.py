@@ -1,4 +1,4 @@
-"""F22 and F01: nodes of a farm that die with the trials of several searches on them."""
+"""F22 and F01: trials that kill nodes of a farm, together with other searches' trials there."""
 
 from __future__ import annotations
 

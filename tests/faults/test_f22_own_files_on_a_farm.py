@@ -1,4 +1,4 @@
-"""F22: files that a trial writes under the names of its result files, on a farm with a folder."""
+"""F22: a trial on a farm with a results folder writes files with the names of its result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forkserver that dies alone, or is stopped, leaves its process trees to the node to end."""
+"""A forkserver dies alone, or is stopped: the node ends its process trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of a script, and a restore of its search, again and again."""
+"""kill -9 of a script, and a restore of its search, repeatedly."""
 
 from __future__ import annotations
 

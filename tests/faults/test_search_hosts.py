@@ -1,4 +1,4 @@
-"""kill -9 of a trial's process in the middle of a search."""
+"""kill -9 of a trial process in the middle of a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged in the store or in a node's cache."""
+"""Damaged checkpoints in the store or in a node's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search ends while its store does not answer."""
+"""A search that ends while its store does not answer."""
 
 from __future__ import annotations
 

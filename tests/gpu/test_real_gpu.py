@@ -1,4 +1,4 @@
-"""Trials on a real GPU, where there is one; by hand: ``python benchmarks/scripts/gpu.py``."""
+"""Trials on a real GPU; to run them by hand: ``python benchmarks/scripts/gpu.py``."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME",
 
 
 class RedisServer:
-    """A redis-server on a unix socket that keeps nothing on disk, unless ``options`` say so."""
+    """A redis-server on a unix socket, without persistence unless ``options`` enable it."""
 
     def __init__(self, folder: Path, *options: str, password: str = "") -> None:
         beside = Path(sysconfig.get_path("scripts"), "redis-server")

@@ -1,4 +1,4 @@
-"""Fixtures for tests of one node: its Redis, a scheduler that orders, and the node itself.
+"""Fixtures for tests of one node: its Redis, a scheduler that orders trials, and the node.
 
 A test module imports those that it uses and names them in its ``__all__``.
 """

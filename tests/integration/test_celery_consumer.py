@@ -1,4 +1,4 @@
-"""The consumer as a process, with a real Redis and Celery's own publisher."""
+"""The consumer process with a real Redis and Celery's own publisher."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.integration
 
 
 class ForkedConsumer:
-    """A consumer, and what it sends."""
+    """A consumer, and the frames that it sends."""
 
     def __init__(self, forkserver: ChildProcess):
         self.forkserver, self.sock = forkserver, None
         self.is_forked_again()
 
     def is_forked_again(self):
-        """Another one takes its place."""
+        """Fork a new consumer in place of the old one."""
         if self.sock is not None:
             self.sock.close()
         self.sock = fork_consumer(self.forkserver)

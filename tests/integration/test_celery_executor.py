@@ -50,7 +50,7 @@ def result(step: int) -> m.ResultReported:
 
 @pytest.fixture
 def farm() -> Iterator[EmbeddedFarm]:
-    """A Redis, and a process that is no node."""
+    """A farm with a Redis, and a sleeping process as its node."""
     farm = EmbeddedFarm(make_node_command=lambda *_: ["/bin/sleep", "600"])
     farm.wait_until_ready()
     yield farm
@@ -74,7 +74,7 @@ def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
 
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look every 20 ms, so that tests need not last for seconds."""
+    """Look every 20 ms, to keep the tests short."""
     monkeypatch.setattr(node_transport, "_POLL_INTERVAL_S", 0.02)
 
 
@@ -240,7 +240,7 @@ def test_a_restarted_node_takes_its_own_place_after_its_predecessors_last_words(
 
 
 class CountedExcuses:
-    """What keeps a node alive counts how often a death was not the node's own fault."""
+    """Backing that counts how often the executor excuses a node's death."""
 
     def __init__(self) -> None:
         self.excuses = 0

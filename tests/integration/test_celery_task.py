@@ -1,4 +1,4 @@
-"""What the executor sends is a plain Celery task."""
+"""The executor sends plain Celery tasks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def keys_of(listing: str) -> list[str]:
 
 
 def damage(experiment: str, key: str) -> None:
-    """Change a byte of the checkpoint's own weights, wherever they are."""
+    """Change a byte of the checkpoint's own weights in the folder or the store."""
     if "://" not in experiment and (file := Path(experiment, key, "files", "weights")).exists():
         file.write_bytes(b"\0" * 1000)
         return

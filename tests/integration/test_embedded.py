@@ -44,7 +44,7 @@ def farm() -> Iterator[EmbeddedFarm]:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Warm farms whose nodes are none; they end with the test."""
+    """Warm farms with sleeping processes as nodes; they end with the test."""
     warm_farms.stop_all()  # those of searches before, whose nodes are some
     monkeypatch.setattr(warm_farms, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
     yield
@@ -269,7 +269,7 @@ def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_scri
             return farm
 
     def is_node(farm: EmbeddedFarm, *gpus: str) -> bool:
-        """Whether it has a node that was started with these options about GPUs."""
+        """Return whether the farm has a node that was started with these GPU options."""
         pid = pid_of(farm, runtime_layout.NODE)
         line = psutil.Process(pid).cmdline() if pid else []
         found = line[line.index("--gpus") :][:2] if "--gpus" in line else []

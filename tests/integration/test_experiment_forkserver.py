@@ -1,4 +1,4 @@
-"""What experiments are forked from: nothing of one process reaches another, nor is one lost."""
+"""Forkservers of experiments: experiment processes are isolated, and none is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tell(**what):
 
 
 class Experiment:
-    """One whose script has this body, and what became of it."""
+    """An experiment whose script has this body, and its outcome."""
 
     def __init__(
         self, forkservers: ExperimentForkservers, folder: Path, body: str, **options: Any
@@ -108,7 +108,7 @@ class Begin(Protocol):
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Starts experiments, which end with the test."""
+    """A function that starts experiments, which end with the test."""
     with ExitStack() as begun:
 
         def begin(
@@ -131,7 +131,7 @@ def usual() -> Iterator[ExperimentForkservers]:
 
 @pytest.fixture
 def forkservers() -> Iterator[ExperimentForkservers]:
-    """For those who kill theirs."""
+    """Forkservers that a test may kill."""
     made = ExperimentForkservers("")
     yield made
     made.close()

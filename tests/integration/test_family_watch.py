@@ -1,4 +1,4 @@
-"""`TreeWatch` on real processes, without control groups: what it says of their memory."""
+"""`TreeWatch` on real processes, without control groups: the memory that it reports."""
 
 from __future__ import annotations
 

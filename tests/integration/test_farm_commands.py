@@ -1,4 +1,4 @@
-"""The commands of a farm's users: what they print, for people and programs, and how they end."""
+"""The user commands of a farm: their output for people and programs, and their exit codes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def api(
 
 @pytest.fixture
 def tunemq(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the command, which is to end with this code; gives what it prints."""
+    """A function that runs the command, checks its exit code, and returns its output."""
 
     def run(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()

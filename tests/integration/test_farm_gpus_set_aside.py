@@ -1,4 +1,4 @@
-"""A device that is set aside, on its whole way: from the driver to who waits for it, and back."""
+"""A withheld GPU, from the driver to the trials that wait for it, and its return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 
 class MachineWithGpus(Here):
-    """A machine whose driver is a fake."""
+    """A machine with a fake GPU driver."""
 
     def __init__(self, gpus: FakeGpus) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The metrics of a farm that runs: a real scheduler, a real worker, a real scrape."""
+"""The metrics of a running farm: a real scheduler, a real worker, a real scrape."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def farm(tmp_path: Path, redis: TcpRedis) -> Iterator[FarmService]:
 
 
 def scrape(farm: FarmService) -> dict[str, float]:
-    """All samples, by name and labels."""
+    """Return all samples, by name and labels."""
     found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", farm.said())
     if found is None:
         return {}

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(autouse=True)
 def asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that sleeps for two seconds a second request would be left, and its answer."""
+    """Send each request once: a machine that sleeps for two seconds would leave a second one."""
     monkeypatch.setattr(client_module, "_AGAIN_S", 600.0)
 
 

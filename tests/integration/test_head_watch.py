@@ -1,4 +1,4 @@
-"""The scheduler looks at its own disks, certificates and the note of the last backup."""
+"""The scheduler checks its disks, its certificates and the note of the last backup."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def certificate(tmp_path: Path) -> Certificate:
 
 @pytest.fixture
 def port(certificate: Certificate) -> Iterator[int]:
-    """Of a server that shows the certificate, and says nothing more."""
+    """Yield the port of a server that presents the certificate, and sends nothing more."""
     with showing(certificate) as port:
         yield port
 
 
 def ended(watch: HeadWatch) -> None:
-    """Close it, and wait for its threads."""
+    """Close the watch, and wait for its threads."""
     watch.close()
     for thread in threading.enumerate():
         if thread.name in {"disk watch", "certificate watch"}:

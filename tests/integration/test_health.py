@@ -1,4 +1,4 @@
-"""How a real scheduler and a real worker say that they are well, and how it is found that not."""
+"""How a real scheduler and a real worker report their health, and how checks find failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THEIRS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "TUNEMQ_HEALTH")
 
 
 def asked(file: Path, *more: str) -> tuple[int, str]:
-    """What `tunemq health` says of it, as a container's check runs it."""
+    """Run `tunemq health` as a container's check does; return its exit code and output."""
     done = subprocess.run(
         [sys.executable, "-m", "tunemq", "health", *more, str(file)],
         capture_output=True,
@@ -37,7 +37,7 @@ def asked(file: Path, *more: str) -> tuple[int, str]:
 
 
 def becomes(code: int, file: Path, *more: str, within: float = 60.0) -> str:
-    """Wait until the check's exit code is this one; what it says then."""
+    """Wait until the check has this exit code; return its output then."""
     said: list[tuple[int, str]] = []
 
     def is_so() -> bool:
@@ -56,7 +56,7 @@ def manager(tmp_path: Path) -> Iterator[ServiceManager]:
 
 
 class Watched(Command):
-    """A worker that says how it is."""
+    """A worker that reports its health."""
 
     def __init__(self, server: RedisServer, folder: Path, given: Mapping[str, str]) -> None:
         self.file = folder / "health"

@@ -27,7 +27,7 @@ HIDING = ["noaccess", "invisible", "ptraceable"]
 
 
 class HidingFarm(FarmService):
-    """A farm of a user who is not root, on machines whose ``/proc`` hides processes."""
+    """A farm of a user without root rights, on machines whose ``/proc`` hides processes."""
 
     def __init__(self, folder: Path, url: str, hidepid: str) -> None:
         self.hiding = hiding(hidepid)

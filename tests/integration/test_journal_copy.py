@@ -1,4 +1,4 @@
-"""The copy of a journal in an object store: how it follows, and how it is brought back."""
+"""The copy of a journal in an object store: how it is updated, and how it is restored."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
 
 
 def mirror(objects: ObjectStore, folder: Path) -> None:
-    """As the default syncer does."""
+    """Copy the journal's files as the default syncer does."""
     for path in folder.iterdir():
         if path.name != "lock":
             objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
@@ -195,7 +195,7 @@ def test_copy_is_ahead_of_an_older_journal_and_not_of_its_own_or_where_it_is_dam
 
 
 def copy_of_many_pieces(journal: Journal, objects: ObjectStore, turns: int = 4) -> JournalCopy:
-    """A copy in which each turn is a piece."""
+    """Make a copy in which each turn is a separate object."""
     copied = JournalCopy(journal, objects, SIGNER)
     for n in range(turns):
         journal.append(TURNS[n])
@@ -208,7 +208,7 @@ def pieces(objects: ObjectStore, file: str = ".turns") -> list[str]:
 
 
 def lose(objects: ObjectStore, key: str, how: str = "gone") -> None:
-    """As a store whose machine lost its power."""
+    """Damage an object, as a power cut of the store's machine may do."""
     if how == "gone":
         objects.delete([key])
     else:
@@ -224,7 +224,7 @@ def test_a_piece_that_is_not_listed_is_lost_once_the_next_listing_lacks_it_too(
     listed, looks = objects.list, 0
 
     def lacks_one(prefix: str) -> list[ObjectInfo]:
-        """As if it became part of a longer one just then, which the next listing has."""
+        """Omit an object that just became part of a longer one, which only the next list has."""
         nonlocal looks
         looks += 1
         found = list(listed(prefix))

@@ -1,7 +1,6 @@
-"""A search that takes many snapshots: its journal gives the state that its runner had.
+"""A search with many snapshots: its journal gives the same state as its runner.
 
-What a snapshot lets go of is on the disk before: results that only the journal had are nowhere
-else.
+Before a snapshot drops results that only the journal has, these are on the disk.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def test_the_journal_gives_the_state_whatever_it_was_shortened_to(
 
 
 class Disk:
-    """How much of each file a power cut would leave."""
+    """Tracks how much of each file a power cut would leave."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sizes: dict[tuple[int, int], int] = {}
@@ -75,7 +74,7 @@ class Disk:
         self._sizes[found.st_dev, found.st_ino] = found.st_size
 
     def lacks(self, path: Path) -> int:
-        """How many bytes at its end are not on the disk; all of a name that is not there, too."""
+        """Return how many bytes at the file's end are not durable; -1 if its name is not."""
         found, folder = path.stat(), path.parent.stat()
         size = self._sizes.get((found.st_dev, found.st_ino), 0)
         return found.st_size - size if (folder.st_dev, folder.st_ino) in self._sizes else -1

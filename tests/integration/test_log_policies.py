@@ -1,4 +1,4 @@
-"""Log policies, and a GPU's memory that ran out in a child, on real nodes and worker processes."""
+"""Log policies, and a child process that runs out of GPU memory, on real nodes and processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICIES = [
 
 
 def is_first(config: dict[str, Any]) -> bool:
-    """Whether this is the trial's first attempt."""
+    """Return whether this is the trial's first attempt."""
     folder = tune.get_context().get_trial_dir()
     try:
         Path(folder, "was_here").touch(exist_ok=False)
@@ -63,7 +63,7 @@ def events_of(results: tune.ResultGrid) -> list[m.Event]:
 
 
 def nodes_of(events: list[m.Event], trial: str) -> list[str]:
-    """The names of the nodes on which the trial's attempts began, in their order."""
+    """Return the names of the nodes on which the trial's attempts began, in order."""
     names: dict[str, str] = {}
     found, instance_id = [], ""
     for event in events:
@@ -77,7 +77,7 @@ def nodes_of(events: list[m.Event], trial: str) -> list[str]:
 
 
 def summary_of(results: tune.ResultGrid, place: int) -> TrialSummary:
-    """What the journal gives of a trial."""
+    """Return the trial's summary from the journal."""
     runner = replay_recovered(recover(Path(results.experiment_path, FILE_NAME)))
     (found,) = [
         runner.summary(one)

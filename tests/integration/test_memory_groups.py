@@ -1,4 +1,4 @@
-"""Memory limits of trials that the kernel holds: real control groups, real allocators."""
+"""Memory limits of trials that the kernel enforces: real control groups, real allocators."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SMALL = 2 * MIB
 
 
 def is_v1() -> bool:
-    """Whether memory is limited by the first version of control groups."""
+    """Return whether version 1 of control groups limits the memory."""
     return Path("/sys/fs/cgroup/memory/cgroup.procs").exists()
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Path]:
-    """A control group as a service manager leaves one to a node."""
+    """A control group as a service manager gives one to a node."""
     above = Path("/sys/fs/cgroup")
     if is_v1():
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -80,7 +80,7 @@ class GroupedNode(Node):
         super().__init__(server, scheduler, folder, *more, before=[*entering, *before])
 
     def groups(self) -> list[Path]:
-        """Those of its trials."""
+        """Return the control groups of its trials."""
         return sorted(self.group.glob(f"tunemq-{self.process.pid}-*/h*"))
 
 

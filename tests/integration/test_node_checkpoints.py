@@ -63,7 +63,7 @@ def node(
 
 
 def saving(config):
-    """Save ``steps`` times, from where a checkpoint says; the weights never change."""
+    """Save ``steps`` times, starting from a restored checkpoint; the weights never change."""
     import os
     import tempfile
     import time
@@ -99,7 +99,7 @@ def keys(scheduler, kind):
 
 
 def downloads(node):
-    """How many checkpoints the node has downloaded."""
+    """Return how many checkpoints the node has downloaded."""
     return node.log().count("checkpoint.downloaded")
 
 
@@ -108,7 +108,7 @@ def stored_bytes(minio, bucket):
 
 
 def committed(scheduler, trial="t"):
-    """A reference to the newest committed checkpoint."""
+    """Return a reference to the newest committed checkpoint."""
     *_, last = [event for event in scheduler.said(CheckpointCommitted) if event.trial == trial]
     return CheckpointRef(last.key, last.sha256, last.step)
 
@@ -135,12 +135,12 @@ def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_not
 
 
 def committed_by(node):
-    """The names of the trials of which a node, or one before it in its folder, has saved."""
+    """Return the names of trials whose checkpoints this node, or one before it, has committed."""
     return set(re.findall(r"checkpoint\.committed key=(\w+)/", node.log()))
 
 
 def clone_ten(server, scheduler, store, ref, folder, first):
-    """Have ten trials begin on a new node from one checkpoint, which each saves again; the node."""
+    """Restore ten trials from one checkpoint on a new node, and wait until each has saved again."""
     node = Node(server, scheduler, folder)
     try:
         starts = [

@@ -61,7 +61,7 @@ def node(
 
 
 def ask_modules(config):
-    """Report what modules of the user's say, one imported at once and one later."""
+    """Report values from the user's modules, one imported at once and one later."""
     import helper
 
     from tunemq_shared.trial.session import report

@@ -1,4 +1,4 @@
-"""A node whose working folder takes no file: what it says, and what its farm makes of it."""
+"""A node whose working folder accepts no files: its reports, and the farm's reaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INODES = 3000
 
 
 class DiskOfANode:
-    """A disk with few inodes, in a namespace that lives as long as this does."""
+    """A disk with few inodes, in a mount namespace that exists until `close`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -37,12 +37,12 @@ class DiskOfANode:
         self._folder = Path(f"/proc/{self._holder.pid}/root{folder}")
 
     def machine(self) -> Here:
-        """Whose processes find it."""
+        """A machine whose processes see the disk."""
         target = ["--target", str(self._holder.pid)]
         return Here(["nsenter", *target, "--user", "--mount", "--preserve-credentials"])
 
     def fill(self) -> None:
-        """Leave no inode."""
+        """Use up all inodes."""
         filler = self._folder / "filler"
         filler.mkdir()
         with contextlib.suppress(OSError):
@@ -50,12 +50,12 @@ class DiskOfANode:
                 (filler / str(number)).touch()
 
     def free(self) -> None:
-        """Have room again."""
+        """Free inodes again."""
         for path in (self._folder / "filler").iterdir():
             path.unlink()
 
     def close(self) -> None:
-        """Let go of it."""
+        """End the namespace."""
         self._holder.communicate()
 
 

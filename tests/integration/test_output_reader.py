@@ -1,4 +1,4 @@
-"""What trials print is brought from a real Redis, whatever is wrong with one experiment."""
+"""The output of trials arrives through a real Redis, even if one experiment has problems."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Pumping:
         self.publisher.is_hurried = False
 
     def append(self, generation=b"g1", key=KEY, batches=BATCHES):
-        """What the pump says of an order to append; looks are not answered here."""
+        """Return the publisher's reports about an order to append, without answers to looks."""
         self.publisher._turn(AppendBatches(key, generation, batches))
         told = [
             report for report in self.reports if isinstance(report, BatchesAppended | AppendFailed)

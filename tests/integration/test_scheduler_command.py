@@ -1,4 +1,4 @@
-"""`tunemq scheduler` as a process: what it refuses, and in which words."""
+"""`tunemq scheduler` as a process: the options that it rejects, and its error messages."""
 
 from __future__ import annotations
 

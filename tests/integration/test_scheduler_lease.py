@@ -39,7 +39,7 @@ LONG_S = 30.0
 
 @pytest.fixture
 def claim(redis, monkeypatch):
-    """Claims the lease for this process, or for one that `holder` describes."""
+    """A function that claims the lease for this process, or for the one that `holder` describes."""
     monkeypatch.setattr(lease_module, "TTL_S", LONG_S)
     monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
     leases = []

@@ -1,4 +1,4 @@
-"""Checkpoints of a search: resumed from after a failure, kept by rule, made when asked for."""
+"""Checkpoints of a search: resuming after a failure, retention, checkpoints on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resumed_step():
 
 
 def fails_once(config):
-    """Ten steps, a checkpoint every second one; the first try raises at the sixth."""
+    """Train ten steps with a checkpoint every second one; the first attempt raises at the sixth."""
     marker, log = Path(config["marker"]), Path(config["log"])
     for step in range(resumed_step() + 1, 11):
         if step == 6 and not marker.exists():
@@ -110,7 +110,7 @@ def test_a_killed_trial_resumes_from_its_last_checkpoint(space, log):
 
 
 class Learns(tune.Trainable):
-    """Its score is best in the middle."""
+    """A trial with its best score halfway."""
 
     def setup(self, config):
         self.marker = config.get("marker")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def climbs(config):
-    """Its score grows by ``slope`` a step."""
+    """Report a score that grows by ``slope`` per step."""
     for step in range(1, config.get("steps", 100) + 1):
         tune.report({"score": config.get("slope", 1.0) * step, "inner": {"half": step / 2}})
 
@@ -256,7 +256,7 @@ def says_resources(config):
 
 @pytest.mark.parity(53)
 def test_fractions_of_a_cpu_let_more_trials_run_side_by_side(tmp_path):
-    """Each waits for all the others: with fewer at a time it would never end."""
+    """Each trial waits for all the others: with fewer slots it would never end."""
 
     def train(config):
         (tmp_path / f"here_{config['n']}").touch()

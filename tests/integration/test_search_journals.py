@@ -1,4 +1,4 @@
-"""The check at the end of every search here is one that can fail."""
+"""The journal check at the end of every search here can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search leaves behind and gives back: folders, files, callbacks, results."""
+"""Records and results of a search: folders, files, callbacks, return values."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_blas_and_openmp_have_as_many_threads_as_the_trial_has_cpus(preload, cpu
 
 
 def test_eight_trials_share_an_array_of_with_parameters(tmp_path):
-    """The last of the eight measures all of them, while they wait for its verdict."""
+    """The last of the eight measures all of them, while they wait for its result."""
 
     def train(config, data):
         total = float(data.sum())  # touches every page

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 def train(config):
-    """Six steps, each with a checkpoint; at the fourth it fails once."""
+    """Train six steps, each with a checkpoint; fail once at the fourth."""
     checkpoint = tune.get_checkpoint()
     first = 1
     if checkpoint is not None:

@@ -22,7 +22,7 @@ SIGNER = journal_signer()
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Passes time."""
+    """A function that advances the time."""
     now = [0.0]
     monkeypatch.setattr(store_claim, "_now", lambda: now[0])
 

@@ -118,6 +118,6 @@ def test_submit_says_that_the_store_is_away_and_goes_on_when_it_is_back(
 
 
 def newest_trial(service: FarmService) -> str:
-    """The id of the only trial."""
+    """Return the id of the only trial."""
     found = json.loads(service.tunemq("show", "first", "--json"))
     return str(found["trials"][0]["trial"])

@@ -86,7 +86,7 @@ def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(rejected, op
 def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path(
     rejected, open_folder
 ):
-    """As a checkout, or an interpreter, below the home of root."""
+    """A folder above the interpreter is closed, like root's home above a checkout."""
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
     python = closed / "python"

@@ -1,4 +1,4 @@
-"""The GPUs of `tunemq worker`, what trials see of them, and what it says of its machine."""
+"""The GPUs of `tunemq worker`: those that trials see, and what it reports about its machine."""
 
 from __future__ import annotations
 
