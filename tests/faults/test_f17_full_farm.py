@@ -229,7 +229,7 @@ def kill_process_of(name: str, scheduler: int) -> None:
     found.kill()
 
 
-#: What a supervisor keeps, on a disk that is full for a while.
+#: Writes the files of a supervisor to a disk that is full for a while.
 KEPT = """
 import contextlib, json, os, sys
 from pathlib import Path

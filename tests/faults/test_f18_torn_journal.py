@@ -127,7 +127,7 @@ def test_f18_damage_in_what_was_complete_before_it_counted_is_refused(
         "history": written.folder / "history",
     }[name]
     size = path.stat().st_size
-    # Of a segment its header, which was there before the snapshot that needs it.
+    # The segment's header: it was durable before the snapshot that needs it.
     end = next(iter(JournalFrames(path))).end if name == "segment" else size
     for one in (cut(path, 0, end), damaged(path, 0, end, all_bits=False)):
         for place in one:

@@ -88,7 +88,7 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
     assert farm.scheduler.wait(60) == 0, farm
     client = farm.redis.client
     for_ever = {key.decode() for key in client.keys("*") if client.ttl(key) == -1}
-    # The farm's own, of which there is one each, whatever it did.
+    # The farm's own keys: one of each, after any number of workers.
     own = {
         redis_keys.GENERATION,
         redis_keys.NODES,

@@ -102,7 +102,7 @@ def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_schedule
         steps=16,
         payload=1000,
         step_s=0.06,
-        # Each node dies there: where that is a matter of time, its successors have but one wave.
+        # Each node dies there: in the timed cases its successors get only one wave of trials.
         cpus=4 if name in IN_TIME else 2,
         gate=7 if name in IN_TIME else None,
         variables={VARIABLE: f"{name}=kill@{OF_A_SEARCH[name]}"},

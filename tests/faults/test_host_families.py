@@ -369,7 +369,7 @@ def write_module(folder: Path, name: str, source: str) -> str:
     ("source", "reason"),
     [
         (OPENMP_AT_IMPORT, "it runs 1 thread of its own"),
-        # The probe finds what the count of threads does not.
+        # The probe finds what counting threads misses.
         (OPENMP_THEN_ONE_THREAD, "hung for 5 s"),
         ("import threading; threading.Thread(target=threading.Event().wait).start()", "1 thread"),
         (

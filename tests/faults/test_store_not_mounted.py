@@ -115,6 +115,6 @@ def test_doctor_folder_store_of_a_running_scheduler_is_missing_reports_a_problem
             finding = found(*more)
             assert finding.level is FindingLevel.PROBLEM, finding
             assert f"{store} does not exist on this machine" in finding.what
-        # Of a folder that no scheduler is known to use, a scheduler may be about to make it.
+        # An unknown folder may be one that a scheduler is about to use.
         assert found("--store", str(tmp_path / "other")).level is FindingLevel.WARNING
         (tmp_path / "moved").rename(store)

@@ -40,7 +40,7 @@ from tunemq_shared.protocol.registration import NodeRegistration, decode_header,
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.trainable.trainable_blobs import ship
 
-#: What stays in a node's working folder, empty: its caches.
+#: The empty folders that stay in a node's working folder: its caches.
 CACHES = frozenset({"cache", "blobs", "code"})
 _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
 

@@ -25,7 +25,7 @@ from tunemq_shared.protocol.messages import Environment
 
 pytestmark = pytest.mark.integration
 
-#: A node's stand-in, with a descendant that has left its session.
+#: A process that stands in for a node, with a descendant that has left its session.
 RESTLESS = "setsid sleep 600 & exec sleep 600"
 
 
@@ -45,7 +45,7 @@ def farm() -> Iterator[EmbeddedFarm]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Warm farms with sleeping processes as nodes; they end with the test."""
-    warm_farms.stop_all()  # those of searches before, whose nodes are some
+    warm_farms.stop_all()  # earlier searches' farms have real nodes
     monkeypatch.setattr(warm_farms, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
     yield
     warm_farms.stop_all()

@@ -69,7 +69,8 @@ def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
         eventually(lambda: fake.energy_questions() >= 2)
         fake.change(uuid, energy_mj=5_000_000)
         before = fake.energy_questions()
-        # Of a look that has begun, of one more, and of a third: then the second is handed over.
+        # Questions of a running look, of a second one, and of a third: by then the second is
+        # reported.
         eventually(lambda: fake.energy_questions() >= before + 3, within=60)
         gate.touch()
         eventually(lambda: len(scheduler.said(SlotFreed)) == 2, within=60)

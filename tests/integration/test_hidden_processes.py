@@ -124,7 +124,7 @@ def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_t
     assert "broken" not in (farm.folder / "one" / "worker.log").read_text()
 
 
-#: Hides its memory, and says who it is.
+#: Hides its memory from other processes, and prints its identity as a lease holder.
 _HIDES = """
 import sys
 import msgspec

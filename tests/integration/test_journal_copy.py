@@ -283,7 +283,8 @@ def test_a_copy_that_lost_a_file_is_brought_as_far_as_another_generation_of_it_g
     else:
         objects.delete(pieces(objects, file))
     found = fetch_journal(objects, tmp_path / "fetched", SIGNER)
-    # Of a missing snapshot or segment another generation has the turns; the last ones none has.
+    # If a snapshot or segment is missing, another generation has its turns, except for the last
+    # ones.
     assert found.turn == len(TURNS) - (file == "000004.turns")
     assert ("damaged" in found.lost) == (file == "history")
 

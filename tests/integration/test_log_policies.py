@@ -25,7 +25,7 @@ __all__ = ["farm"]
 pytestmark = pytest.mark.integration
 
 ECC, ASSERT = r"uncorrectable +ECC", "device-side assert"
-#: Takes a time that doubles with each x where no y follows.
+#: A pattern whose time doubles with each x if no y follows.
 CATASTROPHIC = r"(x+x+)+y"
 POLICIES = [
     tune.LogPolicy(ECC, "exclude_node"),

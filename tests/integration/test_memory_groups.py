@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 MIB = 2**20
 LIMIT = TrialLimitSpec(memory=300 * MIB)
-#: Pages that the kernel had promised to processors already when the limit was reached.
+#: Pages that the kernel had already assigned to processors when the limit was reached.
 SMALL = 2 * MIB
 
 

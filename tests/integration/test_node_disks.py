@@ -33,7 +33,7 @@ class DiskOfANode:
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline()
-        #: As it is seen from outside.
+        #: The path of the disk as seen from outside the namespace.
         self._folder = Path(f"/proc/{self._holder.pid}/root{folder}")
 
     def machine(self) -> Here:
@@ -110,7 +110,7 @@ def test_f16_a_search_waits_for_a_node_whose_disk_has_no_inodes(
     farm: FarmService, disk: DiskOfANode
 ) -> None:
     disk.fill()
-    # Whether it is placed before or after the node has noticed: no trial ends for it.
+    # No trial fails, whether it is placed before or after the node notices the full disk.
     farm.submit(Search(name="exp", trials=6, steps=2))
 
     eventually(lambda: farm.nodes()["one"].state == "set aside", within=60, message=farm.__str__)

@@ -197,7 +197,7 @@ def test_a_search_goes_on_when_what_it_was_forked_from_is_killed(farm, superviso
     assert forkserver != os.getpid()
     os.kill(forkserver, signal.SIGKILL)
     process_exit = supervisor.ends()
-    assert process_exit.outcome is ExperimentOutcome.LEFT  # nothing is wrong with the search
+    assert process_exit.outcome is ExperimentOutcome.LEFT  # the search itself has no fault
     assert "SIGKILL" in process_exit.text
     farm.open_gate(20)
     again = msgspec.structs.replace(wanted, events_key=connection.events_key)
@@ -365,7 +365,7 @@ def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, s
     connection = supervisor.start(wanted, farm.results / "search")
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
     (node,) = supervisor.nodes
-    forger = FakeNode(farm.redis.url, node)  # says the next thing in the node's name
+    forger = FakeNode(farm.redis.url, node)  # sends the next message in the node's name
     next_event = connection._client._channel.cursors[node].read + 1
     assert forger.send(connection.events_key, ["result", "t", "one"], first=next_event)
     forger.close()

@@ -139,7 +139,7 @@ def test_with_fail_fast_the_first_error_ends_the_search():
         waits_unless_it_fails,
         {"a": tune.grid_search([1, 0, 1, 1])},
         fail_fast=True,
-        max_concurrent_trials=2,  # however many cores there are
+        max_concurrent_trials=2,  # on any number of cores
     )
 
     assert [result.status for result in results][:2] == ["TERMINATED", "ERROR"]
