@@ -22,7 +22,7 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.live_keys import LiveKeys
 
 KEY = names.events("one")
-#: What is still to happen, and does not, is waited for so long.
+#: Seconds to wait before a test concludes that an event does not happen.
 _WHILE_S = 1.5
 
 
@@ -139,7 +139,7 @@ class SignedWorker(Command):
         return NodeMetrics()
 
     def rejected(self, **at_least: int) -> None:
-        """Wait until it has refused so many messages, by kind and reason with two underscores."""
+        """Wait until it has rejected this many, by kind and reason with two underscores."""
 
         def has_rejected() -> bool:
             rejected = self.node_metrics().rejected

@@ -1,6 +1,6 @@
-"""Every place where bytes become values survives what nobody would write.
+"""Every decoder survives malformed input.
 
-`make fuzz` goes on with this for five minutes, with other input each time.
+`make fuzz` runs the same checks for five minutes, with new input each time.
 """
 
 from __future__ import annotations

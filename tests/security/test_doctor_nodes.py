@@ -1,4 +1,4 @@
-"""`tunemq doctor` finds what is wrong with the machines of a farm; each is planted alone."""
+"""`tunemq doctor` finds problems of a farm's machines; each test causes one problem."""
 
 from __future__ import annotations
 

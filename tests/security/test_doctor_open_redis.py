@@ -1,4 +1,4 @@
-"""`tunemq doctor` finds what is wrong with a Redis that other machines reach."""
+"""`tunemq doctor` finds problems of a Redis that other machines reach."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
 def found_later(farm: ExaminedFarm, whose: str, **variables: str) -> Finding:
-    """What is found of somebody's requests when a store has failed for long enough."""
+    """The finding about a user's or node's requests, once a store has failed for long enough."""
     found: list[Finding] = []
 
     def is_found() -> bool:

@@ -1,4 +1,4 @@
-"""`tunemq doctor` finds what is wrong with a farm's Redis and its store; each is planted alone."""
+"""`tunemq doctor` finds problems of a farm's Redis and its store; each test causes one problem."""
 
 from __future__ import annotations
 

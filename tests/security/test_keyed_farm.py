@@ -38,7 +38,7 @@ class Keyed:
         return {(row["node"], row["kind"], row["reason"]): row["times"] for row in rows}
 
     def serious(self) -> dict[tuple[str, str, str], int]:
-        """The same, without what is found on honest farms."""
+        """The rejected messages, without those that honest farms cause, too."""
         return {key: times for key, times in self.rejected().items() if key[2] != "repeated"}
 
 
@@ -152,7 +152,7 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
         (after.path / name).chmod(0o600)
     after.rotate(["worker"])
     after.promote(["worker"])
-    # Somebody changed the worker's keys before the scheduler's.
+    # The worker's keys were changed before the scheduler's.
     farm.add_worker("one", 2, "--keys", str(after.path / WORKER_FILE))
     wanted = ("", "registration", "unknown_key")
     eventually(lambda: wanted in keyed.serious(), within=60, message=lambda: str(farm))

@@ -1,4 +1,4 @@
-"""What is found about a Redis depends on what its user may ask; nothing is found by guessing."""
+"""The findings about a Redis depend on what its user may query; the probes guess nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user of Redis that lacks a right of its role: whoever it is says which, and the fix."""
+"""A Redis user lacks a right of its role: each process names the missing right and the fix."""
 
 from __future__ import annotations
 

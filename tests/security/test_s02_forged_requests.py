@@ -1,4 +1,4 @@
-"""Who can write to a farm's Redis and has no key asks nothing, answers nothing, stops nobody."""
+"""An attacker with write access to Redis but no key cannot send, answer or stop requests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ada(server: RedisServer, keys: KeyFolder) -> Iterator[FarmClient]:
 def asking(
     client: FarmClient, request: r.FarmRequest, answer: type
 ) -> tuple[threading.Thread, list]:
-    """Have somebody ask meanwhile; the thread, and what comes of it."""
+    """Send a request in a thread; return the thread, and a list for its answer or error."""
     found: list[object] = []
 
     def ask() -> None:
@@ -83,7 +83,7 @@ def reasons(api: ServedApi) -> set[str]:
 
 
 def captured(server: RedisServer) -> dict[bytes, bytes]:
-    """A request that nobody has taken yet, as whoever can read Redis sees it."""
+    """A request that the scheduler has not read yet, as any reader of Redis sees it."""
     eventually(lambda: server.client.xlen(redis_keys.REQUESTS))
     ((_, fields), *_) = server.client.xrange(redis_keys.REQUESTS)
     return dict(fields)

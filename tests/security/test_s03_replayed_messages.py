@@ -1,4 +1,4 @@
-"""S03: what was once said honestly is of no use to who says it again."""
+"""S03: replaying an honest message has no effect."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_pa
             said = m.Assignment(m.PROTOCOL_VERSION, instance_id, term, version, orders)
             scheduler.send_assignment(instance_id, said)
 
-        # What somebody reads who may read everything: here, before the worker does.
+        # The attacker may read everything: it reads the queue before the worker does.
         assign(1, 1, order("t", start))
         eventually(lambda: scheduler.said(m.SlotFreed), within=60, message=lambda: worker.said)
         assign(1, 2)
@@ -80,7 +80,7 @@ def test_s03_events_that_are_said_again_are_counted_and_come_before_nothing_new(
     node.send(KEY, m.SlotFreed("t1", 1))
     transport.until(lambda: transport.said(m.SlotFreed))
 
-    # They carry their numbers: whoever records them drops what it has.
+    # Batches carry their numbers, so the receiver drops those that it has.
     numbers = [(batch.first, batch.last) for batch in transport.said(m.BatchRead)]
     assert numbers == [(1, 1), (2, 2), *[(1, 1)] * 3, (3, 3)]
     assert transport.counted() == {("events", "repeated"): 3}

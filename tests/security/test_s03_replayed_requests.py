@@ -1,4 +1,4 @@
-"""A request that somebody kept and sends again is not done again: not soon, and not later."""
+"""The scheduler does not execute a replayed request, neither soon nor later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def api(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[Served
 
 
 def sent_by_ada(api: ServedApi, ago_s: float = 0.0) -> dict[str, str | bytes]:
-    """A request that ada sent so long ago, as somebody kept it."""
+    """A captured request that ada sent `ago_s` seconds ago."""
     request, sent = os.urandom(16).hex(), str(int((time.time() - ago_s) * 1000))
     body = msgspec.msgpack.encode(r.SubmitExperiment(name="exp", code=CODE, is_made_up=True))
     signed_message = close_request(
@@ -59,7 +59,7 @@ def sent_by_ada(api: ServedApi, ago_s: float = 0.0) -> dict[str, str | bytes]:
 
 
 def answer_to(server: RedisServer, api: ServedApi, fields) -> a.FarmReply:
-    """Send it; what is answered."""
+    """Send the request and return the answer."""
     key = redis_keys.answer(fields["id"])
     server.client.delete(key)
     server.client.xadd(redis_keys.REQUESTS, fields)
@@ -86,7 +86,7 @@ def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
 
 
 def test_s03_nor_when_what_was_done_is_forgotten(api, server):
-    """What nobody remembers was sent so long ago that its own time is over."""
+    """The scheduler has forgotten this request, but the request itself has expired."""
     kept = sent_by_ada(api, ago_s=redis_keys.REQUEST_TTL_S + 1)
     reply = answer_to(server, api, kept)
     assert f"{redis_keys.REQUEST_TTL_S} s are the most" in reply.rejection.text

@@ -1,4 +1,4 @@
-"""S04: a failure is data: nobody makes an exception of it, and nobody reads a result backend."""
+"""S04: a failure is data: no process raises it, and none reads a result backend."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Network:
         return f"redis{'s' * tls}://{who}{self.address}:{port}/0{query}"
 
     def starts(self, command: str, url: str, *more: str, says: str) -> str:
-        """Start a command that goes on, wait until it says something; what it has said."""
+        """Start a long-running command, end it once it prints `says`; return its output."""
         log, process = self._run(self._user, command, url, *more)
         try:
             _says(log, says)
@@ -118,7 +118,7 @@ class Network:
         return " ".join(log.read_text().split())
 
     def starts_beside(self, command: str, url: str, says: str) -> str:
-        """Start one there that goes on, wait until it says something; what it has said."""
+        """Start a long-running command beside Redis; return its output up to `says`."""
         log, process = self._run(self._server, command, url)
         try:
             _says(log, says)

@@ -35,7 +35,7 @@ _READ = {
 _WRITES = ("DEL {}", "XADD {} * a b")
 _WORKERS_WRITES = (*_WRITES, "SET {} x", "EXPIRE {} 1", "PEXPIRE {} 1")
 
-#: What nobody of a farm may do.
+#: Commands that no role of a farm may call.
 _NOBODY = (
     *("ACL LIST", "ACL SETUSER worker +@all", "BGREWRITEAOF", "CLIENT LIST", "CLUSTER INFO"),
     *("CLIENT KILL TYPE normal", "COMMAND", "CONFIG GET *", "CONFIG SET dir /tmp", "DBSIZE"),
@@ -148,7 +148,7 @@ def test_s05_a_script_may_do_no_more_than_who_runs_it(redis: SecuredRedis, role:
 
 
 def _client(redis: SecuredRedis, role: str) -> redis_py.Redis:
-    """For one user; it names no library, which nobody may."""
+    """A client for one user; it sends no library name, which no role may set."""
     return redis_py.Redis.from_url(redis.plain_url(role), protocol=2, driver_info=None)
 
 

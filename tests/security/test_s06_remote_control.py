@@ -51,7 +51,7 @@ def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
     farm.wait_for_steps("first", 2, 5)
     consumers = _consumers(farm)
     assert len(consumers) == 1
-    assert attacker.control.ping(timeout=1.0) == []  # nobody listens
+    assert attacker.control.ping(timeout=1.0) == []  # no process answers
     queue = f"consumer@{_instance_id(farm)}"
     for command, arguments in _COMMANDS.items():
         attacker.control.broadcast(command, arguments=arguments)

@@ -57,7 +57,7 @@ def test_s07_a_farm_with_the_shipped_policies_and_tls_does_all_its_work(tmp_path
         # What was not among the two that each trial keeps is gone: by the scheduler.
         assert len([name for name in kept if name.endswith("manifest.json")]) == 4, kept
         farm.tunemq("rm", "--files", "--yes", "first")
-        # Behind its answer it is removed: the folder, then what is in the bucket.
+        # Removal follows the answer: first the folder, then the objects in the bucket.
         eventually(lambda: not list(client.list_objects(bucket, "farm/first/", recursive=True)))
         for log in farm.folder.glob("*/**/*.log"):
             assert "not allowed to do that" not in log.read_text(errors="replace"), log

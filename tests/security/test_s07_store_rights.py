@@ -171,7 +171,7 @@ def test_s07_worker_writing_what_the_scheduler_reads_is_refused(shelf: Bucket):
 
 
 def test_s07_worker_sending_an_archive_to_unpack_writes_no_journal(shelf: Bucket):
-    """MinIO unpacks an archive on request: each file in it is an upload of its own."""
+    """MinIO unpacks an archive on request: each file in it is a separate upload."""
     from minio.error import MinioException
 
     archive = io.BytesIO()

@@ -1,4 +1,4 @@
-"""S09: what is in a checkpoint is loaded by the code of who asks for it, and by nobody else."""
+"""S09: only the user's code that requests a checkpoint loads its contents."""
 
 from __future__ import annotations
 

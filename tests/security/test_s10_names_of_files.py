@@ -98,7 +98,7 @@ def test_s10_what_is_taken_for_a_name_stays_below_any_folder(parts: list[str]):
 
 
 class Listing(MemoryObjects):
-    """A store that lists what nobody can have written by means of ours."""
+    """A store that lists keys which TuneMQ cannot have written."""
 
     def list(self, prefix: str = ""):
         yield from (ObjectInfo(key, 1, 0.0) for key in sorted(self.objects) if prefix in key)
@@ -117,7 +117,7 @@ def test_s10_an_experiment_brought_from_a_store_stays_in_its_folder(tmp_path: Pa
 @pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in LEADING_OUT if name])
 def test_s10_a_served_folder_has_no_object_of_such_a_name(shared_served: ServedFolder, name: str):
-    elsewhere = _state(Path("/tmp/out"))  # perhaps somebody else's
+    elsewhere = _state(Path("/tmp/out"))  # may belong to another user
     before = sorted(path.name for path in shared_served.served.iterdir())
     with contextlib.suppress(Exception):  # refused by the client, or by the server
         shared_served.client()._put_object(shared_served.create_bucket(), name, b"x", {})

@@ -240,7 +240,7 @@ def test_s13_a_restored_trial_finds_its_columns_whatever_they_are_called(names):
 
 
 def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
-    """Commands write what a farm answers by these; here nobody may begin to write it himself."""
+    """Commands print a farm's answers with these functions only, never directly."""
     folder = Path(sys.modules[experiment_commands.__name__].__file__).parent
     tools = ("experiment_commands.py", "nodes_command.py", "farm_arguments.py", "run_command.py")
     farm = ("scheduler_service.py", "service/request_server.py")

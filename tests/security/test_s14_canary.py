@@ -1,8 +1,8 @@
-"""S14: what a farm is entrusted with stands in nothing that it leaves: a run with canaries.
+"""S14: a farm leaves its secrets in no output: a run with canaries.
 
-All that there is to see of a farm with TLS, users, keys and a bucket is searched for its secrets:
-files of all machines, what went through Redis, the bucket, command lines, what commands print, the
-metrics, and what is left of processes that crash. Each search is shown to find what is planted.
+The test searches all traces of a farm with TLS, users, keys and a bucket for its secrets: files of
+all machines, the traffic through Redis, the bucket, command lines, the output of commands, the
+metrics, and the core files of processes that crash. Each search is shown to find a planted canary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fails(config):
 
 
 class CanaryFarm:
-    """A farm of which each role has secrets of its own; see the module."""
+    """A farm in which each role has separate secrets; see the module."""
 
     def __init__(self, folder: Path, server: SecuredRedis, store: ObjectServer) -> None:
         self.folder, self.server, self.store = folder, server, store
@@ -96,7 +96,7 @@ class CanaryFarm:
             return answer.read()
 
     def look_at_redis(self) -> None:
-        """Look at what is in it now."""
+        """Search all keys and values that are in Redis now."""
         client = self.server.client
         for key in client.scan_iter():
             self.canaries.look("Redis", f"the key {key!r}", key)
@@ -175,8 +175,8 @@ def test_s14_no_artefact_of_a_full_run_has_a_secret_in_it(farm: CanaryFarm, tmp_
     print_all(farm, canaries)
     provoke_errors(farm, canaries)
 
-    # Killed in the middle of work, and taken over: what is left of processes is searched, too.
-    # It does not come to its end by itself, however long that takes.
+    # Killed while it works, and taken over: the traces of processes are searched, too. The gate
+    # keeps the search from ending, however long that takes.
     service.submit(Search(name="late", steps=500, step_s=0.05, has_gate=True))
     service.open_gate("late", 499)
     service.wait_for_steps("late", trials=1, steps=2)
@@ -225,7 +225,7 @@ def print_all(farm: CanaryFarm, canaries: Canaries) -> None:
 
 
 def provoke_errors(farm: CanaryFarm, canaries: Canaries) -> None:
-    """Look at what is said when passwords, keys and addresses are wrong."""
+    """Search the error messages about wrong passwords, keys and addresses."""
     password = farm.server.password("submitter")
     url = farm.server.url("submitter")
     odd = f"{password}/#?:x"  # which would have to be quoted

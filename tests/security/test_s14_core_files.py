@@ -1,7 +1,7 @@
 """S14: a process that crashes leaves none of the farm's keys on the disk.
 
-Where core files are made every process of a farm is made to crash, and what is left is searched. A
-process that holds keys leaves none; a trial leaves what it has, which are no keys.
+Where the system writes core files, the test makes every process of a farm crash and searches the
+files. A process that holds keys leaves no core file; a trial's core file contains no keys.
 """
 
 from __future__ import annotations

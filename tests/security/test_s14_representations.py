@@ -1,4 +1,4 @@
-"""S14: what holds a secret does not show it, whoever prints or logs it."""
+"""S14: objects that hold a secret hide it when they are printed or logged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_s14_keys_of_a_farm_do_not_show_themselves(tmp_path: Path) -> None:
 
 
 def test_s14_all_that_hold_a_secret_are_known() -> None:
-    """A struct that gets such a field gets a representation of its own, too, and a place above."""
+    """A struct that gets such a field needs a safe representation and an entry in the list."""
     found = set()
     for folder in ("shared", "scheduler", "workers"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -118,7 +118,7 @@ def test_s14_submitted_search_uses_an_allowed_store_with_the_keys_of_its_profile
         told = (farm.folder / "head" / "scheduler.log").read_text()
         assert "No search can use s3://adas/x: " in told, told
         assert "for the profile 'nobody'" in told, told
-        to_farms.signers.clear()  # the scheduler has tried whether keys of nobody are let in
+        to_farms.signers.clear()  # the scheduler has tried the keys of each profile
 
         def submit(name: str, address: str, owner: str = "ada") -> None:
             run, policy = f"storage_path={address!r},", "max_storage_failures=0"

@@ -1,6 +1,6 @@
-"""S15: who appends with the greatest id, behind which there is none, holds nobody up for long.
+"""S15: an entry with the greatest id, after which Redis appends none, blocks no process for long.
 
-And what nodes said to a scheduler with other keys, which threw it away, they say again.
+Nodes repeat the events that a scheduler with other keys discarded.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_nodes_that_a_scheduler_without_keys_refused_come_back(transport, server
         keyless.flush()
     finally:
         keyless.close(now=True)
-    eventually(lambda: not server.client.xlen(names.NODES))  # nobody waits for Redis's answer
+    eventually(lambda: not server.client.xlen(names.NODES))  # gone before Redis answers
     transport.term = 2
     transport.start()
     assert server.client.get(names.GENERATION) not in {None, before, without}

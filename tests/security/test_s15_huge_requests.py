@@ -22,7 +22,7 @@ _TIMES = 16
 
 
 def taken_from(stream: RequestStream, amount: int) -> list[dict[bytes, bytes]]:
-    """What it takes until it has taken so many."""
+    """Read from the stream until it has returned `amount` entries."""
     taken: list[dict[bytes, bytes]] = []
     eventually(lambda: len(taken.extend(stream.take(1)) or taken) >= amount)
     return taken

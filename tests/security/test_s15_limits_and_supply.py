@@ -1,4 +1,4 @@
-"""S15: what is sent is bounded before it is looked at, and what is installed is what was tested."""
+"""S15: every message has a size limit before it is decoded, installs use tested versions."""
 
 from __future__ import annotations
 

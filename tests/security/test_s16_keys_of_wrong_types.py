@@ -1,7 +1,8 @@
-"""S16: a key of the farm that somebody gave another type holds nobody up for long.
+"""S16: a key of the farm with the wrong type blocks no process for long.
 
-Who has a role's password may delete a key of the farm and write it again. An error that Redis
-answers about one key is no absence of Redis: the key goes, as after a wipe (F06).
+An attacker with a role's password may delete a key of the farm and write it again. When Redis
+answers with an error about one key, Redis is still there: the farm deletes the key, as after a wipe
+(F06).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ OF_FARMS = {
 
 
 def put(client: redis_py.Redis, key: str, kind: str) -> None:
-    """Give a key this type, before whoever uses it can make it anew."""
+    """Give a key this type, before its owner can create it again."""
     with client.pipeline(transaction=True) as both:
         both.delete(key)
         both.execute_command(*(part.format(key) for part in WRITES[kind]))

@@ -1,7 +1,7 @@
-"""The code of a submitted search finds no key of orders or events: not in its process, nor outside.
+"""A submitted search finds no key for orders or events, neither in its process nor outside.
 
 The search runs as the user of the scheduler, whose key file it may read (SECURITY.md, "What is not
-promised"); what the scheduler holds in its memory and its environment is closed to it.
+promised"); it cannot read the scheduler's memory and environment.
 """
 
 from __future__ import annotations

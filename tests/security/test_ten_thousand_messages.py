@@ -1,8 +1,8 @@
-"""S02, S03, S15: of ten thousand messages that nobody of the farm says now, none is believed.
+"""S02, S03, S15: the farm rejects each of ten thousand messages that are not honest and current.
 
-Each is forged, altered, said again, too long, or of an old term, of one of the kinds that there
-are, and goes to the very objects that read this kind on a farm with keys. It changes nothing there,
-and is counted, once.
+Each message is forged, altered, replayed, too long, or of an old term, and of one of the existing
+kinds. It goes to the objects that read this kind on a farm with keys. It changes nothing there, and
+is counted once.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class BothEnds:
         assert self.state() == (TERM, VERSION, NUMBER, RENEWALS, 3, ("stop",))
         assert self.rejections.counts() == ()
 
-    # --- what is said -----------------------------------------------------------------------------
+    # --- honest messages --------------------------------------------------------------------------
 
     def message_signer(self, kind: str) -> MessageSigner:
-        """Of whoever says this."""
+        """The signer of honest messages of this kind."""
         if kind in {"command", "reply"}:
             return self.keys.orders
         return self.keys.submitter(OWNER) if kind == "request" else self.keys.events
@@ -256,7 +256,7 @@ LIMITS = {
 }
 
 
-# --- what is done to them -------------------------------------------------------------------------
+# --- attacks --------------------------------------------------------------------------------------
 
 
 class Drawn(NamedTuple):
@@ -268,7 +268,7 @@ class Drawn(NamedTuple):
 
 
 def forged(ends: BothEnds, drawn: Drawn) -> bytes:
-    """Made by somebody who knows all but the secrets: how messages look, and the keys' ids."""
+    """A message by an attacker who knows the format and the keys' ids, but not the secrets."""
     said, message_signer = ends.honest(drawn.kind), ends.message_signer(drawn.kind)
     ways: list[Callable[[], bytes]] = [
         lambda: b"\0" + said.body,

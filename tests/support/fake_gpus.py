@@ -86,7 +86,7 @@ class FakeGpus:
             self._write()
 
     def hold(self, uuid: str, pid: int, memory: float | None) -> None:
-        """Have a process hold so many bytes of a device; None: the driver does not say how many."""
+        """Let a process hold `memory` bytes of a device; None: size not reported."""
         with self._lock:
             self._find(uuid)["holders"][str(pid)] = memory
             self._write()
@@ -110,7 +110,7 @@ class FakeGpus:
             self._write()
 
     def is_listening(self) -> bool:
-        """Whether somebody waits for XIDs."""
+        """Whether a process waits for XIDs."""
         return Path(f"{self.file}.listening").exists()
 
     def energy_questions(self) -> int:
@@ -130,9 +130,9 @@ class FakeGpus:
 
 
 def take_memory(file: str | Path, uuid: str, size: float, pid: int | None = None) -> None:
-    """Have this process, or another, hold so many bytes of a device until it ends.
+    """Let this process, or process `pid`, hold `size` bytes of a device until it ends.
 
-    For code in a trial: many may do it at the same time.
+    For code in a trial: several trials may call it at the same time.
     """
     folder = Path(f"{file}.held")
     folder.mkdir(exist_ok=True)

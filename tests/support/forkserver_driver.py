@@ -228,7 +228,7 @@ class Server:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Starts forkservers, each with a folder of its own; takes what `Server` does beside it.
+    """Yield a function that starts a forkserver in a new folder; it takes the options of `Server`.
 
     A test module imports it and names it in its ``__all__``.
     """

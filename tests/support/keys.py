@@ -11,7 +11,7 @@ from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Si
 
 
 def a_key() -> SigningKey:
-    """One that nobody has."""
+    """A new random key, which no process knows."""
     return SigningKey(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
 
 

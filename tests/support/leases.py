@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def leased(path: Path) -> Iterator[None]:
-    """Hold a lease on a file, and give it back to nobody who asks for it."""
+    """Hold a lease on a file and do not release it when another process opens the file."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     try:

@@ -76,7 +76,7 @@ def _with_interpreter_open_to_all() -> tuple[str, ...]:
         check=False,
     )
     if tried.returncode != 0:
-        # Where the checkout lies is the choice of whoever cloned it, so CI skips as well.
+        # The location of the checkout is up to its user, so CI skips as well.
         said = (tried.stderr.strip().splitlines() or ["no output"])[-1]
         barriers = ", ".join(sorted({str(barrier) for barrier in closed.values()})) or "none"
         pytest.skip(

@@ -1,4 +1,4 @@
-"""See what is synced to the disk, and which files get their names before they are."""
+"""Record which files are synced to disk, and which are renamed to their final names before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of transfers: somebody who waits, and a reactor that runs until something holds."""
+"""Helpers for tests of transfers: a waiter, and a reactor that runs until a condition holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunemq_workers.runtime.reactor import Reactor
 
 
 class Waiting:
-    """Somebody who waits for a transfer, and what was told."""
+    """A waiter for a transfer, which records its callbacks."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -28,7 +28,7 @@ class Waiting:
         self.failed.append((reason, is_corrupt))
 
     def on_trouble(self, reason: str) -> None:
-        """Note why it does not go on."""
+        """Note why the transfer is stuck."""
         self.troubles.append(reason)
 
     @property

@@ -20,15 +20,15 @@ import pytest
 
 from tunemq_shared.system.processes import children_of
 
-#: Ports that the kernel gives to nobody who asks for any, unless it was told to.
+#: Ports outside the range from which the kernel by default assigns ephemeral ports.
 _PORTS: Final = range(20_000, 32_768)
 #: As many processes may run tests at the same time.
 _SHARES: Final = 16
 #: Seconds for the start of an interpreter on an idle machine of two cores.
 _IDLE_START_S: Final = 0.02
-#: So many starts are measured.
+#: Number of starts to measure.
 _STARTS: Final = 10
-#: No limit grows further than so many times.
+#: Largest factor by which a limit grows.
 _SLOWEST: Final = 8.0
 #: Begins anywhere: other runs of the tests, on the same machine, have the same shares.
 _turns = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
@@ -80,10 +80,10 @@ def need(service: str, present: object) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine at which nobody listens, for a server that is about to, or comes back.
+    """Return a port without a listener, for a server that starts or restarts on it.
 
-    Of those that the kernel gives to whoever asks for any another test might have this one before
-    the server does. It is none of them, and what runs tests beside this process gets others.
+    Another test could take a port from the kernel's ephemeral range before the server does, so the
+    port lies outside that range. Other pytest workers get other ports.
     """
     low = _PORTS.stop
     with contextlib.suppress(OSError):  # not all containers show it
@@ -100,7 +100,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Nobody's garbage is cleared up meanwhile: its finalizers would be counted, too."""
+    """Disable garbage collection meanwhile: finalizers of other objects would be counted, too."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

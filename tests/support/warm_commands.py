@@ -1,8 +1,8 @@
-"""`tunemq` commands without the third of a second in which Python imports what they need.
+"""Run `tunemq` commands without the third of a second in which Python imports their modules.
 
-A process that has imported it forks for each command, which from there on is as any other: it has
-arguments, an environment, a folder and standard streams of its own, and ends as it would. What is
-sent signals, or goes on while others run, is started as a process instead.
+A process that has imported the modules forks for each command. From there on the command is like
+any other: it has its arguments, environment, folder, standard streams and exit code. Commands that
+get signals, or that run beside others, start as normal processes instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tests.support.stores.object_servers import SERVER_PIDS
 
-#: Stands here, not in a file of its own, for the process to import nothing of `tests`.
+#: A string, not a file, so that the process imports nothing of `tests`.
 _FORKS: Final = """
 import faulthandler, gc, json, os, runpy, sys
 

@@ -1,7 +1,7 @@
-"""A farm each of whose nodes can be cut off, stopped or killed by itself, and searches that save.
+"""A farm whose nodes can be cut off, stopped or killed one by one, and searches with checkpoints.
 
-Beside `tests.support.farms.own_farm`: there all nodes share their fate, here each has a way of its
-own to Redis.
+In `tests.support.farms.own_farm` all nodes share one connection to Redis; here each node has a
+separate proxy.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CutRun(ChainRun):
         return [one.event for one in self._tail.read() if isinstance(one.event, kind)]
 
     def wait_for(self, kind: type[_E], within: float = 60.0, count: int = 1) -> _E:
-        """Wait until the journal has so many events of a kind; returns the last of those."""
+        """Wait until the journal has `count` events of a kind; return the last of them."""
         eventually(lambda: len(self.all_of(kind)) >= count, within=within, message=self.state)
         return self.all_of(kind)[count - 1]
 

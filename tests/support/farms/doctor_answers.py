@@ -15,7 +15,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     warnings: int
 
     def of(self, check: str) -> list[Finding]:
-        """Those of a check that say what is wrong."""
+        """The findings of a check that report a problem."""
         return [one for one in self.findings if one.check == check and one.fix]
 
     def __str__(self) -> str:

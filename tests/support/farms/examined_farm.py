@@ -1,11 +1,10 @@
-"""A farm in which nothing is wrong, for tests that do something to it and ask `tunemq doctor`.
+"""A farm without problems, for tests that break one thing and run `tunemq doctor`.
 
     def test_it(farm):
         with farm.redis_says("maxmemory-policy", "allkeys-lru"):
             farm.has_only("redis-eviction", "maxmemory-policy noeviction")
 
-It has what the documentation asks for: keys, an append-only Redis, and a store in which each role
-has a user of its own.
+The farm follows the documentation: keys, an append-only Redis, and a store with one user per role.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class ExaminedFarm(FarmService):
         return self._commands.run(("doctor", *more), environ, self.folder / "head")
 
     def doctor_process(self, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """The same, by a process of its own; with the folders of ``PYTHONPATH`` first."""
+        """Run `tunemq doctor` in a separate process, with these variables' ``PYTHONPATH`` first."""
         environ = self._first(self.environ("head"), dict(variables))
         return subprocess.run(
             self.command("doctor"),
@@ -141,7 +140,7 @@ class ExaminedFarm(FarmService):
             assert text in wrong[0].fix, wrong
         return wrong[0]
 
-    # --- what is done to it -----------------------------------------------------------------------
+    # --- faults that tests cause ------------------------------------------------------------------
 
     @contextlib.contextmanager
     def redis_says(self, setting: str, value: str) -> Iterator[None]:
@@ -189,7 +188,7 @@ class ExaminedFarm(FarmService):
         )  # it may say one twice
 
     def has_node_metrics(self, number: int) -> None:
-        """Wait until so many nodes say how they are, and what is installed there."""
+        """Wait until `number` nodes have published their metrics and installed packages."""
         said = b"numpy"  # which every interpreter of tests has
         ready: dict[bytes, bool] = {}
 

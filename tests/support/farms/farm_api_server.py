@@ -195,7 +195,7 @@ class ServedApi:
             lambda *rejected: self.rejected.append(rejected),
         )
         self.turns = 0
-        #: Taken by whoever looks at or changes what the thread works with.
+        #: Guards the objects that the thread works with.
         self.lock = threading.Lock()
         self._is_closed = False
         self.error: BaseException | None = None

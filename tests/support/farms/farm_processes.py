@@ -43,7 +43,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 class TcpRedis:
-    """A redis-server on a port of its own, which keeps nothing on disk, unless options say so."""
+    """A redis-server on a free port, which writes nothing to disk unless options say so."""
 
     def __init__(self, folder: Path, password: str = "", options: Sequence[str] = ()) -> None:
         program = redis_program()
@@ -179,7 +179,7 @@ class Farm:
         return executed(self.folder / "executed")
 
     def wait_for_steps(self, trials: int, steps: int, within: float = 60.0) -> None:
-        """Wait until so many trials have executed so many steps each."""
+        """Wait until `trials` trials have executed `steps` steps each."""
 
         def have_begun() -> bool:
             begun = [len(done) for done in self.steps().values() if len(done) >= steps]

@@ -77,13 +77,13 @@ class Search:
     Attributes:
         name: of the experiment.
         step_s: seconds that a step takes.
-        save_every: a checkpoint after so many steps; functions only.
+        save_every: steps between two checkpoints; functions only.
         trainable: an expression; ``work`` is `tests.support.searches.chain`.
         space: an expression for the parameter ``own``; by default there is a trial for each number.
         code: before the Tuner in the script.
         tune, run: further arguments of TuneConfig and RunConfig.
         has_gate: steps wait for `FarmService.open_gate`.
-        failures: so many of a trial are forgiven; -1: all.
+        failures: failures allowed per trial; -1: no limit.
         policy: further arguments of FailureConfig.
     """
 
@@ -134,7 +134,7 @@ class Here:
     def start(
         self, command: Sequence[str], environ: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a program, in a session of its own; what it says goes to ``log``."""
+        """Start a program in a new session; its output goes to ``log``."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [*self._before, *command],
@@ -274,7 +274,7 @@ class FarmService:
         return json.loads(self.tunemq(*arguments, "--json"))
 
     def write(self, search: Search) -> Path:
-        """The script of a search, in a folder of its own."""
+        """Write the script of a search into a new folder."""
         folder = self.folder / "laptop" / search.name
         folder.mkdir()
         done = self.folder / "executed" / search.name
@@ -309,7 +309,7 @@ class FarmService:
     def _gate(self, name: str) -> Path:
         return self.folder / f"gate-{name}"
 
-    # --- what is seen of it -----------------------------------------------------------------------
+    # --- how tests observe it ---------------------------------------------------------------------
 
     def rows(self) -> dict[str, a.ExperimentRow]:
         """All experiments, as the scheduler lists them; nothing while it does not answer."""
@@ -324,7 +324,7 @@ class FarmService:
         return {row.node: row for row in found.nodes if row.state != "gone"}
 
     def _ask(self, request: r.FarmRequest, kind: type[_A], command: str) -> _A | None:
-        """Ask; again for a while, if nobody answers though the scheduler runs: it may be slow."""
+        """Send a request; retry for a while if a running scheduler does not answer in time."""
         deadline = time.monotonic() + _ANSWERS_WITHIN_S
         while True:
             answer, is_heard = self._ask_once(request, kind, command)
@@ -390,7 +390,7 @@ class FarmService:
         return executed(self.folder / "executed" / name)
 
     def wait_for_steps(self, name: str, trials: int, steps: int, within: float = 90.0) -> None:
-        """Wait until so many trials have executed so many steps each."""
+        """Wait until `trials` trials have executed `steps` steps each."""
 
         def have_begun() -> bool:
             begun = [done for done in self.steps(name).values() if len(done) >= steps]

@@ -1,4 +1,4 @@
-"""Machines for tests: network namespaces with an address each, plugged into one switch.
+"""Machines for tests: network namespaces, each with an address, plugged into one switch.
 
     with Hosts() as hosts:
         head, worker = hosts.add("head"), hosts.add("worker")
@@ -6,9 +6,9 @@
         worker.unplug(); worker.plug_in()               # its cable
         worker.kill()                                   # all of its processes, at once
 
-Processes of a machine reach its own loopback and the others' addresses, and nothing else: not this
-machine, not the internet. File systems are shared, so that each process should be given folders of
-its own. Needs root and iproute2.
+Processes of a machine reach its loopback interface and the other machines' addresses, but neither
+the real machine nor the internet. Machines share the file system, so give each process separate
+folders. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NET: Final = "10.0.0"
 
 
 class Host:
-    """A machine, with an address of its own.
+    """A machine: a network namespace with an address.
 
     Attributes:
         processes: those that were started on it.
@@ -58,7 +58,7 @@ class Host:
         *,
         cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a program there, in a session of its own; what it says goes to ``log``."""
+        """Start a program on this machine in a new session; its output goes to ``log``."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self._space, *command],
@@ -77,7 +77,7 @@ class Host:
         return WarmCommands(environ, ["ip", "netns", "exec", self._space])
 
     def unplug(self) -> None:
-        """Pull its cable: packets are lost, and nobody is told."""
+        """Pull its cable: packets are lost without an error at either end."""
         _ip("-n", self._switch, "link", "set", f"p{self._number}", "down")
 
     def plug_in(self) -> None:

@@ -163,11 +163,11 @@ class OwnFarm:
         return next(_terms)
 
     def trouble(self) -> str | None:
-        """Only when the test is over there is no hope: a search that still runs ends then."""
+        """Why to abort running searches: None until the test ends."""
         return self._over
 
     def notices(self) -> list[str]:
-        """Nobody but the test does anything to it."""
+        """No notices: only the test acts on the farm."""
         return []
 
     def excuse_node(self) -> None:
@@ -181,15 +181,15 @@ class OwnFarm:
     def kill_redis(self, away_s: float) -> float:
         """Kill Redis, start it again after so long; returns when it answers."""
         self.server.kill()
-        time.sleep(away_s)  # the length of the outage is what is tested
+        time.sleep(away_s)  # the test is about the length of the outage
         self.server.start()
         return time.monotonic()
 
     def stop_redis(self, for_s: float) -> float:
-        """SIGSTOP, and after so long SIGCONT; returns when it goes on."""
+        """Stop Redis with SIGSTOP for `for_s` seconds, then send SIGCONT; return when that was."""
         assert self.server.process is not None
         self.server.process.send_signal(signal.SIGSTOP)
-        time.sleep(for_s)  # the length of the outage is what is tested
+        time.sleep(for_s)  # the test is about the length of the outage
         self.server.process.send_signal(signal.SIGCONT)
         return time.monotonic()
 
@@ -207,10 +207,10 @@ class OwnFarm:
         return "\n".join(f"--- {node.folder.name}\n{node.log()}" for node in self.nodes)
 
     def ownerless_keys(self, grace_s: float = 90_000) -> dict[str, int]:
-        """The keys in Redis that have neither an owner that lives nor an expiry: name and TTL.
+        """The Redis keys without a living owner or an expiry: name and TTL.
 
-        The generation and the nodes' stream are the farm's own. What belongs to a node that has
-        ended must expire, as everything of an experiment that is over.
+        The generation and the nodes' stream belong to the farm. Keys of a node that has ended must
+        expire, and so must all keys of a finished experiment.
         """
         keys = [key.decode() for key in self.server.client.keys("*")]
         own = {redis_keys.GENERATION, redis_keys.NODES}
@@ -242,9 +242,9 @@ class ChainRun:
 
     Args:
         folder: for its results.
-        trials, steps, step_s: how many, how many in each, how long each takes at least.
+        trials, steps, step_s: number of trials, steps per trial, least seconds per step.
         lock_step: every step waits for a command of the scheduler.
-        save_every: so many steps; by default what is lost cannot be restored.
+        save_every: steps between two checkpoints; by default trials save none.
         gate: trials wait behind this step until `open_gate`.
     """
 
@@ -295,7 +295,7 @@ class ChainRun:
                     storage_path=str(self.folder),
                     stop=AsksAtEveryResult() if self._lock_step else None,
                     progress_reporter=Listener(self.told),
-                    verbose=1,  # else nobody is told
+                    verbose=1,  # else the run reports nothing
                 ),
             ).fit()
         except BaseException as error:  # noqa: BLE001  raised by `ends`, in the test's thread
@@ -312,7 +312,7 @@ class ChainRun:
         return {number: len(steps) for number, steps in executed(self._executed).items()}
 
     def wait_for_step(self, step: int, within: float = 60.0, trials: int | None = None) -> None:
-        """Wait until so many trials (all by default) have executed so many steps."""
+        """Wait until `trials` trials (all by default) have executed `step` steps."""
         wanted = self.trials if trials is None else trials
 
         def has_come() -> bool:
@@ -322,10 +322,10 @@ class ChainRun:
         eventually(has_come, within=within, message=self.state)
 
     def goes_on(self, since: float, within: float = 60.0, steps: int = 2) -> float:
-        """Wait until a new command has run in every trial that runs; returns how long it took.
+        """Wait until a new command has run in every running trial; return the seconds it took.
 
-        In lock-step a step that nobody has ordered is executed by nobody, and of the steps that
-        begin after ``since`` only the first may have been ordered before.
+        In lock-step a trial executes only the steps that the scheduler has ordered, and of the
+        steps that begin after ``since`` only the first may have been ordered before.
         """
         before = self.done()
         running = {number for number, count in before.items() if count < self.steps - steps}
@@ -421,7 +421,7 @@ class Listener(ProgressReporter):
 
 
 def padded_chain(config: dict[str, Any]) -> None:
-    """A chain whose results have so many bytes beside."""
+    """A chain that reports ``payload`` bytes of padding with each result."""
     number, value = int(tune.get_context().get_trial_id().rpartition("_")[2]), ""
     for step in range(1, config["steps"] + 1):
         wait_at_gate(config, step)

@@ -1,7 +1,7 @@
-"""A supervisor of one experiment, which gives it all that its nodes have.
+"""A supervisor of one experiment that passes it all messages of its nodes.
 
-In a test's own process, or as one of its own: ``python -m tests.support.farms.relay_supervisor URL
-JOB FOLDER``.
+Runs in the test's process, or in a separate one: ``python -m tests.support.farms.relay_supervisor
+URL JOB FOLDER``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class RelaySupervisor:
 
 
 def main(url: str, job_file: str, folder: str) -> None:
-    """Run the experiment until it is over."""
+    """Run the experiment until it ends."""
     job = msgspec.json.decode(Path(job_file).read_bytes(), type=r.ExperimentJob)
     before = read_record(str(Path(job.results, job.name)))
     earlier = before.events_key if before is not None else ""

@@ -1,11 +1,11 @@
 """A stand-in for SLURM that runs batch scripts as SLURM does: see `Slurm`.
 
-What is done as there: the script is copied, its ``#SBATCH`` lines are read, each task of an array
-is a job with its variables and an otherwise empty environment (``--export=NONE``); a step daemon is
-the parent of the script, and reaper of all that it leaves. Of SIGTERM and SIGCONT that daemon's own
-children hear, as with ``proctrack/cgroup``, and SIGKILL is for all processes of the job. The
-warning of ``--signal=B:`` is for the script alone. Not done: a queue with priorities, control
-groups, accounting.
+Like SLURM it copies the script, reads its ``#SBATCH`` lines, and runs each task of an array as a
+job with its variables and an otherwise empty environment (``--export=NONE``). A step daemon is the
+parent of the script and reaps the processes that the script leaves. SIGTERM and SIGCONT reach that
+daemon's children only, as with ``proctrack/cgroup``; SIGKILL reaches all processes of the job. The
+warning of ``--signal=B:`` goes to the script alone. Not implemented: a queue with priorities,
+control groups, accounting.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ class Slurm:
         job.ends.append(job.ending or ("COMPLETED" if code == 0 else "FAILED"))
         job.state = "PENDING" if job.comes_again else job.ends[-1]
         job.comes_again = False
-        job.codes.append(code)  # the last: whoever waits for it finds all else
+        job.codes.append(code)  # set last: a thread that waits for it finds everything else done
 
     # --- its commands -----------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 @contextlib.contextmanager
 def late_proxy(port: int, ahead_s: float) -> Iterator[LateProxy]:
-    """A proxy of one's own."""
+    """Start a `LateProxy` in a thread; stop it at the end."""
     with LateProxy(port, ahead_s) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()

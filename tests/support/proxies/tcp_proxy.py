@@ -1,12 +1,12 @@
-"""A TCP proxy that fails as a network does: cut, silent, one-way, slow; and that tampers with mail.
+"""A TCP proxy that fails as a network does (cut, silent, one-way, slow) and alters task messages.
 
     with TcpProxy(server.path) as proxy:              # a unix socket, or (host, port)
         node = ...                                    # uses proxy.url
-        proxy.go_silent()                             # half-open: nothing arrives, nobody is told
+        proxy.go_silent()                             # half-open: nothing arrives, no error
         proxy.heal()
 
-What went through a silent proxy is gone, and so is every connection that it went through: after
-`heal` those stay silent for ever, as behind a router that has forgotten them; new ones work.
+A silent proxy drops the data and forgets the connections: after `heal` those connections stay
+silent for ever, as behind a router that has forgotten them; new ones work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TcpProxy:
         self.moved = {UP: 0, DOWN: 0}
         #: Connections that were accepted.
         self.accepted = 0
-        #: What is done to task messages; see `tamper`.
+        #: How task messages are altered; see `tamper`.
         self.tampering: Tampering | None = None
         self._silent: set[str] = set()
         self._held: set[str] = set()
@@ -99,11 +99,11 @@ class TcpProxy:
         return self._do(now)
 
     def hold(self, *directions: str) -> None:
-        """Hold back what comes; `heal` lets it all go on, late and whole."""
+        """Hold data back; `heal` passes it all on, late and complete."""
         self._do(lambda: self._held.update(directions or (UP, DOWN)))
 
     def slow(self, *, delay_s: float = 0.0, bytes_per_s: float = float("inf")) -> None:
-        """Let each piece wait so long, and no more than so many bytes pass in a second."""
+        """Delay each piece by `delay_s` seconds, pass at most `bytes_per_s` bytes per second."""
 
         def now() -> None:
             self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
@@ -270,9 +270,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Tampering:
-    """What happens to task messages, the ``LPUSH`` into a node's queue; counts it.
+    """Alters task messages, the ``LPUSH`` into a node's queue, and counts them.
 
-    Copies and what was overtaken go to Redis on a connection of its own, so that the publisher's
+    Duplicates and reordered messages go to Redis on a separate connection, so that the publisher's
     replies stay in step.
     """
 
@@ -294,7 +294,7 @@ class Tampering:
         self.lost_in_a_row = 0
 
     def edit(self, parser: _Parser, data: bytes, back: asyncio.StreamWriter) -> bytes:
-        """What is passed on to Redis in the place of ``data``."""
+        """Return the bytes to pass on to Redis in the place of ``data``."""
         passed = b""
         for command, raw in parser.feed(data):
             is_command = len(command) == 3 and command[0].upper() == b"LPUSH"

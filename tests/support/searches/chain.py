@@ -25,7 +25,7 @@ def link(before: str, config: dict[str, Any], step: int) -> str:
 
 
 def expected(config: dict[str, Any], steps: int) -> str:
-    """The value after so many undisturbed steps."""
+    """The value after `steps` undisturbed steps."""
     value = ""
     for step in range(1, steps + 1):
         value = link(value, config, step)
@@ -106,8 +106,8 @@ def chain(config: dict[str, Any]) -> None:
         if step % config["save_every"]:
             tune.report(metrics)
             continue
-        # No temporary folder: nobody would remove that of a killed process. One of this process's
-        # own: where a node was cut off there may be two that run the trial.
+        # No temporary folder: a killed process would not remove it. One per process: after a node
+        # was cut off two processes may run the same trial.
         folder = f"{config['executed']}_state/{number}-{os.getpid()}"
         os.makedirs(folder, exist_ok=True)
         save(folder, value, step, size)

@@ -68,7 +68,7 @@ class ChainSearch(RunningSearch):
     # --- its store ------------------------------------------------------------------------------
 
     def is_whole(self) -> None:
-        """Check what is in the store: no half checkpoint, and after a collection no orphan."""
+        """Check the store: no incomplete checkpoint, and after a collection no orphan."""
         self.is_restorable()
         with opened(str(self.folder / "search")) as kept:
             manifests_are_complete(kept)
@@ -84,7 +84,7 @@ class ChainSearch(RunningSearch):
                 kept.store.get_checkpoint(one.key, one.committed.sha256, target)
 
     def left_nothing_in_the_store(self) -> None:
-        """Check that a search which came to its end has removed by itself what nobody needs."""
+        """Check that a finished search has removed all objects that it no longer needs."""
         with opened(str(self.folder / "search")) as kept:
             assert checkpoint_objects(kept) == needed_objects(kept), str(self)
             assert open_objects(kept.address).abort_uploads(lambda _key: True) == 0, str(self)
@@ -128,7 +128,7 @@ class ChainSearch(RunningSearch):
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 return False
-            time.sleep(0.005)  # the moment of the kill is what is random here
+            time.sleep(0.005)  # the moment of the kill is random
         return True
 
 
@@ -139,7 +139,7 @@ def checkpoint_objects(kept: ExperimentCheckpoints) -> set[str]:
 
 
 def needed_objects(kept: ExperimentCheckpoints) -> set[str]:
-    """The keys of all objects that what is kept consists of."""
+    """The keys of all objects that the live checkpoints consist of."""
     needed = set()
     for key, sha256 in kept.runner.live_checkpoints().items():
         manifest = kept.store.read_manifest(key, sha256)

@@ -32,7 +32,7 @@ MakeAlgorithms = Callable[[], AlgorithmDriver]
 
 
 class Ended(NamedTuple):
-    """A search that is over."""
+    """A search that has ended."""
 
     experiment: Experiment
     loop: ExperimentLoop
@@ -86,7 +86,7 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
 
     monkeypatch.setattr(Experiment, "_search", watched)
     yield ended
-    # A journal is that of the last search which went on with it.
+    # A journal belongs to the last search that resumed it.
     for search in {one.experiment.folder: one for one in ended}.values():
         check_journal(
             Path(search.experiment.folder),

@@ -1,4 +1,4 @@
-"""A search in a script of its own, to be killed from outside: what it did, what is left of it."""
+"""A search in a separate script that tests kill, and checks of its steps and remains."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class RunningSearch:
         return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
 
     def left(self) -> list[str]:
-        """What is left of its farm: processes, and where its sockets and temporary files lie."""
+        """The remains of its farm: processes, and files in its socket and temporary folder."""
         return [*map(str, self.processes()), *os.listdir(self.runtime)]
 
     # --- its end ----------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
     python -m tests.support.searches.node_killers [--limit N] [--trials N] [--killers N] [--nodes N]
 
-Each search has killers and innocent trials, which share nodes. A killer sends SIGKILL to the
-node's process, at once or behind a result that it then repeats. Every node that died is started
-again. In the end every search is over, its killers are in ERROR, and every innocent trial has the
-results of an undisturbed run.
+Each search has killers and innocent trials, which share nodes. A killer sends SIGKILL to the node's
+process, at once or after a result that it then repeats. The test restarts every node that died. At
+the end every search has ended, its killers are in ERROR, and every innocent trial has the results
+of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.searches.chain import expected
 
 SEARCHES: Final = 3
-#: A killer sends the signal behind so many results.
+#: Results that a killer reports before it sends the signal.
 _BEHIND: Final = (0, 2)
 _CODE: Final = """
 import os, signal, time
@@ -52,11 +52,11 @@ def kill_nodes(
     seed: int = 0,
     within: float = 280.0,
 ) -> str:
-    """Run it; returns what was done.
+    """Run the searches; return a summary.
 
     Args:
-        trials: of each search, of which so many are ``killers``.
-        accidents: so many times a node is killed by nobody's trial.
+        trials: of each search, of which ``killers`` are killers.
+        accidents: how often the test kills a node, in addition to the trials.
 
     Raises:
         AssertionError: a search did not end, or an innocent trial did not finish.

@@ -49,7 +49,7 @@ SERVER_PIDS: set[int] = set()
 
 
 class ObjectServer(ABC):
-    """One server process with keys, a port and a data folder of its own."""
+    """One server process with new keys, a free port and a new data folder."""
 
     def __init__(self, folder: Path, *, region: str = "", certificate: Certificate | None = None):
         self.folder = folder
@@ -157,7 +157,7 @@ class ObjectServer(ABC):
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume the stopped process."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
@@ -317,7 +317,7 @@ def serving(
     host: str = "127.0.0.1",
     certificate: Certificate | None = None,
 ) -> Iterator[ServedFolder]:
-    """A served folder of one's own, which keeps its data below the folder."""
+    """Serve a new folder; the server keeps its data below ``folder``."""
     server = ServedFolder(folder, certificate=certificate)
     server.host, server.options = host, options
     with _running(server):
