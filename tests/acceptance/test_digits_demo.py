@@ -79,7 +79,7 @@ def test_a_second_run_chooses_the_same_configuration(demo, tmp_path):
 
 @pytest.mark.soak
 def test_in_no_order_of_arrival_would_asha_stop_the_chosen_configuration(demo):
-    """ASHA stops what is behind another at a rung; the chosen one is never behind."""
+    """ASHA stops the trials that are worse at a rung; the best one is never worse."""
     digits = runpy.run_path(str(SCRIPT))
     images = digits["split_digits"]()
     (x_train, y_train), (x_valid, y_valid) = images["train"], images["valid"]
@@ -96,8 +96,9 @@ def test_in_no_order_of_arrival_would_asha_stop_the_chosen_configuration(demo):
     best = min(losses, key=lambda at_rungs: at_rungs[-1])
     others = [at_rungs for at_rungs in losses if at_rungs is not best]
 
-    # By a margin that no difference between two machines' arithmetic bridges; and what is stopped
-    # early is compared by its last loss, so no rung's loss may be below the best one's end either.
+    # The margin is far above arithmetic differences between machines. ASHA compares a trial that it
+    # stopped early by its last loss, so no rung's loss may be below the best trial's final one
+    # either.
     for place in range(len(RUNGS)):
         assert best[place] < 0.9 * min(at_rungs[place] for at_rungs in others)
     assert best[-1] < 0.9 * min(min(at_rungs) for at_rungs in others)

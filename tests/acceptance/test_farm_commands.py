@@ -35,7 +35,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
 
 
 def _attached(farm: FarmService, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """A command of the user's that goes on, and where it prints."""
+    """Start a command of the user that keeps running; return it and the path of its output."""
     log = farm.folder / "laptop" / f"{arguments[0]}.log"
     command = farm.command(*arguments)
     return farm.laptop.start(command, farm.environ("laptop"), log), log
@@ -215,12 +215,12 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
 
     farm.tunemq("rm", "exp")
     assert farm.rows() == {}
-    assert (farm.results / "exp").is_dir()  # its results are somebody's
+    assert (farm.results / "exp").is_dir()  # results belong to the user
     _rejected(farm, "show", "exp", code=USE)
 
     farm.submit(Search(name="brief", trials=1, steps=2))
     farm.wait_for("brief", "FINISHED")
-    done = farm.run("rm", "brief", "--files")  # nobody is there to say yes
+    done = farm.run("rm", "brief", "--files")  # no terminal to confirm at
     assert done.returncode == REJECTED
     assert (farm.results / "brief").is_dir()
     assert farm.json("rm", "brief", "--files", "--yes")["text"]
@@ -295,7 +295,7 @@ def test_a_node_is_drained_used_again_and_retired(farm):
     assert farm.workers["two"].wait(90) == 0
     eventually(lambda: "two" not in farm.nodes(), within=60, every=0.3, message=lambda: str(farm))
     assert "is not there now" in farm.json("nodes", "resume", "two")["text"]
-    for steps in farm.steps("exp").values():  # what ran there went on elsewhere, from where it was
+    for steps in farm.steps("exp").values():  # trials resumed elsewhere from their checkpoints
         assert steps == sorted(set(steps))
 
 

@@ -198,7 +198,7 @@ class Reader(tune.Callback):
 
 
 def _without_privileges() -> list[str]:
-    """What a command begins with so that it is no more than its user, whoever that is."""
+    """The command prefix that drops root's privileges."""
     if os.geteuid() != 0:
         return []
     need("setpriv", shutil.which("setpriv"))

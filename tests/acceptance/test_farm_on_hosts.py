@@ -27,7 +27,7 @@ from tests.support.warm_commands import WarmCommands
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(700)]
 
 _ROOT: Final = Path(__file__).parents[2]
-#: ``name$ command``, as the page writes what is typed on which machine.
+#: ``name$ command``: how the page shows which machine a command is typed on.
 _LINE: Final = re.compile(r"^(redis|minio|all|head|worker|laptop)\$ +(.+)$", re.MULTILINE)
 _TRIALS, _STEPS = 9, 30
 _SCRIPT: Final = """
@@ -220,7 +220,7 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
     eventually(lambda: page.have_done(10), within=60, every=0.5, message=page.log)
     assert all(row["used"]["cpu"] == 2 for row in page.nodes().values())
 
-    # The scheduler dies: trials go on, and the next one takes them over.
+    # The scheduler dies: trials continue, and the next scheduler takes them over.
     os.kill(page.scheduler.pid, signal.SIGKILL)
     page.scheduler.wait()
     page.open_gate(20)

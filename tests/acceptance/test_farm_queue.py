@@ -60,7 +60,7 @@ def _has_ended(farm: FarmService, name: str) -> bool:
 
 
 def _trials_of_one(farm: FarmService) -> int | None:
-    """How many trials worker one hosts; None while nobody says it."""
+    """The number of trials that worker one runs; None while the farm does not report it."""
     return (row := farm.nodes().get("one")) and row.trials
 
 
@@ -203,7 +203,7 @@ def test_a_killed_scheduler_repeats_nothing_loses_nothing_and_knows_its_queue(fa
     before = {name: row.position for name, row in farm.rows().items()}
 
     farm.kill_scheduler()
-    for name in "ab":  # they go on without it
+    for name in "ab":  # trials run without the scheduler
         farm.open_gate(name, 20)
         farm.wait_for_steps(name, 2, 20)
     farm.start_scheduler()

@@ -1,4 +1,4 @@
-"""A farm whose parts have keys: all goes on as without, also while the keys are changed."""
+"""A farm with keys works as one without, also while an admin changes the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Tuner.restore`: experiments that were finished, stopped or failed go on."""
+"""`Tuner.restore` resumes finished, stopped and failed experiments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Searched:
-    """An experiment in a folder of its own, run and restored."""
+    """An experiment in a new folder, run and restored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -197,7 +197,7 @@ def test_unfinished_trials_end_where_they_are_if_that_is_wanted(searched):
     grid = searched.restore(resume_unfinished=False)
 
     assert {one.status for one in grid} == {"TERMINATED"}
-    # Those that had begun; the search itself goes on.
+    # Only trials that had begun are cut short; the search itself continues.
     assert all(len(steps_of(one)) < 100 for one in grid if one.config["x"] in begun)
 
 

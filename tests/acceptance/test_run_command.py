@@ -197,7 +197,7 @@ def test_after_kill_9_of_the_program_its_trial_goes_on(project):
 
 
 def test_asha_stops_programs_with_all_that_they_have_started(project):
-    """The child that outlives a SIGTERM and the one in a session of its own go as well."""
+    """ASHA also stops a child that survives SIGTERM, and a child in a separate session."""
     write(
         project,
         {

@@ -51,7 +51,7 @@ def test_a_farm_with_keys_tls_users_and_policies_runs_a_search(
             farm.wait_for_steps("first", 4, 10)
             farm.kill_scheduler()
             farm.start_scheduler(*options)
-            farm.workers["two"].kill()  # its trials go on from what is in the store
+            farm.workers["two"].kill()  # its trials resume from the store
             farm.open_gate("first", 30)
             row = farm.wait_for("first", "FINISHED")
             assert row.owner == "ada"
@@ -107,7 +107,7 @@ def test_s05_a_redis_that_asks_for_certificates_is_shown_them(tmp_path: Path):
 
 
 def _is_by_roles(redis: SecuredRedis) -> bool:
-    # Who has not said yet who he is is called "default"; nobody stays so.
+    # A client is called "default" until it authenticates; every client must have done so.
     connected = {client["user"] for client in redis.client.client_list()}
     return {"scheduler", "worker"} <= connected <= {"scheduler", "worker", "submitter", "admin"}
 

@@ -172,7 +172,7 @@ def test_f21_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_
     told = ended.stderr.splitlines()
     for word in words:
         assert word.format(bucket=bucket) in told[-1], ended.stderr
-    # Python shows where in the script it was; what sockets and clients raised is nobody's business.
+    # Python shows the line of the script; tracebacks of sockets and clients must not appear.
     assert ended.stderr.count("Traceback") == 1, ended.stderr
     assert len(told) <= 40, ended.stderr
     assert ended.stdout == ""

@@ -125,7 +125,7 @@ def _again(options: argparse.Namespace) -> int:
                 sys.stdout.write(f"{decoder.read(options.input.read_bytes())!r}\n")
             except decoder.refuses as rejection:
                 sys.stdout.write(f"refused: {rejection!r}\n")
-            except Exception:  # noqa: BLE001  shown, for who mends it
+            except Exception:  # noqa: BLE001  shown to the developer
                 sys.stdout.write(traceback.format_exc())
                 code = 1
     return code

@@ -12,7 +12,7 @@ import msgspec
 from tests.fuzz.samples import Samples
 from tunemq_shared.base.undecodable import UNDECODABLE
 
-#: So many random values of a type are there to begin with.
+#: Number of random values per type to start with.
 _SAMPLES = 12
 #: May be raised by whatever holds that those who call it take it for what it is.
 Rejects = tuple[type[BaseException], ...]

@@ -1,4 +1,4 @@
-"""The list of all decoders: whoever adds a reader to the program adds it here, or says why not."""
+"""The list of all decoders: each new reader must be added here, or excluded with a reason."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EXCUSED: Final = {
     "tunemq_scheduler.transport.desired_state_orders:DesiredStateExecutor._trial_spec": "its own",
     "tunemq_shared.code.bundles:_write": "it writes",
     "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
-    # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.
+    # Loading runs the loaded code: see tests/security/test_s01_nothing_runs_data.py.
     "tunemq_shared.base.unpickling:unpickle": "is for an experiment's own code",
     "tunemq_scheduler.api.pickled_tuner:load_tuner_parts": "likewise",
-    # Read by who has just asked for it, of a process of one's own or of a library's reader.
+    # Input from a process's own child or from a library that has already parsed it.
     "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",
     "tunemq_shared.objects.s3_client:S3Client._strange": "the minio client has read it before",
     "tunemq_scheduler.farm.ipc.experiment_connection:ExperimentConnection._answer": "checked",

@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """The same for what is probably the same mistake."""
+        """A key that groups failures with the same probable cause."""
         return f"{self.decoder}: {_DIGITS.sub('#', self.problem)[:200]}"
 
 

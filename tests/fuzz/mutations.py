@@ -1,4 +1,4 @@
-"""Changes to input: of its bytes, and of what is in it where it is msgpack or JSON."""
+"""Mutations of input: of its bytes, and of the values in msgpack or JSON."""
 
 from __future__ import annotations
 

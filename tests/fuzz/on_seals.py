@@ -1,4 +1,4 @@
-"""Readers of what is signed: with keys and without, of messages that nobody signed."""
+"""Decoders of signed messages, with keys and without, and of unsigned messages."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _assignment(keys: LiveKeys) -> Callable[[bytes], object]:
 
 
 def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes], object]:
-    """Reads the fields of an entry; of what is no table, that as the content of each field."""
+    """Read the fields of an entry; input that is no table becomes the content of each field."""
 
     def read_fields(data: bytes) -> object:
         try:

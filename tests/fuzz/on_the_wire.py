@@ -300,7 +300,7 @@ def _registration() -> registration.NodeRegistration:
 
 
 def _entry(data: bytes) -> object:
-    """A request whose entry has these fields; what is no table is the body of each kind."""
+    """Decode a request entry with these fields; input that is no table is the body of each kind."""
     try:
         found = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
     except UNDECODABLE:

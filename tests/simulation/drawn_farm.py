@@ -31,7 +31,7 @@ from tunemq_shared.checkpoints.manifest import (
 from tunemq_shared.checkpoints.object_checkpoints import UploadedCheckpoint
 from tunemq_shared.protocol import messages as m
 
-#: So many checkpoints of a trial may be on a node and not committed.
+#: Largest number of uncommitted checkpoints of a trial on a node.
 ROOM = 3
 FILE_COUNT = 3
 NODES = 2
@@ -94,7 +94,7 @@ class Farm(RuleBasedStateMachine):
         self.manifests: dict[str, set[str]] = {}
         self.nodes: list[Node] = []
         self.lives = 0
-        #: Removals that were ordered, and what is left to do of each that was begun.
+        #: Removals that the scheduler has ordered, and the remaining steps of each that has begun.
         self.removals: list[c.Command] = []
         self.removing: list[list[Callable[[], None]]] = []
         #: What a cancelled upload still sends.
@@ -251,7 +251,7 @@ class Farm(RuleBasedStateMachine):
             node.events.append(event)
         if damaged < len(keys):
             key = keys[damaged]
-            # A repeated step and a new one are the same to references: counting goes on.
+            # References do not distinguish a repeated step from a new one: the count continues.
             process.contents = list(self.contents[key])
             node.bases[process.trial, process.attempt] = key
         elif keys:
@@ -359,7 +359,7 @@ class Farm(RuleBasedStateMachine):
         upload.uploaded = object_checkpoints.upload(
             objects, written.key, self.root / written.key, path, CancelToken()
         )
-        # It is there when the upload is over, and a retry on this node may ask for it before.
+        # The checkpoint exists once the upload ends; a retry on this node may ask for it earlier.
         (self.root / written.key / COMMITTED).unlink()
         upload.steps = objects.steps
 

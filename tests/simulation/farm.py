@@ -49,7 +49,7 @@ class CountingJournal:
 
 
 class CountingSink:
-    """Counts what is recorded, by kind."""
+    """Count the recorded commands by kind."""
 
     def __init__(self) -> None:
         self.counts: Counter[type[c.Command]] = Counter()

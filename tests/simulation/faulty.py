@@ -29,8 +29,8 @@ from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
-#: A search is over so long, in virtual seconds, after the last fault: back-offs, away nodes'
-#: uploads and what is left to train, many times over.
+#: Longest virtual seconds from the last fault to the end of the search: many times the back-offs,
+#: the uploads of absent nodes and the remaining training together.
 TIMEOUT_S: Final = 1_800.0
 
 LOCAL: Final = UploadSettings()
@@ -136,7 +136,8 @@ class FaultySearch:
         self._jumps = sorted(until_s * rng.random() for _ in range(clock_jumps))
         self._jumped_s = 0.0
         self._is_doomed: int | None = None
-        #: What a snapshot holds: how many turns it comes after, the state, who is over, algorithms.
+        #: The snapshot: the number of turns before it, the state, the finished trials, the
+        #: algorithms.
         self._snapshot: tuple[int, bytes, dict[str, bytes], dict[str, bytes]] | None = None
         #: Whether all configurations come to their end, whatever goes wrong.
         self.is_exact = (
@@ -165,7 +166,7 @@ class FaultySearch:
         return self
 
     def _live(self) -> bool:
-        """Turn until the search is over (True), its scheduler died, or somebody interrupted it."""
+        """Turn until the search ends (True), or its scheduler dies or is interrupted."""
         last = self.farm.faults.settings.until_s + TIMEOUT_S
         time = self.farm.time
         while not self.loop.runner.is_finished:
@@ -185,7 +186,7 @@ class FaultySearch:
         return False
 
     def _act(self, now: float) -> None:
-        """Do what somebody does at this time."""
+        """Apply the faults and user actions that are due."""
         if self._deaths and now >= self._deaths[0].moment:
             self._is_doomed = self._deaths[0].place
         if self._interrupts and now >= self._interrupts[0]:
@@ -204,7 +205,7 @@ class FaultySearch:
         return self.loop.runner
 
     def _end_life(self, downtime_s: float, *, is_cold: bool) -> None:
-        """There is no scheduler for a while; the farm goes on, if it is not without power."""
+        """Stop the scheduler for a while; nodes keep running unless they lose power, too."""
         self._is_doomed = None
         self._is_cold = is_cold
         self.executor.close()
@@ -303,7 +304,7 @@ class FaultySearch:
         )
 
     def expected(self) -> dict[tuple[bytes, int], dict[str, Any]]:
-        """Return what is recorded where nothing stops a trial.
+        """Return the results of an undisturbed run.
 
         A trial whose checkpoints were all damaged ends there, in ERROR.
         """

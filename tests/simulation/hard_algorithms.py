@@ -1,4 +1,4 @@
-"""Trial schedulers and search algorithms that wait, decline, or never go on; finite all of them."""
+"""Trial schedulers and search algorithms that wait, decline or never resume; all are finite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_T: Final = 6
 
 
 class Pausing(FIFOScheduler):
-    """Pauses each trial at every second step; those that wait longest go on first."""
+    """Pause each trial at every second step; resume the longest waiting first."""
 
     def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> Any:
         return self.PAUSE if result["training_iteration"] % 2 == 0 else self.CONTINUE
@@ -35,7 +35,7 @@ class Forgetful(Pausing):
 
 
 class InStep(Pausing):
-    """Has all trials that there are pause at a step before any goes on."""
+    """Pause all existing trials at a step before any of them resumes."""
 
     def choose_trial_to_run(self, runner: Any) -> Any:
         waiting = list(runner.waiting())
@@ -74,7 +74,7 @@ SCHEDULERS: Final[tuple[Callable[[], TrialScheduler], ...]] = (
 
 
 class AfterSome(Stopper):
-    """Ends a trial at its third step, or the whole experiment after so many results."""
+    """End a trial at its third step, or the whole experiment after a number of results."""
 
     def __init__(self, results: int) -> None:
         self._results, self._left = results, results
@@ -146,7 +146,7 @@ class Drawing(Searcher):
 
 
 def draw_search(rng: random.Random, trials: int, seed: int) -> Callable[[], Searcher]:
-    """Some search algorithm of so many trials."""
+    """Draw a search algorithm for `trials` trials."""
     limit, batch = rng.choice([1, 2, 3]), rng.random() < 0.3
     finished = Searcher.FINISHED if rng.random() < 0.6 else None
     then = Searcher.FINISHED if rng.random() < 0.6 else None

@@ -21,10 +21,10 @@ PATTERN: Final = "NVRM: Xid"
 
 
 class Fate(NamedTuple):
-    """What becomes of a trial each time that it comes to this step, so many times.
+    """A failure that happens to a trial the first ``times`` times that it reaches this step.
 
-    ``what`` is a kind of `TrialFailed`, or ``death`` of its process, or ``node``: it takes its node
-    with it. ``prints``: it prints what excludes its node before.
+    ``what`` is a kind of `TrialFailed`, or ``death`` of its process, or ``node``: the node dies,
+    too. ``prints``: the trial first prints an error that excludes its node.
     """
 
     step: int
@@ -56,15 +56,15 @@ class Shapes(SimulationSettings, frozen=True, kw_only=True):
 
 
 class HardFarm(SimulatedFarm):
-    """The nodes, and what is wrong with them and with what they use.
+    """The nodes and their faults, and those of the store and the GPUs.
 
     Attributes:
-        gone: the names of the nodes that are never started again.
+        gone: the names of the nodes that never restart.
         bad: by name of a node, how its trials fail there, and until when.
-        store_away_until, gpus_busy_until: nobody gets an answer, or a GPU, before then.
+        store_away_until, gpus_busy_until: the store does not answer, or no GPU is free, until then.
         fates: by the number of a trial.
-        sync_timeout: how long a node waits for the store; None is for ever.
-        limit_s: how long a trial may run in all; None is for ever.
+        sync_timeout: seconds that a node waits for the store; None is for ever.
+        limit_s: total seconds that a trial may run; None is for ever.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ class HardFarm(SimulatedFarm):
         return what if self.time.now < until else ""
 
     def remove(self, name: str) -> None:
-        """A node is gone for good, and nobody says so."""
+        """Remove a node for good, without a message from it."""
         self.gone.add(name)
         instance_id = self.current[name]
         if self.nodes[instance_id].is_alive:
@@ -124,7 +124,7 @@ class HardFarm(SimulatedFarm):
             self.gpus_busy_until = until
 
     def cut_off_for(self, name: str, seconds: float) -> None:
-        """A node goes on where nobody hears it."""
+        """Cut a node off: it keeps running, but the scheduler gets no messages from it."""
         instance_id = self.current[name]
         self.nodes[instance_id].cuts += 1
         if seconds < FOR_EVER:

@@ -35,12 +35,12 @@ from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_shared.base.errors import InvariantBroken, ResourceError, SearchFailed
 from tunemq_shared.protocol import messages as m
 
-#: Nothing new goes wrong from then on; what is away for good stays away.
+#: Time of the last new fault; nodes that are gone for good stay gone.
 CALM_S: Final = 60.0
 #: A search in which nothing happened for so long waits: all that TuneMQ waits for by itself (the
 #: pause of a node, a search algorithm, an upload of a lost node, preemption) takes less.
 QUIET_S: Final = 1_500.0
-#: A search that goes on ends before this.
+#: An unfinished search must end before this.
 BOUND_S: Final = 2 * 3_600.0
 #: How long a poll of a calm search may take.
 _STRIDE_S: Final = 10.0
@@ -95,7 +95,7 @@ class HardSearch:
             self._draw_troubles(rng)
         self.said: list[str] = []
 
-    # --- what is drawn ----------------------------------------------------------------------------
+    # --- random choices ---------------------------------------------------------------------------
 
     def _draw_settings(self, rng: random.Random) -> None:
         request: dict[str, float] = rng.choice(
@@ -263,7 +263,7 @@ class HardSearch:
             "forkserver": self.settings.max_node_losses,
         }
         limit = limits.get(what, self.settings.max_failures)
-        # What is tried for ever fails for a while only: else the search rightly has no end.
+        # A failure with unlimited retries must be temporary: else the search rightly never ends.
         return Fate(
             step=rng.randint(1, MAX_T),
             what=what,
@@ -437,10 +437,10 @@ class HardSearch:
     # --- where it waits ---------------------------------------------------------------------------
 
     def _quiet(self) -> str:
-        """Nothing happens any more: what it says that it waits for has to be missing.
+        """No event happens any more: check that the reported reason for waiting is true.
 
         Raises:
-            InvariantBroken: it says nothing, or what is not so.
+            InvariantBroken: the search reports no reason, or a wrong one.
         """
         runner = self.loop.runner
         self.said = said = list(self._words())
@@ -527,7 +527,7 @@ class HardSearch:
         return any(request.get(name, 0.0) > most for name, most in self.quotas.items())
 
     def _endless(self) -> str:
-        """It goes on and on: that is so only where all that it could use fails each try."""
+        """Check a search that never ends: every resource that it could use must fail."""
         farm, runner = self.farm, self.loop.runner
         if farm.time.now - self._failed_at < QUIET_S:
             kinds = {kind for trial in runner.live.values() for kind in trial.in_a_row}

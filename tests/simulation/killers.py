@@ -92,10 +92,10 @@ class KillerFarm:
         return sum(len(one.killers) for one in self.searches)
 
     def run(self, until: float = 20_000.0) -> None:
-        """Until all searches are over.
+        """Run until all searches have ended.
 
         Raises:
-            AssertionError: one is not, after so much time.
+            AssertionError: a search has not ended by `until`, in virtual seconds.
         """
         while not all(one.is_over for one in self.searches):
             assert self.now < until, self.story()

@@ -33,11 +33,11 @@ from tunemq_shared.broker.redis_keys import events
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
 
-#: A trial reports every 30 s, up to so many times, and saves at every tenth result.
+#: A trial reports every 30 s, up to this many times, and saves at every tenth result.
 PERIOD_S: Final = 30.0
 RESULTS: Final = 20
 SAVES_EVERY: Final = 10
-#: A trial is over when this is 1: each in its time, so that as many end now as later.
+#: A trial ends when this is 1; end times are spread evenly over the run.
 _PROGRESS: Final = "progress"
 
 

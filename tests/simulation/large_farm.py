@@ -33,13 +33,13 @@ OWNERS: Final = 10
 
 
 class LargeFarm:
-    """So many nodes of eight GPUs, and experiments of ten owners that use all of them.
+    """A farm of nodes with eight GPUs each, and experiments of ten owners that use all of them.
 
     Args:
-        turn_s: after the first news a turn waits so long for more.
+        turn_s: seconds that a turn waits for more messages after the first.
 
     Attributes:
-        seen: what happened, counted.
+        seen: counts of events.
     """
 
     def __init__(self, nodes: int, experiments: int, meter: Meter, turn_s: float = 0.0) -> None:
@@ -68,7 +68,7 @@ class LargeFarm:
             self.submit(REQUESTS[number % len(REQUESTS)])
         self._beat()
 
-    # --- what is used of the wire -----------------------------------------------------------------
+    # --- use of the transport ---------------------------------------------------------------------
 
     def add(self, events_key: str) -> TransportClient:
         """A part of the wire for one experiment."""
@@ -81,7 +81,7 @@ class LargeFarm:
     # --- what happens -----------------------------------------------------------------------------
 
     def submit(self, request: dict[str, float], priority: int = 0, at_most: int = 0) -> Experiment:
-        """Another experiment begins, which uses all that it gets, or so many slots."""
+        """Start an experiment that uses all the slots it gets, or `at_most` slots."""
         number = self._submitted
         self._submitted += 1
         owner = f"owner{number % OWNERS}"
@@ -106,7 +106,7 @@ class LargeFarm:
         self.nodes.seen.clear()
 
     def run(self, seconds: float) -> None:
-        """Go on for so long."""
+        """Run for this many virtual seconds."""
         self.time.pass_to(self.time.now + seconds)
 
     def held(self) -> float:
@@ -153,7 +153,7 @@ class LargeFarm:
         self._registry.commands = []
 
     def _relay(self) -> None:
-        """Facts to experiments, until nobody waits for the other to read."""
+        """Relay events to experiments until neither side has anything left to read."""
         ones = self.experiments.values()
         is_under_way = True
         while is_under_way:

@@ -1,4 +1,4 @@
-"""What is spent on what: seconds for benchmarks, lines of Python for tests without a clock."""
+"""Meters of cost: seconds for benchmarks, lines of Python for tests without a clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Meter:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """What is done meanwhile is spent on this."""
+        """Attribute the cost of the block to this name."""
         begin = self._clock()
         try:
             yield
@@ -60,7 +60,7 @@ class Lines:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count, in this thread, what is called meanwhile."""
+        """Count the function calls of this thread during the block."""
 
         def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
             self.count += event == "line"

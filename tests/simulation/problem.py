@@ -31,10 +31,10 @@ def noise(*parts: object) -> float:
 
 
 class Problem:
-    """So many trials, of up to ``max_t`` steps each, and who decides about them.
+    """A search problem: `trials` trials of up to ``max_t`` steps each, and its algorithms.
 
     Attributes:
-        plan: what the search's executor is opened with.
+        plan: the arguments that open the search's executor.
     """
 
     def __init__(

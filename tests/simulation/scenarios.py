@@ -32,7 +32,7 @@ def asha() -> TrialScheduler:
 
 
 class Pausing(FIFOScheduler):
-    """Pauses each trial at every third step; those that wait longest go on first."""
+    """Pause each trial at every third step; resume the longest waiting first."""
 
     def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
         return self.PAUSE if result["training_iteration"] % 3 == 0 else self.CONTINUE
@@ -49,7 +49,7 @@ class Pausing(FIFOScheduler):
 
 
 SCHEDULERS: Final = (FIFOScheduler, asha, Pausing)
-#: So many trials of each make more than 300 events.
+#: Numbers of trials that make more than 300 events with each scheduler.
 TRIALS: Final = (13, 36, 11)
 
 
@@ -123,7 +123,7 @@ def f15_clocks(seed: int) -> FaultySearch:
 
 
 def f22_poison(seed: int) -> FaultySearch:
-    """Trials end in ERROR, and a scheduler that takes the search up has them go on, or not."""
+    """Trials end in ERROR, and a scheduler that resumes the search retries them, or not."""
     faults = FaultSettings(process_deaths=8, node_deaths=2, cut_offs=3, until_s=25.0)
     return _search(
         seed,

@@ -131,7 +131,7 @@ class SharingExperiment:
         return began, [one for node in self.seen for one in self._to_give_way(node)]
 
     def end(self, trial: Running, left: float = 0.0) -> None:
-        """A trial ended; what is left of it is to be done again later."""
+        """End a trial; queue its remaining work (`left`) for later."""
         if trial in self.running:
             del self.running[trial]
             self.placement.give_back(trial.node, trial.request, trial.devices)
@@ -212,7 +212,7 @@ class SharedFarm:
         heapq.heappush(self._events, (when, next(self._numbers), what))
 
     def run(self, until: float, every: float = 10.0) -> None:
-        """Go on until then; the allotter is asked at least so often."""
+        """Run until then; ask the allocator at least every `every` seconds."""
         while True:
             due = self._events[0][0] if self._events else float("inf")
             self.now = min(due, self.now + every, until)
@@ -247,7 +247,7 @@ class SharedFarm:
             self._turn(experiment)
 
     def silence(self, instance_id: str) -> None:
-        """A machine is cut off; what it hosts goes on there, and begins anew elsewhere."""
+        """Cut a machine off; its trials keep running there, and start again elsewhere."""
         self.was_silent = True
         self.silent[instance_id] = self.nodes.pop(instance_id)
         self.allocator.advance(self.now)
@@ -301,7 +301,7 @@ class SharedFarm:
         self._turn(experiment)
         return experiment
 
-    # --- what is looked at ------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def gpus(self) -> float:
         return sum(len(joined.gpus) for joined in self.nodes.values())

@@ -1,4 +1,4 @@
-"""Checkpoints on slow and dying nodes: what is kept stands in the store, and nothing else."""
+"""Checkpoints on slow and dying nodes: the store has exactly the checkpoints to be kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BAD = UploadSettings(upload_s=4.0, unchanged=0.5, lost=0.05, damaged=0.2)
 
 
 class Pausing(FIFOScheduler):
-    """Pauses each trial at every third step; those that wait longest go on first."""
+    """Pause each trial at every third step; resume the longest waiting first."""
 
     def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
         return self.PAUSE if result["training_iteration"] % 3 == 0 else self.CONTINUE

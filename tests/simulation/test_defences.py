@@ -23,7 +23,7 @@ def noticed(scenario: str, seeds: int = 12) -> str:
     for seed in range(seeds):
         try:
             check(scenario, seed)
-        except Exception as problem:  # noqa: BLE001  whatever it is, somebody noticed
+        except Exception as problem:  # noqa: BLE001  any exception: the fault was detected
             return f"{type(problem).__name__}: {problem}"
     return ""
 

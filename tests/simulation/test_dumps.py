@@ -1,4 +1,4 @@
-"""A state that was written down and read again goes on as if nothing had been."""
+"""A search resumes from a saved and loaded state as if it had not been interrupted."""
 
 from __future__ import annotations
 

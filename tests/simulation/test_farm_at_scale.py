@@ -17,8 +17,9 @@ from tests.simulation.metering import Lines, Meter
 
 #: Nodes and experiments.
 SMALL, MANY_NODES, MANY_EXPERIMENTS = (125, 4), (1_250, 4), (125, 40)
-#: Of these nothing is about all nodes or all experiments. (What is: the supervisor looks twice a
-#: second at each lease, and each turn at each experiment's socket and at each node's orders.)
+#: The cost of these must not grow with the number of nodes or experiments. (That of others does:
+#: the supervisor checks each lease twice a second, and each turn each experiment's socket and each
+#: node's orders.)
 LOCAL = ("experiment: turn", "relay: from experiments", "wire: read")
 
 

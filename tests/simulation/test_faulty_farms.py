@@ -1,8 +1,8 @@
-"""Searches on farms in which everything goes wrong: all invariants hold after each event.
+"""Searches on farms with all kinds of faults: all invariants hold after each event.
 
-Each fault has searches of its own, and there are two thousand in which all happen together. What
-they come to is what an undisturbed search comes to. A seed that fails is told with the command that
-runs it alone; it belongs into `seeds.txt`, and is run for ever from then on.
+Each fault has separate searches, and two thousand searches have all faults together. Their results
+equal those of an undisturbed search. A failing seed is reported with the command that runs it
+alone; add it to `seeds.txt`, and every later run includes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.scenarios import SCENARIOS, check, kept_seeds
 from tunemq_shared.protocol import messages as m
 
 SEEDS = 12
-#: Searches in which everything goes wrong, in so many parts that run beside each other.
+#: Searches with all faults, in this many parts that run in parallel.
 ALL_SEEDS, PARTS = 2_000, 40
 
 
@@ -65,7 +65,8 @@ def test_f02_a_trial_that_dies_behind_its_last_result_reports_nothing_further() 
 def test_f03_schedulers_die_anywhere_in_a_turn_and_no_trial_is_started_again() -> None:
     found = searches("f03_schedulers_die")
     assert sum(search.lives for search in found) > 3 * SEEDS
-    # Nobody else died: every epoch but those after a pause, or a damaged checkpoint, is the first.
+    # Only schedulers died: every attempt but those after a pause, or a damaged checkpoint, is the
+    # first.
     for search in found:
         again = seen([search])
         assert again["TrialChosen"] <= (
@@ -164,6 +165,6 @@ def test_the_simulation_has_seen_every_event_that_there_is() -> None:
     found = [check("everything", seed) for seed in range(30)]
     found += searches("f22_poison") + searches("f23_bad_devices")
     expected = {kind.__name__ for kind in m.Event.__args__}
-    # Offers are drawn in `test_machine`, what is printed and used on GPUs in `test_gpu_farm`.
+    # `test_machine` draws offers; `test_gpu_farm` draws printed errors and GPU use.
     elsewhere = {"NodeOffered", "LogMatched", "DevicesUsed"}
     assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten", *elsewhere}

@@ -1,7 +1,7 @@
-"""Two thousand trials on 32 devices of all kinds, which go bad, come back, and vanish with nodes.
+"""Two thousand trials on 32 devices of all kinds, which fail, come back, and vanish with nodes.
 
-Whoever is started is written down in books of the test's own; they are looked at with each start,
-and the `JournalAuditor` follows every event.
+The test keeps a separate record of every start and checks it each time, and the `JournalAuditor`
+follows every event.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tunemq_shared.protocol.device_use import DeviceUse
 SLACK: Final = 1e-6
 #: Of each farm; and its trials. The last once showed what snapshots lacked.
 SEEDS, TRIALS = (0, 1, 2, 10), 500
-#: So many of them wait at once; and the share of the trials behind which nothing goes wrong.
+#: Number of trials that wait at once; share of the trials after which no fault happens.
 WAITING, CALM_BEHIND = 24, 0.95
-#: So many devices are bad at once.
+#: Largest number of devices that are bad at once.
 MOST_BAD: Final = 6
 BUG, BAD_NODE = "double free", "uncorrectable NVLink error"
 XID: Final = "XID 79: the GPU has fallen off the bus"

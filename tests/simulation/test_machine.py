@@ -114,7 +114,7 @@ class Mailed(CeleryTrialExecutor):
         self._plan, self._nodes = PLAN, nodes
 
     def on_step_end(self) -> None:
-        """Whoever has the mailboxes sends what is in them."""
+        """No-op: the owner of the command queues sends their contents."""
 
     def _put(self, instance_id: str, order: m.TrialOrder) -> None:
         for node in self._nodes:

@@ -1,6 +1,6 @@
-"""Thousands of trials wait at once: what a turn costs grows with what it places, not with them.
+"""Thousands of trials wait at once: the cost of a turn grows with the trials it places.
 
-Nothing here looks at a clock: what is counted are calls of functions.
+The tests use no clock: they count function calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def node(name: str, cpus: int) -> m.NodeJoined:
 
 
 def started(trials: int, nodes: int) -> Loop:
-    """A search whose trials all run, evenly on so many nodes."""
+    """A search whose trials all run, spread evenly over `nodes` nodes."""
     loop = Loop(trials=trials)
     loop.turn(*(node(f"n{place}", trials // nodes) for place in range(nodes)))
     assert loop.runner.counts["RUNNING"] == trials

@@ -17,7 +17,7 @@ from tunemq_shared.protocol import messages as m
 SLACK = 1e-6
 #: Model and memory of the devices that there are; the last are of nodes that do not list theirs.
 MODELS = [("NVIDIA A100-SXM4-80GB", 80e9), ("Tesla T4", 16e9), ("NVIDIA H100", 80e9), ("", 0.0)]
-#: So many farms, with so many requests each.
+#: Number of farms, and of requests on each.
 FARMS, REQUESTS = 100, 100
 
 
@@ -197,7 +197,7 @@ def test_whatever_fits_is_placed_and_nothing_is_oversubscribed(data: st.DataObje
 
 
 class Farm(Story):
-    """A runner on a drawn farm; whoever has a place is placed, the first that waits first."""
+    """A runner on a drawn farm, which places every trial that fits, longest waiting first."""
 
     def __init__(self, farm: dict[str, Machine], **settings_: Any) -> None:
         super().__init__(cpus=0.0, **settings_)
@@ -244,7 +244,7 @@ def test_who_asks_for_much_starts_though_there_is_no_end_of_small_ones(data: st.
             break
     large = {story.ask(request) for request in kinds}
     freed = 0
-    # Each has its turn, and before it so many slots as are hosted at once are given back.
+    # Each large request has its turn; before it, all slots that are used at once are freed.
     most = (MAX_TIMES_PASSED_OVER + len(story.running) + 1) * (len(kinds) + 1)
     while large - set(story.running):
         story.ask(small)

@@ -1,4 +1,4 @@
-"""Algorithms that are told what happened go on as those who saw it would have."""
+"""Algorithms that replay the events continue as those that saw the events live."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialSched
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.conditions import Condition
 
-#: Promised; and of what nobody promised fewer.
+#: Seeds for the promised behaviour; fewer for behaviour that is not promised.
 SEEDS, FEWER = 200, 60
 MAX_T = 9
 

@@ -80,7 +80,7 @@ def test_nothing_walks_through_the_finished_trials(limits: dict[str, int]) -> No
     most = 0
     while not run.runner.is_finished:
         run.loop.step()
-        # Whoever walks through these two walks through what is hosted or waits.
+        # A loop over these two visits running and waiting trials only.
         most = max(most, len(run.loop.trials), len(run.runner.live))
     assert len(run.runner.finished) == 400
     assert most <= 2 * 20

@@ -31,7 +31,7 @@ class Ledgers:
         self.all = 0.0
 
     def run(self, until: float) -> None:
-        """Let the farm go on, and write down what is seen."""
+        """Run the farm until then, and record observations."""
         while self.farm.now < until:
             self.farm.run(self.farm.now + LOOK, every=20.0)
             self.farm.check()
@@ -73,7 +73,7 @@ class Ledgers:
 def _shared_out(
     amount: float, shares: Mapping[str, float], wanted: Mapping[str, float]
 ) -> dict[str, float]:
-    """Max-min fair: nobody gets more than it wants, and what is left goes to the others."""
+    """Max-min fairness: no owner gets more than it wants, and the others share the rest."""
     due = dict.fromkeys(shares, 0.0)
     hungry = {owner for owner in shares if wanted[owner] > 0}
     while hungry and amount > 1e-9:
@@ -123,7 +123,7 @@ def test_each_owner_has_its_share_of_every_six_hours_in_which_it_waits(seed: int
             jobs = some(60, trials(seed + at + n, (1.0,), 0.25 * HOUR, 2 * HOUR))
             one = SharingExperiment(f"e{at}-{n}", "eve", jobs)
             farm.at(start, lambda one=one: farm.submit(one) and None)
-    # What is urgent comes first, whoever waits; a machine dies, another one comes.
+    # Urgent experiments arrive while others wait; a machine dies, another one joins.
     for at in (9, 15, 26):
         jobs = some(8, trials(seed + at, (1.0,), 600.0, 1800.0))
         urgent = SharingExperiment(f"u{at}", "ada", jobs, priority=10)
@@ -138,7 +138,7 @@ def test_each_owner_has_its_share_of_every_six_hours_in_which_it_waits(seed: int
     assert set(worst) >= {"ada", "bob"}
     assert max(worst.values()) < 0.10, worst
     assert days.idle < 0.02 * days.all
-    # Each GPU changes hands for somebody's share once in two hours at most.
+    # Fair sharing moves each GPU at most once in two hours.
     assert 0 < sum(farm.preempted.values()) < 0.5 * 16 * 30
 
 

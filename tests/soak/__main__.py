@@ -29,7 +29,7 @@ from tests.soak.soak_farm import SoakFarm
 #: The mean time from one fault to the next, and the longest time until what it hit is back.
 EVERY_S: Final = 5.0
 LONGEST_S: Final = 10.0
-#: The search may take so many times what it takes undisturbed and what was down, together.
+#: Longest time of the search, as a multiple of its undisturbed time plus the downtime.
 MAX_TIMES_PASSED_OVER: Final = 1.5
 
 

@@ -34,7 +34,7 @@ from tunemq_shared.protocol import messages as m
 
 
 def check_search(farm: SoakFarm) -> str:
-    """Check what is left of a search that is over; returns what it was, in words.
+    """Check the results and remains of a search that has ended; return a summary.
 
     Raises:
         AssertionError: a promise was broken.

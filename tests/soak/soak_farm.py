@@ -22,7 +22,7 @@ from tests.support.stores.object_servers import MinioServer
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 
-#: The search: so many trials at once, each of so many steps of so many seconds.
+#: The search: trials at once per node, steps per trial, seconds per step.
 SLOTS_A_NODE: Final = 2
 STEPS: Final = 20
 STEP_S: Final = 0.2
@@ -294,7 +294,7 @@ class SoakFarm:
         }
 
     def look(self) -> None:
-        """Bring back what is due, and start again what ended by itself."""
+        """Restart the components that are due, and those that ended by themselves."""
         for part in self.parts:
             part.look()
         for worker in self.workers:
@@ -319,7 +319,7 @@ class SoakFarm:
             part.look(now=True)
 
     def wait_for_the_end(self, within: float) -> float:
-        """Wait until the search is over; seconds since this process began to wait count too."""
+        """Wait until the search ends; return the seconds since its script was written."""
         begun = self._begun()
         while self.is_searching:
             assert time.monotonic() - begun < within, f"no end after {within:.0f} s {self.story()}"
@@ -331,7 +331,7 @@ class SoakFarm:
         return time.monotonic() - age
 
     def files_of_workers(self) -> list[Path]:
-        """What is in the workers' folders besides logs."""
+        """The files in the workers' folders except logs."""
         files = [
             Path(at, name)
             for number in range(len(self.workers))
@@ -341,9 +341,9 @@ class SoakFarm:
         return [file for file in files if ".log" not in file.suffixes]
 
     def end(self) -> None:
-        """End workers and scheduler in good order; Redis and MinIO stay, to be looked into.
+        """End workers and scheduler in order; keep Redis and MinIO for inspection.
 
-        With its next lease each learns that the search is over, and drops what it kept of it.
+        With its next lease each worker learns that the search has ended, and deletes its files.
         """
         deadline = time.monotonic() + 60
         while any(file.name != "lock" for file in self.files_of_workers()):
