@@ -31,8 +31,8 @@ def main() -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose of {', '.join(SCENARIOS)}")
     about = describe()
     print(about, flush=True)
-    # One folder for all, removed at the end, and not in the system's temporary one: ext4 is slow at
-    # making files where others were just deleted, and that is not what is to be measured.
+    # One folder for all runs, removed at the end. Not the system's temporary folder: ext4 creates
+    # files slowly where others were just deleted, which would distort the measurements.
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.folder) as folder:
         try:
@@ -53,7 +53,7 @@ def measure(bench: Bench, names: list[str]) -> list[Row]:
 
 
 def keep(about: str, rows: list[Row]) -> str:
-    """Write everything to a file of its own; returns where."""
+    """Write all rows to a new JSON file; return its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / time.strftime("%Y-%m-%d_%H-%M-%S.json")
     path.write_text(

@@ -1,4 +1,4 @@
-"""How often to measure what is measured, and on whom."""
+"""The options of a benchmark run: which programs to measure, and how often."""
 
 from __future__ import annotations
 

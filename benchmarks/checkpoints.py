@@ -88,8 +88,8 @@ def saving_beside(bench: Bench) -> Iterator[Row]:
             options = ("--trials", 1, "--saves", 64, "--every", 4, "--step-s", 0.5)
             figures = _search(bench.ours, address, scratch, 50, *options)
             steps = figures["steps"][4:]  # when things have settled
-            # Compared within one run: what else happens on a machine changes more between two.
-            # The upload is over before the second step after a save.
+            # Compare within one run: the machine's other load varies more between two runs. The
+            # upload ends before the second step after a save.
             alone = [step for number, step in enumerate(steps) if number % 4 != 1]
             slower.add("tunemq", mean(steps) / mean(alone))
             synced, unsynced = _copying(scratch, 50)
@@ -99,7 +99,7 @@ def saving_beside(bench: Bench) -> Iterator[Row]:
 
 
 def _be_elsewhere(server: ObjectServer) -> None:
-    """Let the server take only what is left over: in a farm it has a machine of its own."""
+    """Give the server the lowest CPU priority: on a farm it runs on another machine."""
     assert server.process is not None
     for thread in os.listdir(f"/proc/{server.process.pid}/task"):
         os.setpriority(os.PRIO_PROCESS, int(thread), 19)
@@ -130,7 +130,7 @@ def _search(peer: Peer, storage: str, scratch: str, mb: int, *options: object) -
 
 
 def _bare_puts(peer: Peer, server: ObjectServer, scratch: str, mb: int, *, clients: int) -> float:
-    """Seconds that so many clients need together, each in a process of its own."""
+    """Seconds that `clients` processes need together for plain uploads."""
     bucket = server.create_bucket()
     where = ("--endpoint", server.url, "--bucket", bucket, "--folder", scratch)
     sizes = ("--clients", clients, "--puts", _TRIALS * _SAVES // clients, "--mb", mb)

@@ -1,4 +1,4 @@
-"""The machine in general words, for whoever compares figures."""
+"""A short description of the machine, so that readers can compare figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is measured, scenario by scenario; each yields rows of the table.
+"""Benchmark scenarios; each yields rows of the table.
 
 Budgets are those of the design, on a machine with two cores. Where the peer would take minutes, it
-is given less to do: that is said in the row.
+does less work, and the row says so.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     make demo
 
-Each trial turns the images into random Fourier features (an approximation of a Gaussian kernel)
-and fits a linear classifier to them by stochastic gradient descent, one pass a step. ASHA stops
-two thirds of the trials after 3 passes and two thirds of the rest after 9. The configuration with
-the smallest loss on the validation images is chosen, and its last checkpoint is measured on test
-images that no trial was given.
+Each trial turns the images into random Fourier features (an approximation of a Gaussian kernel) and
+fits a linear classifier to them by stochastic gradient descent, one pass a step. ASHA stops two
+thirds of the trials after 3 passes and two thirds of the rest after 9. The script chooses the
+configuration with the smallest loss on the validation images, and measures its last checkpoint on
+test images that no trial was given.
 
-Run again, it chooses the same configuration, although trials run side by side and ASHA decides as
+A second run chooses the same configuration, although trials run side by side and ASHA decides as
 their results come in. Sampling and training are seeded, so each configuration has one learning
-curve; and the one chosen is the best of all 24 after 3 passes, after 9 and at the end. ASHA stops
-only what is behind something else that has come as far, so in no order of arrival does it stop
+curve; and the chosen one is the best of all 24 after 3 passes, after 9 and at the end. ASHA stops
+only trials that are worse than another after as many passes, so in no order of arrival does it stop
 that one. (`tests/acceptance/test_digits_demo.py` computes all the curves and checks this.)
 """
 
@@ -91,7 +91,7 @@ def measure(model: SGDClassifier, x: Any, y: Any) -> dict[str, float]:
 
 
 def train_digits(config: dict[str, Any], train: Any, valid: Any) -> None:
-    """Train one configuration, reporting after each pass; goes on from a checkpoint if given."""
+    """Train one configuration, reporting after each pass; resume from a checkpoint if given."""
     sampler = features(config)
     x_train, x_valid = sampler.transform(train[0]), sampler.transform(valid[0])
     done, model = 0, new_model(config)

@@ -1,4 +1,4 @@
-"""A bare Celery worker: each task appends one entry to a stream, which answers whoever sent it."""
+"""A bare Celery worker: each task appends one entry to a stream as its answer to the sender."""
 
 from __future__ import annotations
 

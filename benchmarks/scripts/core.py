@@ -38,7 +38,7 @@ def ready_asha() -> ASHAScheduler:
 
 
 def turn_us(finished: int) -> float:
-    """One turn of the loop that takes in one result, with so many trials finished."""
+    """Microseconds for one loop turn that handles one result, with `finished` trials finished."""
     run = simulated(FIFOScheduler, trials=finished + 100, nodes=1)
     while len(run.runner.finished) < finished:
         run.loop.step()

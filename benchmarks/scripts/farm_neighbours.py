@@ -1,16 +1,16 @@
-"""From a result to its decision, in a farm: alone, and beside experiments that misbehave.
+"""Time from a result to its decision in a farm: alone, and beside experiments that misbehave.
 
     python farm_neighbours.py ROUNDS SECONDS
 
-One trial, whose search has to be asked about every result, reports the next one when it has the
-answer: what a report takes is a decision, there and back. It goes on all the time, and that time is
-cut into slices of three kinds: alone, beside neighbours, and once more alone as a control, whose
-ratio to the first kind is what this method finds where there is nothing to be found. A round has
-one slice of each kind; the orders of rounds are balanced, so that what drifts is in all kinds.
+One trial, whose search decides about every result, reports the next result when it has the
+decision: a report takes one decision round trip. The trial runs throughout, and its time is cut
+into slices of three kinds: alone, beside neighbours, and once more alone as a control, whose ratio
+to the first kind shows the error of the method. A round has one slice of each kind; the orders of
+rounds are balanced, so that drift affects all kinds equally.
 
-The neighbours begin with their slice, submission included, and are over before the next slice: a
-search algorithm that sleeps, a callback that segfaults (and is started again, and does it again),
-and a callback that looks for keys all the time.
+The neighbours start with their slice, submission included, and end before the next slice: a search
+algorithm that sleeps, a callback that segfaults (and does it again after each restart), and a
+callback that reads keys all the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def goes_on(trial_id, result):
 
 tuner = tune.Tuner(train, run_config=tune.RunConfig(verbose=0, stop=goes_on))
 """
-#: It sleeps for a minute, or until there is something to read: a slice is over sooner.
+#: Sleeps for a minute, or until there is something to read: a slice is shorter.
 SLEEPER = """
 import os
 import select
@@ -71,7 +71,7 @@ tuner = tune.Tuner(
     train, tune_config=tune.TuneConfig(metric="loss", mode="min", search_alg=Sleeper())
 )
 """
-#: It lets itself be stopped when its slice is over, instead of being started again and again.
+#: Stops when its slice ends, so that the scheduler does not restart it again and again.
 CRASHER = """
 import ctypes
 import time

@@ -16,12 +16,12 @@ from tests.simulation.large_farm import LargeFarm
 from tests.simulation.metering import Meter
 
 NODES, EXPERIMENTS = 1_250, 40
-#: A preemption of so many slots is looked at.
+#: Slots of the preemption that is measured.
 URGENT = 64
 
 
 def stretch(farm: LargeFarm, seconds: float) -> dict[str, Any]:
-    """Go on for so long; what that took, what happened, and the longest that anything took."""
+    """Run for this many virtual seconds; return the cost, the events, and the longest times."""
     farm.start_anew()
     farm.run(seconds)
     meter = farm.meter

@@ -118,5 +118,5 @@ def measure(folder: str, trips: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    # A unix socket's path has to be short; its folder was made by whoever started this.
+    # A unix socket's path must be short; the caller has created its folder.
     tell(measure(os.path.dirname(celery_worker.SOCKET), trips=int(sys.argv[2])))

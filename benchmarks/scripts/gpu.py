@@ -1,11 +1,11 @@
-"""Trials on a real GPU: what is left of each when the next begins, and how soon CUDA is there.
+"""Trials on a real GPU: what each leaves behind for the next, and how soon CUDA is ready.
 
     python gpu.py
 
-One after another on the whole GPU, so that each sees what the one before has left: one that leaves
-a process of its own session with memory, one that kills itself while its kernels run, one with
-DataLoader workers. Then two at half a GPU each, that run at the same time or not at all. PyTorch is
-preloaded. Needs PyTorch with CUDA, and a GPU.
+Trials run one after another on the whole GPU, so that each sees the remains of the one before: one
+leaves a process in a separate session with GPU memory, one kills itself while its kernels run, one
+has DataLoader workers. Then two trials request half a GPU each, and run at the same time or not at
+all. PyTorch is preloaded. Needs PyTorch with CUDA, and a GPU.
 """
 
 from __future__ import annotations

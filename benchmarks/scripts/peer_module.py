@@ -10,7 +10,7 @@ PEERS = ("tunemq", "ray")
 
 
 def load_peer(name: str, cpus: int) -> Any:
-    """The module with the peer's public names, on a machine of so many CPUs."""
+    """The module with the peer's public names, on a machine of `cpus` CPUs."""
     if name == "ray":
         import ray
 

@@ -109,7 +109,7 @@ class ServedFarm:
 
 @contextmanager
 def served_farm() -> Iterator[ServedFarm]:
-    """A farm in a folder of its own: a socket's path has to be short."""
+    """A farm in a temporary folder with a short path, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         farm = ServedFarm(Path(name))
         try:

@@ -196,6 +196,6 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    # A unix socket's path has to be short; its folder was made by whoever started this.
+    # A unix socket's path must be short; the caller has created its folder.
     with redis_server(sys.argv[1]) as redis:
         tell(measure(redis, f"unix://{sys.argv[1]}"))

@@ -118,7 +118,7 @@ def _tell_redis() -> None:
         socket_connect_timeout=10,
         decode_responses=True,
     )
-    # The last user of the file is nobody, and called for what stands above.
+    # The file ends with a user that has no rights, named after a hash of the lines above it.
     version = _text("redis/users.acl").splitlines()[-1].split()[1]
     with line:
         if version in line.acl_users():

@@ -1,6 +1,7 @@
-"""What a dashboard of Grafana consists of; see `make_dashboard`, which has the panels of ours.
+"""The JSON parts of a Grafana dashboard; `make_dashboard` has the panels of ours.
 
-Grafana's JSON says everything of each panel. Here stands what is the same in all of them.
+Grafana's JSON repeats every setting in each panel. This module has the settings that all panels
+share.
 """
 
 # ruff: noqa: INP001
@@ -230,7 +231,7 @@ def _variable(name: str, label: str, metric: str) -> dict[str, Any]:
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        # Also where there is no such label: whoever scrapes a farm need not give it a name.
+        # Matches a missing label, too: a scrape configuration need not name the farm.
         "allValue": ".*",
         "current": {"text": ["All"], "value": ["$__all"]},
         "hide": 0,

@@ -12,7 +12,7 @@ from tests.deploy.booted_machines import Machine
 from tests.support.waiting import eventually
 
 PROJECT: Final = Path(__file__).parents[2]
-#: What is carried to each machine, and lies there below root's home.
+#: The folder below root's home to which the tests copy the files for each machine.
 CARRIED: Final = "/root/kit"
 PAGE: Final = PROJECT / "docs" / "deploy" / "bare-metal.md"
 #: What the machines of a test have, or cannot have without a network.
@@ -107,7 +107,7 @@ class BootedFarm:
         return answer
 
     def ends_well(self, name: str, within: float = 180.0) -> None:
-        """Wait until a search is over, as it should be."""
+        """Wait until a search has finished successfully."""
         eventually(
             lambda: self.state(name) == "FINISHED",
             within=within,
@@ -122,7 +122,7 @@ class BootedFarm:
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     def has_steps(self, name: str, steps: int) -> None:
-        """Wait until a search has so many results."""
+        """Wait until a search has `steps` results."""
         eventually(
             lambda: len(self.results(name)) >= steps,
             within=60,

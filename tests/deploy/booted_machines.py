@@ -21,7 +21,7 @@ from tests.support.stores.object_servers import CACHE
 from tests.support.waiting import eventually
 from tunemq_shared.system.processes import children_of
 
-#: Beside what is always in Debian: what a head, a worker and their tests need.
+#: Packages beyond a minimal Debian that a head, a worker and their tests need.
 _PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "python3", "python3-venv", "redis-server", "openssl"),
     *("iproute2", "procps", "ca-certificates", "openssh-client", "openssh-server"),
@@ -170,7 +170,7 @@ _ENVIRONMENT: Final = (
 
 @contextlib.contextmanager
 def machines(folder: Path, names: Sequence[str]) -> Iterator[list[Machine]]:
-    """Machines, switched off, on a network that nobody else is on; away with the test."""
+    """Create machines, switched off, on a separate network; remove them after the test."""
     hub, *networks = [f"tunemq-{os.getpid()}-{name}" for name in ("hub", *names)]
     made: list[Machine] = []
     try:

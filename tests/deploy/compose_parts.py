@@ -29,7 +29,7 @@ SETUP: Final = DEPLOY / "compose" / "setup.sh"
 
 
 class Secrets:
-    """A folder as the volumes of `setup` have it, each role's in a folder of its own."""
+    """A folder like the volumes of `setup`, with one subfolder per role."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
         need("openssl", shutil.which("openssl"))
@@ -55,7 +55,7 @@ class Secrets:
             env={
                 "PATH": f"{beside}:{os.environ['PATH']}",
                 "HOME": str(self.path),
-                # Nobody else runs here, and a test may be anybody.
+                # Any user may run a test, so the files keep that user as their owner.
                 "TUNEMQ_OWNER": "",
                 "TUNEMQ_GRAFANA_OWNER": "",
                 "TUNEMQ_SECRETS": str(self.path),

@@ -1,10 +1,10 @@
-"""One project of docker-compose.yml on Docker itself: what is typed there, and what is seen.
+"""One project of docker-compose.yml on Docker itself: runs commands and records their output.
 
-    run = Run(folder)               # with ports and names of its own
+    run = Run(folder)               # with new ports and names
     run.compose("up", "--detach")
     run.eventually("every service is healthy", lambda: run.are_well(1))
 
-Whatever is typed and seen goes to the standard output, and to a transcript.
+All commands and output go to standard output and to a transcript.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.farms.farm_processes import free_port
 REPOSITORY: Final = Path(__file__).parents[2]
 #: Without profiles, less those that have an end.
 SERVING: Final = ("redis", "minio", "proxy", "scheduler", "worker")
-#: Machines with much else to do are given time; nobody waits longer than he must.
+#: Generous for busy machines; waits end as soon as their condition holds.
 TIMEOUT_S: Final = 300.0
 _SHOWN_LINES: Final = 16
 
@@ -37,11 +37,11 @@ class Failed(Exception):
 
 
 class Run:
-    """A project of its own: what is typed, and what is seen.
+    """A new Compose project: runs commands and records their output.
 
     Args:
-        folder: for what a person would have in hers.
-        transcript: where all of it is written, beside the standard output.
+        folder: for a user's files.
+        transcript: file for all commands and output, in addition to standard output.
     """
 
     def __init__(self, folder: Path, transcript: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class Run:
         self._transcript = transcript.open("w", encoding="utf-8") if transcript else None
         self._began = time.monotonic()
 
-    # --- what is typed ----------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
         """A line of the transcript."""
@@ -109,7 +109,7 @@ class Run:
         return self.typed("docker", "compose", *line, fails=fails, is_shown=is_shown)
 
     def up(self, workers: int) -> None:
-        """`up`, with so many workers in the settings from now on."""
+        """Run `up`, with `workers` workers in the settings from now on."""
         self.variables["TUNEMQ_WORKERS"] = str(workers)
         self.compose("up", "--detach", "--no-build")
         self.eventually(
@@ -142,7 +142,7 @@ class Run:
             time.sleep(1)  # between two looks, each of which costs a process or two
         self.say(f"  seen: {what}")
 
-    # --- what is seen -----------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def containers(self) -> list[dict[str, Any]]:
         """Those that there are."""
@@ -153,7 +153,7 @@ class Run:
         return [json.loads(line) for line in said.splitlines()]
 
     def are_well(self, workers: int) -> bool:
-        """Whether every service is healthy, and so many workers are."""
+        """Whether every service is healthy, with `workers` healthy workers."""
         well = [one["Service"] for one in self.containers() if one["Health"] == "healthy"]
         return set(well) == set(SERVING) and well.count("worker") == workers
 
@@ -179,7 +179,7 @@ class Run:
         return found
 
     def copy(self, who: str) -> Path:
-        """What `setup` has made for somebody outside, copied to where she keeps it."""
+        """Copy the files that `setup` made for an outside user to that user's folder."""
         target = self.folder / f"tunemq-{who}"
         shutil.rmtree(target, ignore_errors=True)
         self.compose("cp", f"setup:/secrets/outside/{who}", str(target))
@@ -191,7 +191,7 @@ class Run:
         return self.typed("docker", *line, "--quiet", "--filter", mark, is_shown=False).split()
 
     def nameless_volumes(self) -> list[str]:
-        """Those that containers have and the file does not name: nobody would remove them."""
+        """Volumes of containers that the file does not name, which Compose would never remove."""
         said = self.typed("docker", "inspect", *self.ids("ps", "--all"), is_shown=False)
         mounts = [mount for container in json.loads(said) for mount in container["Mounts"]]
         names = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]

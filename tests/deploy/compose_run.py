@@ -1,9 +1,9 @@
-"""docker-compose.yml for real: everything that docs/deploy/compose.md promises, on Docker itself.
+"""Run docker-compose.yml on Docker itself and check all that docs/deploy/compose.md promises.
 
     python -m tests.deploy.compose_run [--keep] [--transcript FILE]
 
-From the root of a checkout, with the images built (`docker compose build`). It has a project, ports
-and a folder of its own, and ends what it began. Says what it types and what it sees.
+Run it from the root of a checkout, with the images built (`docker compose build`). It uses a new
+project, free ports and a new folder, and removes them at the end. It prints commands and output.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ tuner = tune.Tuner(
     tune_config=tune.TuneConfig(metric="total", mode="max"),
 )
 """
-#: What somebody asks from a script of hers, outside.
+#: A script that an outside user runs to read results.
 RESULTS: Final = """\
 import os
 
@@ -204,7 +204,7 @@ def finishes(run: Run, name: str, shape: tuple[int, int]) -> None:
 
 
 def is_kept(run: Run) -> None:
-    """`down` keeps all of it, and the next `up` goes on."""
+    """`down` keeps all data, and the next `up` resumes."""
     run.title("Down, and up again")
     run.compose("down")
     if run.ids("ps", "--all"):
@@ -262,7 +262,7 @@ def joins_from_outside(run: Run) -> None:
 
 
 def is_looked_after(run: Run) -> None:
-    """Submitters, keys, passwords and certificates are changed, while the farm goes on."""
+    """Submitters, keys, passwords and certificates change while the farm runs."""
     run.title("Another submitter")
     run.variables["TUNEMQ_SUBMITTERS"] = "ada ben"
     run.up(2)
@@ -299,7 +299,7 @@ def is_looked_after(run: Run) -> None:
 
 
 def is_used_without_python(run: Run) -> None:
-    """Whoever has Docker and no Python of the farm's version submits by the image."""
+    """Users with Docker but without the farm's Python version submit with the image."""
     run.title("A submitter with nothing but Docker")
     who = f"{os.getuid()}:{os.getgid()}"
     mounts = (

@@ -79,7 +79,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def commands(heading: str) -> str:
-    """What is to be typed below a heading of the page, as one script."""
+    """The commands below a heading of the page, as one script."""
     text = PAGE.read_text(encoding="utf-8")
     both = re.MULTILINE | re.DOTALL
     [section] = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, both)

@@ -223,7 +223,7 @@ def test_workers_share_folders_of_which_each_has_one_alone(tmp_path: Path):
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            stack.callback(worker.communicate)  # it ends when nobody is there to tell it anything
+            stack.callback(worker.communicate)  # it ends when its stdin closes
             assert worker.stdout
             return worker, worker.stdout.readline().strip()
 

@@ -53,7 +53,7 @@ class Services:
             self.set_up(TUNEMQ_SUBMITTERS=submitters)
 
     def client(self, role: str) -> Minio:
-        """Of somebody who comes through the proxy."""
+        """A client for a role that connects through the proxy."""
         access_key, secret_key = self.secrets.keys(role)
         http_client = urllib3.PoolManager(ca_certs=str(self.store.ca_file), retries=False)
         return Minio(
@@ -71,7 +71,7 @@ class Services:
     def put(
         self, place: str, name: str, headers: dict[str, str] | list[tuple[str, str]], body: bytes
     ) -> int:
-        """What somebody is answered who writes as he likes; no header twice in a dict."""
+        """Send a raw PUT request; return the status. Headers in a list may repeat."""
         if place == self.store.proxy:
             context = ssl.create_default_context(cafile=str(self.store.ca_file))
             line: http.client.HTTPConnection = http.client.HTTPSConnection(place, context=context)
@@ -261,7 +261,7 @@ def test_objects_of_many_parts_go_through_the_proxy_whole(services: Services, tm
 
 
 def test_nobody_is_told_a_secret(services: Services):
-    """In what is printed, in nginx's log, in arguments of processes."""
+    """Search the printed output, nginx's log, and arguments of processes."""
     said = services.said + services.secrets.made + services.store.errors.read_text()
     for name, content in services.secrets.contents().items():
         if name.endswith((".password", "root-password", ".credentials")):

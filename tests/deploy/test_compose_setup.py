@@ -268,7 +268,7 @@ def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(secrets
 
 
 def test_it_says_what_has_to_be_started_again_for_another_configuration(secrets: Secrets):
-    """As after an upgrade: what was shipped is not what is there."""
+    """As after an upgrade: the installed files differ from the shipped ones."""
     for name in ("proxy/nginx.conf", "redis/redis.conf"):
         (secrets.path / name).write_text("# of an earlier version")
     said = secrets.run()

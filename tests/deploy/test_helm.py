@@ -173,7 +173,7 @@ def test_a_worker_that_runs_is_protected_also_while_redis_is_away() -> None:
     alive, ready = ["tunemq", "health"], ["tunemq", "health", "--ready"]
     assert probes == {"worker-a100": [ready, alive, alive], "scheduler": [alive, ready, alive]}
     budget = named(found, "PodDisruptionBudget", "tunemq-worker-a100")
-    # Who is not ready may be evicted: of workers, only those that are of no use.
+    # Kubernetes may evict pods that are not ready: such workers run no trials.
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 

@@ -27,7 +27,7 @@ def test_operator_scrapes_the_scheduler_as_the_job_that_the_alerts_ask_for() -> 
 
 
 def _paths(values: dict[str, Any], before: str = "") -> set[str]:
-    """The names of all values; what is below a free choice of names is left out."""
+    """The names of all values, except those below keys that users choose."""
     found = set()
     for name, value in values.items():
         path = f"{before}{name}"

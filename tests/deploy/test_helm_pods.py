@@ -65,14 +65,14 @@ class Farm:
         return self.namespace.start(manifest, pod, *aliases, number=number)
 
     def submit(self, text: str, *options: str) -> str:
-        """Submit a search, written to the desk; returns what is told of it."""
+        """Write a search to the desk pod and submit it; return the output."""
         write = ["sh", "-c", 'printf %s "$1" > /desk/search.py', "sh", text]
         self.api.execute(*write)
         return self.api.execute("tunemq-entrypoint", "submit", *options, "/desk/search.py")
 
 
 def typed(script: str, folder: Path) -> None:
-    """Do what the page has people type, in a folder with a ``kubectl`` of its own."""
+    """Run the page's commands in a folder that has a stand-in ``kubectl``."""
     path = f"{folder / 'bin'}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-euc", script],

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
 
-#: It goes on from its last checkpoint, and says with each result where it is.
+#: Resumes from its last checkpoint, and reports its step with each result.
 _STEPS = 40
 _LONG = f"""
 import tempfile, time
@@ -116,8 +116,8 @@ def is_active(machine: Machine, service: str = "tunemq-worker") -> bool:
 def comes_back(machine: Machine, old: str, within: float = 150) -> None:
     """Wait until the worker runs under another pid.
 
-    Where control groups are those of version 1, systemd in a container is not told that one is
-    empty, and goes on after TimeoutStopSec= only.
+    With control groups of version 1, the kernel does not tell systemd in a container that a group
+    is empty, so systemd waits for TimeoutStopSec=.
     """
     eventually(
         lambda: is_active(machine) and main_pid(machine) not in {old, "0"},

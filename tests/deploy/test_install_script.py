@@ -214,7 +214,7 @@ class Installer:
         return ended.stdout
 
     def install(self, role: str, *options: str, code: int = 0) -> str:
-        """Make the machine what ``role`` is; each role has keys of its own name."""
+        """Install ``role`` on the machine; each role has a separate key file with its name."""
         config = self.folder / f"config-{role}"
         config.mkdir(exist_ok=True)
         (config / "environment").write_text(f"TUNEMQ_KEYS={self.etc}/keys.toml\n")

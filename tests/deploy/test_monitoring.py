@@ -108,7 +108,7 @@ def labels_of(query: str) -> set[str]:
     return found - {""}
 
 
-# --- what is spoken of is there -------------------------------------------------------------------
+# --- queries and rules name existing series -------------------------------------------------------
 
 
 def test_queries_speak_of_series_and_labels_that_a_scheduler_tells():

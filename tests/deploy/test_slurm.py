@@ -41,7 +41,7 @@ class Cluster:
         return folder
 
     def add_workers(self, number: int, *options: str) -> list[Job]:
-        """Hand in so many, and wait until the farm knows them."""
+        """Submit `number` worker jobs, and wait until the farm lists their nodes."""
         jobs = self.slurm.sbatch(
             f"--array=1-{number}", *options, _BATCH, "worker", self.worker, "--lost-after", "60"
         )

@@ -296,7 +296,7 @@ def test_what_the_page_says_one_types_is_what_slurm_takes(world):
 
 
 def test_the_head_of_the_page_keeps_its_results_where_all_nodes_see_them(world, monkeypatch):
-    """What is said of a variable would be dropped: the store of a farm is where its results go."""
+    """The page sets no variable for the results, as the script drops it: they go to the store."""
     monkeypatch.delenv("TUNEMQ_RESULTS", raising=False)
     *_, head, _ = commands_of_the_page(world)
     store = head[head.index("--store") + 1]
@@ -315,7 +315,7 @@ def test_the_settings_on_the_page_can_be_read(world):
     assert "redis=rediss://worker:PASSWORD@head.example.org:6379/0?ssl_ca_certs=/home/ada" in said
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejected arguments ---------------------------------------------------------------------------
 
 
 def test_a_wrong_command_line_says_what_a_right_one_looks_like(world):
