@@ -18,11 +18,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run_tunemq(
     folder: Path, *arguments: object, code: int = 0, said: str = "", columns: int = 200
 ) -> subprocess.CompletedProcess[str]:
-    """Run it in a folder to its end, which is to be with this exit status.
+    """Run a `tunemq` command in a folder until it ends, and check its exit status.
 
     Args:
-        said: what the person answers.
-        columns: how wide the terminal is.
+        said: the user's input.
+        columns: the width of the terminal.
     """
     environ = {**os.environ, "COLUMNS": str(columns)}
     done = _commands().run([*map(str, arguments)], environ, folder, said=said)
@@ -32,7 +32,7 @@ def run_tunemq(
 
 @cache
 def _commands() -> WarmCommands:
-    """Those of all tests of this process."""
+    """The shared `WarmCommands` of all tests of this process."""
     commands = WarmCommands(os.environ)
     atexit.register(commands.close)
     return commands

@@ -1,4 +1,4 @@
-"""GPUs that are not there: what a test says of them, nodes hear by the bindings in `fake_nvml`."""
+"""Fake GPUs: nodes read a test's description of them through the bindings in `fake_nvml`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FakeGpus:
         self._write()
 
     def environment(self) -> dict[str, str]:
-        """What a node's process needs in its environment to see them."""
+        """The environment variables with which a node's process sees the fake GPUs."""
         rest = os.environ.get("PYTHONPATH")
         path = FOLDER if not rest else f"{FOLDER}{os.pathsep}{rest}"
         return {"PYTHONPATH": path, "TUNEMQ_FAKE_NVML": str(self.file)}
@@ -80,7 +80,7 @@ class FakeGpus:
         monkeypatch.syspath_prepend(FOLDER)
 
     def change(self, uuid: str, **said: Any) -> None:
-        """Say something else of a device or of a part."""
+        """Change fields of a device or of a part."""
         with self._lock:
             self._find(uuid).update(said)
             self._write()
@@ -137,6 +137,6 @@ def take_memory(file: str | Path, uuid: str, size: float, pid: int | None = None
     folder = Path(f"{file}.held")
     folder.mkdir(exist_ok=True)
     held = folder / f"{pid or os.getpid()}@{uuid}"
-    new = held.with_name(f"{held.name}.new")  # those whose names end with a UUID are read
+    new = held.with_name(f"{held.name}.new")  # nodes read files whose names end with a UUID
     new.write_text(str(size))
     new.replace(held)

@@ -1,4 +1,4 @@
-"""A forkserver with hosts for tests, driven as a node would drive it."""
+"""A forkserver with trial processes for tests, driven as a node would drive it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def alive(pid: int) -> bool:
 
 
 class Host:
-    """The node's view of one host.
+    """The node's view of one trial process.
 
-    What it asks about checkpoints is answered at once: there is room in the server's ``cache``, and
-    every checkpoint is there. While ``is_full``, there is no answer to who asks for room.
+    It answers requests about checkpoints at once: the server's ``cache`` has room, and every
+    checkpoint exists. While ``is_full``, requests for room get no answer.
     """
 
     def __init__(self, server: Server, name: str, line: socket.socket, order: TrialOrder) -> None:
@@ -65,12 +65,12 @@ class Host:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What the trial reported so far."""
+        """The results that the trial has reported so far."""
         self.listen()
         return [event.metrics for event in self.events if isinstance(event, ResultReported)]
 
     def listen(self) -> None:
-        """Take in what has come."""
+        """Read the messages that have arrived."""
         while self._is_open:
             try:
                 data = self._line.recv(1 << 16)
@@ -135,7 +135,7 @@ class Host:
         return self.server.said(ProcessForked, self.name)[0].pid
 
     def output(self, name: str = "stderr") -> str:
-        """What it printed."""
+        """The output of the trial."""
         assert self.order.start is not None
         path = Path(self.order.start.folder, name)
         return path.read_text() if path.exists() else ""
@@ -146,7 +146,7 @@ class Host:
 
 
 class Server:
-    """One forkserver, and the hosts that were started with it."""
+    """One forkserver, and the trial processes that it has started."""
 
     def __init__(
         self,
@@ -167,11 +167,11 @@ class Server:
         self.hosts: list[Host] = []
 
     def listen(self) -> None:
-        """Take in what the forkserver has said."""
+        """Read the reports that have arrived."""
         self.reports += self.client.read()
 
     def said(self, kind: type[Any], host: str | None = None) -> list[Any]:
-        """Its reports of one kind, about one host."""
+        """The forkserver's reports of one kind, about one trial process or all."""
         return [
             report
             for report in self.reports
@@ -179,7 +179,7 @@ class Server:
         ]
 
     def warnings(self) -> list[str]:
-        """What it warned of."""
+        """The texts of the forkserver's warnings."""
         return [report.text for report in self.said(ForkserverWarned)]
 
     def until_ready(self, within: float = 60.0) -> None:
@@ -209,18 +209,18 @@ class Server:
         return TrialOrder(f"t{number}", 1, (), start=start)
 
     def start(self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any) -> Host:
-        """Start a host for ``function``."""
+        """Start a trial process for ``function``."""
         return self.start_order(self.order(function, number, **more), gpus)
 
     def start_order(self, order: TrialOrder, gpus: Sequence[str] = ()) -> Host:
-        """Start a host for an order with its start."""
+        """Start a trial process for an order that has a start."""
         name = f"h{len(self.hosts)}"
         host = Host(self, name, self.client.start(name, order, gpus), order)
         self.hosts.append(host)
         return host
 
     def close(self) -> None:
-        """End it with all its hosts."""
+        """End the forkserver and all its trial processes."""
         self.client.close()
         for host in self.hosts:
             host.close()

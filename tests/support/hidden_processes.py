@@ -12,12 +12,12 @@ from typing import Final
 
 from tests.support.waiting import need
 
-#: Since then each mount of /proc hides what it is told to; before, all of a machine's did.
+#: Since Linux 5.8 each mount of /proc has separate options; before, all mounts shared them.
 _LINUX: Final = (5, 8)
 
 
 def hiding(hidepid: str) -> list[str]:
-    """What a command line begins with, for root, whose program is to see such a ``/proc``.
+    """The command prefix with which root runs a program that sees such a ``/proc``.
 
     Args:
         hidepid: the mount option: ``noaccess`` (1), ``invisible`` (2) or ``ptraceable`` (4).

@@ -23,15 +23,15 @@ def key_folder(folder: Path, *names: str) -> KeyFolder:
 
 
 def of_scheduler(folder: KeyFolder) -> LiveKeys:
-    """What a scheduler has of them."""
+    """The scheduler's keys."""
     return LiveKeys(str(folder.path / SCHEDULER_FILE), KeyRole.SCHEDULER)
 
 
 def of_submitter(folder: KeyFolder, name: str) -> str:
-    """The path of what a submitter has of them."""
+    """The path of a submitter's key file."""
     return str(folder.path / f"{name}.toml")
 
 
 def of_worker(folder: KeyFolder) -> LiveKeys:
-    """What a worker has of them."""
+    """A worker's keys."""
     return LiveKeys(str(folder.path / WORKER_FILE), KeyRole.WORKER)

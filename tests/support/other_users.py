@@ -25,7 +25,7 @@ from tests.support.waiting import need
 #: A user, and its group, that own nothing.
 NOBODY: Final = 65534
 
-#: What the other user's interpreter reads: itself, its packages, and this checkout.
+#: Folders that the other user's interpreter reads: itself, its packages, and this checkout.
 _NEEDED: Final = (Path(sys.base_prefix), Path(sys.prefix), Path(__file__).resolve().parents[2])
 
 
@@ -40,10 +40,10 @@ def open_folder() -> Iterator[Path]:
 
 
 def reachable(user: int | None = None) -> list[str]:
-    """What a command line begins with whose interpreter other users can run, too.
+    """The command prefix that lets other users run the interpreter, too.
 
     Args:
-        user: whom the program itself runs as; root unless one is given.
+        user: the user that the program runs as; root by default.
     """
     need("root, to run trials as somebody else", os.geteuid() == 0 or None)
     need("setpriv", shutil.which("setpriv"))

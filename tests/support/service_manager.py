@@ -1,4 +1,4 @@
-"""The socket of a service manager such as systemd, which notes who says what."""
+"""The socket of a service manager such as systemd, which records messages and their senders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class ServiceManager:
-    """Hears what a service says by the notify protocol.
+    """Receives a service's messages by the notify protocol.
 
     Args:
         address: a path, or ``@`` and an abstract name.
-        watchdog_s: within how many seconds it wants to hear of it.
+        watchdog_s: the watchdog timeout, in seconds.
     """
 
     def __init__(self, address: str, watchdog_s: float = 4.0) -> None:
@@ -40,23 +40,23 @@ class ServiceManager:
         }
 
     def messages(self) -> list[str]:
-        """What was heard since the last call."""
+        """The messages since the last call."""
         found = self._take()
         self._heard += found
         return [text for _, text in found]
 
     def lines(self) -> list[str]:
-        """All lines that were heard so far."""
+        """All lines received so far."""
         self._heard += self._take()
         return [line for _, text in self._heard for line in text.split("\n")]
 
     def speakers(self) -> set[int]:
-        """The processes that were heard so far."""
+        """The pids of all senders so far."""
         self._heard += self._take()
         return {pid for pid, _ in self._heard}
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Close the socket."""
         self._socket.close()
         Path(self.address).unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
-"""A real file system of a few MiB, for what must bear a full or read-only disk.
+"""A real file system of a few MiB, for tests of a full or read-only disk.
 
-It is mounted in a namespace of the child's own, and so is gone with it.
+The child mounts it in a separate namespace, so it disappears with the child.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ class SyncedFiles:
     """Observe fsync and rename in this process; both do their work.
 
     Attributes:
-        renamed: the name of each file that was renamed, or that was in a folder that was.
-        unsynced: the names of those of which not everything was synced before.
+        renamed: the name of each file that was renamed, or whose folder was.
+        unsynced: the names of those that were not completely synced before.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

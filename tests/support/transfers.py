@@ -20,7 +20,7 @@ class Waiting:
         self.troubles: list[str] = []
 
     def on_done(self, uploaded: object) -> None:
-        """Note what was uploaded; None of a download."""
+        """Record the upload; None for a download."""
         self.done.append(uploaded)
 
     def on_failed(self, reason: str, is_corrupt: bool) -> None:
@@ -33,12 +33,12 @@ class Waiting:
 
     @property
     def callbacks(self) -> tuple[Callable[..., None], ...]:
-        """What `Transfers.start` takes."""
+        """The callbacks for `Transfers.start`."""
         return self.on_done, self.on_failed, self.on_trouble
 
     @property
     def is_over(self) -> bool:
-        """Whether an end was told, which must be one."""
+        """Whether the transfer has ended; fails if it ended twice."""
         assert len(self.done) + len(self.failed) <= 1
         return bool(self.done or self.failed)
 

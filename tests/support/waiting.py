@@ -1,4 +1,4 @@
-"""What tests of several tiers use: waiting with a deadline, services that may be missing, ports."""
+"""Helpers of several test tiers: waiting with a deadline, services that may be missing, ports."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def free_port() -> int:
     for turn in itertools.islice(_turns, len(mine)):
         with contextlib.suppress(OSError), socket.create_server(("", mine[turn % len(mine)])):
             return mine[turn % len(mine)]
-    with socket.create_server(("127.0.0.1", 0)) as free:  # the kernel was told to give others
+    with socket.create_server(("127.0.0.1", 0)) as free:  # the kernel's range covers all
         port: int = free.getsockname()[1]
     return port
 
@@ -111,10 +111,10 @@ def without_collections() -> Iterator[None]:
 
 
 def descendants(pid: int, besides: Container[int] = ()) -> set[int]:
-    """The pids of all processes below one; quicker than looking at every process there is.
+    """The pids of all descendants of a process; quicker than a scan of all processes.
 
     Args:
-        besides: those that are left out, with all below them.
+        besides: pids to leave out, with all their descendants.
     """
     found: set[int] = set()
     waiting = [pid]

@@ -56,12 +56,12 @@ if (told := command()) is not None:
 
 
 class WarmCommands:
-    """Runs commands one after another.
+    """Run commands one after another.
 
     Args:
-        before: what the process that forks begins with, such as a program that takes it to another
+        before: prefix of the forking process's command line, such as a program that enters another
             network.
-        environ: in which it is started; each command has its own.
+        environ: of the forking process; each command has a separate one.
     """
 
     def __init__(self, environ: Mapping[str, str], before: Sequence[str] = ()) -> None:
@@ -86,7 +86,7 @@ class WarmCommands:
         """Run ``tunemq`` with these arguments to its end.
 
         Args:
-            said: what it reads from its standard input.
+            said: its standard input.
         """
         with self._one_at_a_time, tempfile.TemporaryDirectory(prefix="tq-") as streams:
             paths = [Path(streams, name) for name in ("in", "out", "err")]

@@ -56,7 +56,7 @@ class CutFarm(OwnFarm):
         return list(stopped)
 
     def go_on(self, family: list[int]) -> None:
-        """SIGCONT what was stopped, if it is there still."""
+        """Send SIGCONT to the stopped processes that still exist."""
         for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -82,7 +82,7 @@ class CutFarm(OwnFarm):
 
 
 class CutRun(ChainRun):
-    """A search of chains that save now and then, and whose nodes go and come."""
+    """A search of chains with checkpoints, whose nodes fail and return."""
 
     def __init__(self, farm: CutFarm, folder: Path, **how: Any) -> None:
         self.cut_farm = farm
@@ -100,7 +100,7 @@ class CutRun(ChainRun):
         return self.all_of(kind)[count - 1]
 
     def node_of(self, trial: int, attempt: int = 1) -> int:
-        """The number of the node that hosts an attempt of a trial."""
+        """The number of the node that runs an attempt of a trial."""
         start = self.wait_for_start(trial, attempt)
         found: list[int] = []
 
@@ -113,7 +113,7 @@ class CutRun(ChainRun):
         return found[0]
 
     def wait_for_start(self, trial: int, attempt: int, within: float = 60.0) -> m.TrialStarted:
-        """Wait until an attempt of a trial has started; returns what was said of it."""
+        """Wait until an attempt of a trial has started; return its event."""
         found: list[m.TrialStarted] = []
 
         def has_started() -> bool:

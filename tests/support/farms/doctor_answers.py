@@ -1,4 +1,4 @@
-"""What `tunemq doctor --json` answers."""
+"""The JSON answer of `tunemq doctor --json`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ExaminedFarm(FarmService):
         self.keys = key_folder(folder / "keys", _SUBMITTER).path
 
     def environ(self, home: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """See there; with what opens the store, and with the keys of the role."""
+        """See the base class; adds the role's store credentials and keys."""
         role = {"head": "scheduler", "laptop": "submitter"}.get(home, "worker")
         file = _SUBMITTER if role == "submitter" else role
         ours = {**self._roles[role], "TUNEMQ_KEYS": str(self.keys / f"{file}.toml")}
@@ -73,7 +73,7 @@ class ExaminedFarm(FarmService):
         self.has_node_metrics(1)
 
     def role_environ(self, role: str) -> dict[str, str]:
-        """What opens the store for a role: its keys in variables."""
+        """The variables with a role's store credentials."""
         return dict(self._roles[role])
 
     def store_keys(
@@ -91,7 +91,7 @@ class ExaminedFarm(FarmService):
 
     @staticmethod
     def roles_on(server: ObjectServer, bucket: str) -> dict[str, str]:
-        """What the scheduler's user of another server needs in its environment."""
+        """The variables that the scheduler's user of another server needs."""
         return make_roles(server, bucket)["scheduler"]
 
     # --- the doctor -------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class ExaminedFarm(FarmService):
     def doctor(
         self, *more: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """What `tunemq doctor` says on the farm's head."""
+        """Run `tunemq doctor` on the farm's head."""
         environ = self.environ("head", {"TUNEMQ_RESULTS": str(self.results), **(variables or {})})
         return self._commands.run(("doctor", *more), environ, self.folder / "head")
 
@@ -132,7 +132,7 @@ class ExaminedFarm(FarmService):
         more: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Finding:
-        """Check that this is all that is wrong, and that the fix says these things."""
+        """Check that the doctor finds this problem only, and that the fix contains these texts."""
         found = self.examined(*more, variables=variables)
         wrong = [one for one in found.findings if one.level is not FindingLevel.OK]
         assert {(one.check, one.level) for one in wrong} == {(check, level)}, f"{found}{self}"
@@ -156,10 +156,10 @@ class ExaminedFarm(FarmService):
     def worker(
         self, name: str, *more: str, before: Sequence[str] = (), **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """One more worker meanwhile, known or refused; with the folders of ``PYTHONPATH`` first.
+        """Run one more worker, accepted or rejected, with these variables' ``PYTHONPATH`` first.
 
         Args:
-            before: what its command line begins with.
+            before: the prefix of its command line.
         """
         home = self.folder / name
         home.mkdir(exist_ok=True)
@@ -182,10 +182,10 @@ class ExaminedFarm(FarmService):
         return {**environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
 
     def node_metrics(self) -> list[bytes]:
-        """The keys of what nodes say of their machines."""
+        """The Redis keys of the nodes' metrics."""
         return sorted(
             set(self.redis.client.scan_iter(redis_keys.node_metrics("*")))
-        )  # it may say one twice
+        )  # Redis may return a key twice
 
     def has_node_metrics(self, number: int) -> None:
         """Wait until `number` nodes have published their metrics and installed packages."""

@@ -1,4 +1,4 @@
-"""A farm's desk with experiments and nodes that are only said to be there, behind a real Redis."""
+"""A farm's API on a real Redis, with fake experiments and nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODE = ScriptCode(bundle=BlobRef("0" * 64, 1, ""), script="train.py")
 
 
 class FakeExperimentControl:
-    """Experiments that run because a test says so; notes what they are told."""
+    """Experiments that run because a test says so; records the calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class FakeExperimentControl:
 
 
 def detail(name: str, trials: tuple[str, ...]) -> a.ExperimentDetail:
-    """What an experiment's process would say."""
+    """A fake answer of an experiment's process."""
     rows = tuple(
         a.TrialRow(
             trial=trial,
@@ -118,7 +118,7 @@ def detail(name: str, trials: tuple[str, ...]) -> a.ExperimentDetail:
 
 
 class FakeNodeControl:
-    """Two nodes; notes what they are told."""
+    """Two fake nodes; records the calls."""
 
     def __init__(self) -> None:
         self.trouble_lines: list[str] = []
@@ -175,12 +175,12 @@ class FakeNodeControl:
 
 
 class ServedApi:
-    """A desk that answers requests of one Redis, in a thread, as a farm's scheduler would."""
+    """A farm API that answers the requests of one Redis in a thread, as a scheduler does."""
 
     def __init__(self, url: str, folder: Path, term: int = 7, keys: LiveKeys | None = None) -> None:
         self.url, self.folder, self.term = url, folder, term
         self.keys = keys or LiveKeys.none()
-        #: What was refused, by kind and reason, and what was told of it.
+        #: Rejected messages: kind, reason, and the notice about them.
         self.rejected: list[tuple[str, str, str]] = []
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = FakeExperimentControl(folder), FakeNodeControl()
@@ -202,7 +202,7 @@ class ServedApi:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def announce(self, client: redis.Redis) -> None:
-        """Have the lease, and tell submitters of the farm."""
+        """Take the lease, and announce the farm to submitters."""
         client.set(redis_keys.TERM, self.term)
         client.set(redis_keys.SCHEDULER, f"{self.term}:token:0:{{}}")
         client.execute_command(*announcing(self.term))
@@ -246,7 +246,7 @@ class ServedApi:
 def served(
     url: str, client: redis.Redis, folder: Path, term: int = 7, keys: LiveKeys | None = None
 ) -> Iterator[ServedApi]:
-    """A desk that is served, and announced."""
+    """Serve and announce a farm API."""
     with ServedApi(url, folder, term, keys) as desk:
         desk.announce(client)
         yield desk

@@ -59,7 +59,7 @@ class TcpRedis:
         self.start()
 
     def start(self) -> None:
-        """Start it, with what its disk has kept."""
+        """Start the server on the data on its disk."""
         self.process = subprocess.Popen(self._command, cwd=self._folder)  # its log is relative
         self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         eventually(self.answers, message="redis-server does not answer")
@@ -124,7 +124,7 @@ class Command:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def says(self, text: str, within: float = 60.0) -> None:
-        """Wait until it has said ``text``."""
+        """Wait until the process has printed ``text``."""
         eventually(
             lambda: text in self.said,
             within=within,
@@ -172,7 +172,7 @@ class Farm:
         """Let trials do the steps up to this one."""
         open_gate(self.folder / "gate", up_to)
 
-    # --- what it did ------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def steps(self) -> dict[int, list[int]]:
         """By trial number, the steps that were executed, in their order."""
@@ -192,7 +192,7 @@ class Farm:
         return [seen.event for seen in self.journal.read() if isinstance(seen.event, kind)]
 
     def recorded(self, results: Path | None = None) -> dict[int, list[tuple[int, str]]]:
-        """By trial number, what its result.json holds: step and the chain's value."""
+        """By trial number, the contents of its result.json: step and the chain's value."""
         files = sorted((results or self.results).glob("search/*/result.json"))
         return {
             int(file.parent.name.rpartition("_")[2]): [
@@ -205,7 +205,7 @@ class Farm:
     def nothing_is_missing_or_doubled(
         self, trials: int, steps: int, results: Path | None = None
     ) -> None:
-        """Check that the results are those of an undisturbed run."""
+        """Check that each result of an undisturbed run exists once."""
         recorded = self.recorded(results)
         assert sorted(recorded) == list(range(trials)), f"{sorted(recorded)}{self}"
         for number, lines in recorded.items():

@@ -1,4 +1,4 @@
-"""A farm's service as people use it: all through the command line, each machine with its own home.
+"""A farm's service as users run it: command line only, a separate home per machine.
 
     with farm_service(folder) as farm:
         farm.add_worker("one", cpus=2)
@@ -49,7 +49,7 @@ _ANSWERS_WITHIN_S: Final = 30.0
 #: The exit codes of a command that found no Redis, and no scheduler.
 _NOBODY_ANSWERS: Final = frozenset({69, 75})
 _ROOT: Final = Path(__file__).parents[3]
-#: What a scheduler says that was replaced: its lease tells it, or the next look for requests.
+#: Messages of a replaced scheduler, which notices by its lease or at the next read of requests.
 SUPERSEDED: Final = "another one took its place|has a newer scheduler"
 _SEARCH: Final = """
 import tunemq as tune
@@ -111,20 +111,20 @@ class Machine(Protocol):
     def start(
         self, command: Sequence[str], environ: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a program; what it says goes to ``log``."""
+        """Start a program; its output goes to ``log``."""
 
     def commands(self, environ: Mapping[str, str]) -> WarmCommands:
-        """What runs `tunemq` commands there, if it is given this environment."""
+        """The runner of `tunemq` commands on this machine, in this environment."""
 
     def kill(self) -> None:
         """Kill all that was started."""
 
 
 class Here:
-    """This machine; see `Machine`.
+    """The machine that runs the tests; see `Machine`.
 
     Args:
-        before: what commands begin with, such as a program that takes privileges from them.
+        before: prefix of all commands, such as a program that drops privileges.
     """
 
     def __init__(self, before: Sequence[str] = ()) -> None:
@@ -149,7 +149,7 @@ class Here:
         return process
 
     def commands(self, environ: Mapping[str, str]) -> WarmCommands:
-        """What runs `tunemq` commands here, if it is given this environment."""
+        """The runner of `tunemq` commands on this machine, in this environment."""
         return WarmCommands(environ, self._before)
 
     def kill(self) -> None:
@@ -184,12 +184,12 @@ class FarmService:
         self.results = folder / "head" / "tunemq_results"
         #: How often to look: from another machine it costs a process each time.
         self.every = 0.05 if isinstance(self.laptop, Here) else 0.5
-        #: Where there are hosts.
+        #: The machine of Redis, if the farm has several machines.
         self.redis_host: Machine | None = None
         self.add_machine: Callable[[str], Machine] = lambda _name: Here()
-        #: What scheduler and workers are told besides.
+        #: Further options of the scheduler and the workers.
         self.options: tuple[str, ...] = ()
-        #: By home, what else processes there find in their environment.
+        #: By home, further environment variables of its processes.
         self.of_home: dict[str, Mapping[str, str]] = {}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._machines = [self.head, self.laptop]
@@ -238,7 +238,7 @@ class FarmService:
         return [sys.executable, "-m", "tunemq", *arguments]
 
     def environ(self, home: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a process on a machine with this home finds in its environment."""
+        """The environment of a process on a machine with this home."""
         scripts = Path(sys.executable).parent
         return {
             "PATH": f"{scripts}:{os.environ['PATH']}",
@@ -264,13 +264,13 @@ class FarmService:
         return self.laptop.commands(self.environ("laptop"))
 
     def tunemq(self, *arguments: str) -> str:
-        """What a command prints that has to do what it says."""
+        """Run a command that must succeed; return its output."""
         done = self.run(*arguments)
         assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        """What a command answers a program."""
+        """Run a command with ``--json``; return the decoded output."""
         return json.loads(self.tunemq(*arguments, "--json"))
 
     def write(self, search: Search) -> Path:
@@ -337,10 +337,10 @@ class FarmService:
     def _ask_once(
         self, request: r.FarmRequest, kind: type[_A], command: str
     ) -> tuple[_A | None, bool]:
-        """Ask without a process for it, where Redis can be reached from here.
+        """Send a request from this process, if it can reach Redis.
 
         Returns:
-            The answer, and whether the scheduler has heard of it.
+            The answer, and whether the scheduler has received the request.
         """
         if isinstance(self.laptop, Here):
             try:
@@ -406,7 +406,7 @@ class FarmService:
         }
 
     def check_results(self, name: str) -> None:
-        """Check that the results of a search are those of an undisturbed run, each once."""
+        """Check that each result of an undisturbed run exists once."""
         search, found = self._searches[name], self.recorded(name)
         assert sorted(found) == list(range(search.trials)), f"{sorted(found)}{self}"
         for number, lines in found.items():
@@ -427,7 +427,7 @@ class FarmService:
         return [seen.event for seen in tail.read() if isinstance(seen.event, kind)]
 
     def said(self) -> str:
-        """What the scheduler has said."""
+        """The scheduler's log."""
         return (self.folder / "head" / "scheduler.log").read_text(errors="replace")
 
     def __str__(self) -> str:
@@ -474,7 +474,7 @@ def farm_service(
 
 
 def on_hosts(folder: Path, hosts: Hosts) -> FarmService:
-    """A farm whose scheduler, Redis and user are on machines of their own; nothing runs yet."""
+    """A farm with separate machines for scheduler, Redis and user; starts no process."""
     server, head, laptop = hosts.add("redis"), hosts.add("head"), hosts.add("laptop")
     farm = FarmService(folder, f"redis://{server.address}:6379/0", head, laptop)
     farm.redis_host, farm.add_machine = server, hosts.add

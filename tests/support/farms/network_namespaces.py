@@ -73,7 +73,7 @@ class Host:
         return process
 
     def commands(self, environ: Mapping[str, str]) -> WarmCommands:
-        """What runs `tunemq` commands there, if it is given this environment."""
+        """The runner of `tunemq` commands on this machine, in this environment."""
         return WarmCommands(environ, ["ip", "netns", "exec", self._space])
 
     def unplug(self) -> None:

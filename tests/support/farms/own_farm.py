@@ -153,7 +153,7 @@ class OwnFarm:
         self.nodes.append(NodeProcess(self._node_url, name, folder, *given))
         return self.nodes[-1]
 
-    # --- what a search asks of it ---------------------------------------------------------------
+    # --- interface to searches ------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
         """It is."""
@@ -194,7 +194,7 @@ class OwnFarm:
         return time.monotonic()
 
     def set_clock_back(self) -> None:
-        """Have Redis's clock be an hour behind the streams: their last entries are of that time."""
+        """Set Redis's clock an hour behind the ids of the last entries of the streams."""
         seconds, _ = self.server.client.time()
         ahead = f"{(seconds + 3600) * 1000}-0"
         pattern = redis_keys.events("*")
@@ -203,7 +203,7 @@ class OwnFarm:
             self.server.client.xadd(key, {"nothing": "of ours"}, id=ahead)
 
     def logs(self) -> str:
-        """What the nodes have written."""
+        """The logs of all nodes."""
         return "\n".join(f"--- {node.folder.name}\n{node.log()}" for node in self.nodes)
 
     def ownerless_keys(self, grace_s: float = 90_000) -> dict[str, int]:
@@ -269,7 +269,7 @@ class ChainRun:
         self._gate = None if gate is None else folder / "gate"
         if gate is not None:
             self.open_gate(gate)
-        #: What a person was told.
+        #: Lines that a user would see.
         self.told: list[str] = []
         self._executed = folder / "executed"
         self._executed.mkdir(parents=True)
@@ -301,7 +301,7 @@ class ChainRun:
         except BaseException as error:  # noqa: BLE001  raised by `ends`, in the test's thread
             self.error = error
 
-    # --- what it does ---------------------------------------------------------------------------
+    # --- control and observation ----------------------------------------------------------------
 
     def open_gate(self, up_to: int) -> None:
         """Let trials do the steps up to this one."""
@@ -411,7 +411,7 @@ class ChainRun:
 
 
 class Listener(ProgressReporter):
-    """Notes what a person would be told."""
+    """Record the lines that a user would see."""
 
     def __init__(self, told: list[str]) -> None:
         self._told = told
@@ -443,7 +443,7 @@ def farm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OwnFarm]]:
 def made_to_search_on(
     kind: type[_F], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., _F]]:
-    """Gives what makes farms of this kind, on which searches run; ends them with the context."""
+    """Yield a function that creates farms of this kind for searches; it ends them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(**how: Any) -> _F:

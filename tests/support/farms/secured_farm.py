@@ -1,4 +1,4 @@
-"""A farm whose scheduler, workers and users are each their own user of a `secured_redis`."""
+"""A farm whose scheduler, workers and submitters are different users of a `secured_redis`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.farms.farm_service import FarmService
 from tests.support.farms.secured_redis import SecuredRedis
 
-#: Who uses which home; workers have one of their own each.
+#: The role of each home; each worker has a separate home.
 _ROLES = {"head": "scheduler", "laptop": "submitter", "one": "worker", "two": "worker"}
 
 

@@ -31,11 +31,11 @@ _ADMIN: Final = "user admin on #sha256-of-the-password-of-admin ~* &* +@all\n"
 
 
 class SecuredRedis:
-    """See above.
+    """A Redis as shipped; see the module.
 
     Args:
-        folder: for all that it has.
-        settings: lines of its configuration, in the place of those that are shipped.
+        folder: for all its files.
+        settings: lines of its configuration that replace the shipped ones.
         program: a redis-server; by default the one of all tests.
     """
 
@@ -80,11 +80,11 @@ class SecuredRedis:
         return f"rediss://{user}:{password}@127.0.0.1:{self.port}/0?{query}"
 
     def plain_url(self, user: str) -> str:
-        """Its unix socket for a user: what one may do there does not depend on the way."""
+        """The URL of the unix socket for a user, who has the same rights as over TLS."""
         return f"unix://{user}:{self.password(user)}@{self.folder / 'redis.sock'}?db=0"
 
     def rejected(self) -> list[tuple[str, str]]:
-        """What was refused since the last call, and to whom: the user and the command or key."""
+        """The calls that Redis rejected since the last call: the user and the command or key."""
         log: list[dict[str, Any]] = self.client.acl_log()
         self.client.acl_log_reset()
         return [(entry["username"], entry["object"]) for entry in log]
@@ -128,7 +128,7 @@ class SecuredRedis:
 
 
 def shipped_users(program: str | None = None) -> str:
-    """The users that are shipped, without what only Redis 7 knows where this is none."""
+    """The shipped users, without rules that need Redis 7 if the program is older."""
     said = subprocess.run(
         [program or redis_program(), "--version"], capture_output=True, check=True
     )
@@ -156,7 +156,7 @@ def make_certificates(folder: Path) -> Path:
 
 def speaks_tls(program: str) -> bool:
     """Whether a redis-server was built with TLS."""
-    wrong = "tls-port 0\nno-such-setting 1\n"  # it says the first line that it does not know
+    wrong = "tls-port 0\nno-such-setting 1\n"  # it reports the first unknown line
     done = subprocess.run([program, "-"], check=False, input=wrong, capture_output=True, text=True)
     return "no-such-setting" in done.stdout + done.stderr
 

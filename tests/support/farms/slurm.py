@@ -72,7 +72,7 @@ _POLL_INTERVAL_S: Final = 0.02
 
 @dataclass
 class Options:
-    """Those of sbatch that this knows."""
+    """The options of sbatch that the stand-in supports."""
 
     job_name: str = "sbatch"
     array: list[int] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Job:
     was_killed: bool = False
     comes_again: bool = False
     daemon: subprocess.Popen[bytes] | None = None
-    #: What the script ended with, at each start.
+    #: Exit codes of the script, one per start.
     codes: list[int] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     #: How much of its walltime was left then.
@@ -124,11 +124,11 @@ class Slurm:
     """A cluster of one machine.
 
     Args:
-        folder: for all that it writes; ``bin`` there has its commands.
-        home: of the user; ``variables`` are in his login's environment.
-        kill_wait_s: between SIGTERM and SIGKILL.
+        folder: for all files; its ``bin`` has the commands.
+        home: of the user; ``variables`` are in the environment of the user's login.
+        kill_wait_s: seconds between SIGTERM and SIGKILL.
         lets_requeue: whether ``scontrol requeue`` is allowed.
-        shell: what its nodes have for ``/bin/sh``.
+        shell: ``/bin/sh`` of the nodes.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Slurm:
         )
 
     def walltime_nears(self, job: Job) -> None:
-        """From now on there is no more left of it than the warning says."""
+        """Reduce the remaining time to that of the warning."""
         with self._lock:
             job.deadline = time.monotonic() + job.options.notice_s
 
@@ -218,7 +218,7 @@ class Slurm:
             _send(job.daemon.pid, signal.SIGKILL)
 
     def said(self, job: Job) -> str:
-        """What the job has printed."""
+        """The output of the job."""
         path = self.folder / f"slurm-{job.shown}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 

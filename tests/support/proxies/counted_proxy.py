@@ -1,4 +1,4 @@
-"""A TCP proxy that counts what passes, to see how much a program moves to and from a server."""
+"""A TCP proxy that counts the bytes that a program exchanges with a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CountedProxy(socketserver.ThreadingTCPServer):
 
     def __init__(self, port: int) -> None:
         self.target = port
-        #: Whose keys have signed a request, as far as one piece shows it.
+        #: Ids of the keys that have signed requests, if one piece of data shows the whole id.
         self.signers: set[str] = set()
         self._moved = 0
         self._counting = threading.Lock()
@@ -39,7 +39,7 @@ class CountedProxy(socketserver.ThreadingTCPServer):
             self._moved = number
 
     def count(self, data: bytes) -> None:
-        """These have passed; each connection has two threads that say so."""
+        """Count a piece of data; the two threads of each connection call it."""
         with self._counting:
             self._moved += len(data)
             self.signers.update(one.decode() for one in _SIGNER.findall(data))

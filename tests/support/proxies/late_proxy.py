@@ -1,4 +1,4 @@
-"""A proxy before a server of HTTP whose clock is off: what it says in ``Date`` is another time."""
+"""A proxy for an HTTP server that changes the time in ``Date``, like a wrong clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before a Redis that says that it is of another version: no such server is at hand.
+"""A proxy for a Redis that reports another version, as tests have no such server.
 
 python lying_redis.py ADDRESS TARGET_ADDRESS TARGET_PORT VERSION    # prints its port
 """
@@ -10,19 +10,19 @@ import sys
 import threading
 from typing import Final
 
-#: By the length of the real version, since replies say how long they are.
+#: By the length of the real version, since replies contain their length.
 OLDER: Final = {5: "6.0.9", 6: "6.0.16"}
 WITH_THE_CVE: Final = {5: "7.2.4", 6: "7.2.10"}
 
 
 class LyingRedis:
-    """Passes all on, but for the version.
+    """Pass all data on, except that it replaces the version.
 
     Args:
-        target: where the Redis is.
+        target: address and port of Redis.
         real: its version.
-        said: the one that it says, as long as the real one.
-        address: to listen at, at any port.
+        said: the version to report, as long as the real one.
+        address: to listen at, on any free port.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LyingRedis:
     ) -> None:
         assert len(real) == len(said)
         self._target = target
-        forms = "version:{}\r", f"version\r\n${len(real)}\r\n{{}}\r"  # of INFO, and of HELLO
+        forms = "version:{}\r", f"version\r\n${len(real)}\r\n{{}}\r"  # in INFO, and in HELLO
         self._lies = [(form.format(real).encode(), form.format(said).encode()) for form in forms]
         self._sock = socket.create_server((address, 0))
         self.port: int = self._sock.getsockname()[1]

@@ -24,7 +24,7 @@ from tunemq_shared.broker import redis_keys
 
 T = TypeVar("T")
 
-#: The directions, as seen by who connects.
+#: The directions, as the client sees them.
 UP, DOWN = "up", "down"
 _PIECE = 65536
 _REMEMBERED = 1000
@@ -81,14 +81,14 @@ class TcpProxy:
         self._do(now)
 
     def go_silent(self, *directions: str) -> None:
-        """Swallow what comes in these directions (`UP`, `DOWN`; both by default): no RST, no FIN.
+        """Drop all data in these directions (`UP`, `DOWN`; both by default) without RST or FIN.
 
-        New connections are accepted, and as silent.
+        The proxy accepts new connections, which are silent, too.
         """
         self._do(lambda: self._silent.update(directions or (UP, DOWN)))
 
     def silence(self, said: bytes) -> int:
-        """Let the connections whose client has said this be silent for ever; returns how many."""
+        """Silence for ever the connections whose client recently sent `said`; return how many."""
 
         def now() -> int:
             found = [link for link in self._links if said in link.said and not link.lost]
@@ -239,7 +239,7 @@ class TcpProxy:
         except OSError:
             link.reset()
             return
-        if link.lost or self._silent:  # who is behind a dead link does not hear of its end
+        if link.lost or self._silent:  # a peer behind a dead link does not notice its end
             return
         with contextlib.suppress(OSError):
             sink.write_eof()
@@ -248,7 +248,8 @@ class TcpProxy:
 class _Link:
     """One connection through the proxy.
 
-    ``lost`` are the directions of which bytes are gone; ``said`` is what its client said last.
+    ``lost`` are the directions in which bytes were dropped; ``said`` is the recent data of its
+    client.
     """
 
     def __init__(self, *ends: asyncio.StreamWriter) -> None:

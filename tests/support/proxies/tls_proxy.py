@@ -1,9 +1,9 @@
-"""TLS before a server that does not speak it; a program, to run on any of `network_namespaces`.
+"""TLS for a server without it; a program that runs on any machine of `network_namespaces`.
 
     python tls_proxy.py SOCKET ADDRESS PORT CERTIFICATES [strict]
 
-It passes on to a unix socket what it decrypts. Who shows a certificate shows one that ca.crt in the
-folder CERTIFICATES has signed; with ``strict`` everybody has to.
+It passes the decrypted data to a unix socket. A client's certificate must be signed by ca.crt in
+the folder CERTIFICATES; with ``strict`` every client must show one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 def proxy_command(
     target: Path, address: str, port: int, certificates: Path, *, is_strict: bool = False
 ) -> list[str]:
-    """What starts one."""
+    """The command line that starts a proxy."""
     strict = ["strict"] * is_strict
     return [sys.executable, __file__, str(target), address, str(port), str(certificates), *strict]
 

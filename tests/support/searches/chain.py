@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: What a configuration may hold beside its own parameters; none of it goes into the chain.
+#: Settings that a configuration may contain; they do not enter the chain.
 _ABOUT: tuple[str, ...] = ("executed", "steps", "save_every", "payload", "step_s", "gate")
 
 
@@ -88,7 +88,7 @@ def wait_at_gate(config: dict[str, Any], step: int) -> None:
 
 
 def chain(config: dict[str, Any]) -> None:
-    """The function form; of ``config`` it takes what `_ABOUT` names."""
+    """The function form; reads the settings in `_ABOUT` from ``config``."""
     import tunemq as tune
 
     size, number = config["payload"], int(tune.get_context().get_trial_id().rpartition("_")[2])
@@ -115,7 +115,7 @@ def chain(config: dict[str, Any]) -> None:
 
 
 def chain_class() -> type:
-    """The class form; saves as often as the search says."""
+    """The class form; saves as often as ``save_every`` says."""
     import tunemq as tune
 
     class Chain(tune.Trainable):

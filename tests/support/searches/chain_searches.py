@@ -1,4 +1,4 @@
-"""Searches of `chain` on a store: started, killed in parts, and held against what must be."""
+"""Searches of `chain` on a store: start them, kill parts of them, check their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT: Final = Path(__file__).parents[2] / "faults" / "scripts" / "chain_search
 
 
 class ChainSearch(RunningSearch):
-    """A search of chains; its options are those of ``chain_search.py``."""
+    """A search of chains with the options of ``chain_search.py``."""
 
     def __init__(self, folder: Path, **given: Any) -> None:
         about = {"trials": 2, "steps": 30, "save_every": 3}
@@ -35,12 +35,12 @@ class ChainSearch(RunningSearch):
         super().__init__(folder, script=SCRIPT, **given)
 
     def results(self) -> list[dict[str, Any]]:
-        """What became of the trials, in their order."""
+        """The results of the trials, in their order."""
         told: list[dict[str, Any]] = json.loads((self.folder / "results.json").read_text())
         return told
 
     def is_undisturbed(self) -> None:
-        """Check that results are those of a run in which nothing happened."""
+        """Check that the results are those of an undisturbed run."""
         results = self.results()
         assert len(results) == self.trials
         for result in results:

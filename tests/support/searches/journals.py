@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
     experiment: Experiment
     loop: ExperimentLoop
-    #: Gives fresh algorithms like those of the run; None where that cannot be exact.
+    #: Makes new algorithms like those of the run; None where an exact copy is impossible.
     make_algorithms: MakeAlgorithms | None
 
 
@@ -51,13 +51,13 @@ def check_journal(
     """Check the journal of the experiment in ``folder`` against the runner that wrote it.
 
     Args:
-        unwritten: what was handled in the last turn, which a plug-in that raised cut short.
+        unwritten: records of the last turn, which an exception of a plug-in cut short.
         plan: of the experiment, for the replay in lock-step.
-        make_algorithms: gives fresh ones that ask about every result; None leaves lock-step out.
+        make_algorithms: makes new ones that decide about every result; None skips lock-step.
     """
     path = folder / FILE_NAME
     found = recover(path)
-    if found.snapshot is not None:  # what came before it is not there any more
+    if found.snapshot is not None:  # the journal begins with the snapshot
         assert replay_recovered(found).snapshot() == live.snapshot()
         return
     settings = found.header.settings
@@ -78,7 +78,7 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
     make_search = Experiment._search
 
     def watched(self, *args, **kwargs):
-        # What was told of an earlier run is not fresh.
+        # Algorithms that replayed an earlier run are not new.
         make_algorithms = None if self.is_resumed else _fresh_algorithms(self.prepared)
         search = make_search(self, *args, **kwargs)
         ended.append(Ended(self, search.loop, make_algorithms))
@@ -98,7 +98,7 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
 
 
 def _fresh_algorithms(prepared: PreparedSearch) -> MakeAlgorithms | None:
-    """Makes what `PreparedSearch.algorithms` makes, of copies from before the run.
+    """Make copies of `PreparedSearch.algorithms` from before the run.
 
     Stoppers and callbacks of users may depend on anything, so lock-step is for searches whose
     answers depend on results alone.

@@ -32,7 +32,7 @@ from tunemq_shared.protocol import messages as m
 SCRIPT = Path(__file__).parents[2] / "faults" / "scripts" / "search.py"
 #: Whatever the script starts inherits this variable, wherever it goes.
 MARK = "SEARCH_TEST_MARK"
-#: What stands in the names or command lines of the farm's processes, and in no other's.
+#: Parts of names or command lines by which tests find the farm's processes.
 WATCHDOG, REDIS = "embedded.watchdog", "redis-server"
 NODE, CONSUMER = "tunemq_workers.node.node_process", "tunemq-consumer"
 #: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
@@ -79,14 +79,14 @@ class JournalTail:
 
 
 class RunningSearch:
-    """The script, running ``options`` (see `tests.faults.scripts.search.Options`).
+    """A process of the script with ``options`` (see `tests.faults.scripts.search.Options`).
 
     Args:
-        folder: for what it writes.
-        at_terminal: it has a terminal, of which it is the foreground; else its output is a pipe.
+        folder: for its files.
+        at_terminal: run it in the foreground of a terminal; else its output is a pipe.
         shell: a command line in which ``"$@"`` is the script.
-        cpus: how many trials run at a time.
-        script: another one, which names its search ``search`` as well.
+        cpus: number of trials that run at a time.
+        script: another script, which also names its search ``search``.
         variables: for its environment.
     """
 
@@ -139,17 +139,17 @@ class RunningSearch:
             eventually(lambda: os.tcgetpgrp(self._ours) == self.process.pid)
 
     def _read(self) -> None:
-        # A terminal whose last holder has gone answers with an error.
+        # Reading a terminal that no process has open fails.
         with contextlib.suppress(OSError):
             while data := os.read(self._ours, 65536):
                 self.said += data
 
-    # --- what it does -----------------------------------------------------------------------------
+    # --- journal and results ----------------------------------------------------------------------
 
     def wait_for(
         self, kind: type[Any], within: float = 60.0, after: int = 0, **fields: Any
     ) -> Seen:
-        """The first event of a kind with these fields in the journal, behind ``after`` entries."""
+        """The first event of a kind with these fields in the journal after ``after`` entries."""
         found: list[Seen] = []
 
         def is_there() -> bool:
@@ -192,16 +192,16 @@ class RunningSearch:
         return found[0]
 
     def recorded(self, number: int) -> list[tuple[int, int]]:
-        """What a trial's result.json holds: step and value."""
+        """The contents of a trial's result.json: step and value."""
         (file,) = self.folder.glob(f"search/*_{number:05d}/result.json")
         whole, _, _torn = file.read_text(encoding="utf-8").rpartition("\n")  # it may be written now
         lines = [json.loads(line) for line in whole.splitlines()]
         return [(line["training_iteration"], line["value"]) for line in lines]
 
-    # --- what runs --------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def processes(self, part: str = "") -> list[psutil.Process]:
-        """What the script has started, in any way, whose name or command line has ``part``."""
+        """All processes of the script whose name or command line has ``part``."""
         return [
             process
             for process in psutil.process_iter()
@@ -222,7 +222,7 @@ class RunningSearch:
             return False
 
     def one(self, part: str) -> psutil.Process:
-        """The one process whose name or command line has ``part``, once there is one."""
+        """Wait for the one process whose name or command line has ``part``."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -244,7 +244,7 @@ class RunningSearch:
     # --- its end ----------------------------------------------------------------------------------
 
     def ends(self, within: float = 150.0) -> int:
-        """Wait for the script's end, read what it said to the end; returns its exit code."""
+        """Wait for the script's end and read its output; return its exit code."""
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -272,7 +272,7 @@ class RunningSearch:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            with contextlib.suppress(pytest.fail.Exception):  # the test that is about this tells
+            with contextlib.suppress(pytest.fail.Exception):  # the test of this reports it
                 self.leaves_nothing()
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):

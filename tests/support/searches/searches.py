@@ -1,4 +1,4 @@
-"""Searches in a test's own process, by the public API, and what they leave behind."""
+"""Searches in the test's process by the public API, and their remains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_FAILURES = {field.name for field in dataclasses.fields(tune.FailureConfig)}
 
 
 def tuner(trainable: Any, space: dict[str, Any] | None = None, **options: Any) -> tune.Tuner:
-    """A `Tuner` whose options are put into the configuration that has a field of their name."""
+    """A `Tuner`; each option goes into the configuration that has a field of its name."""
     kinds: dict[str, dict[str, Any]] = {"tune": {}, "checkpoints": {}, "failures": {}, "run": {}}
     for name, value in options.items():
         if name in _OF_TUNE_CONFIG:
@@ -67,12 +67,12 @@ def table_of(result: tune.Result) -> list[dict[str, str]]:
 
 
 def printed_by(result: tune.Result, stream: str = "stdout") -> str:
-    """What the trial printed."""
+    """The output of the trial."""
     return Path(result.path, stream).read_text(encoding="utf-8")
 
 
 def farm_processes(process: psutil.Process | None = None) -> list[psutil.Process]:
-    """What runs of the farm of a script, by default of this process; object servers are not."""
+    """The processes of a script's farm, by default of this process, except object servers."""
     running = []
     for child in (process or psutil.Process()).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended

@@ -1,10 +1,11 @@
 """Real S3 servers for tests: MinIO, and `tunemq store serve`.
 
-    with running_minio(folder) as server:       one of your own, to be killed, frozen, restarted
+    with running_minio(folder) as server:       a separate one, to kill, freeze and restart
         server.create_bucket("mine")
+
     def test_it(minio, bucket): ...             the shared one, with a new bucket for each test
 
-What a server stores stays when it is restarted, on the same port and with the same keys.
+A server that restarts keeps its data, its port and its keys.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CACHE = Path(
 WANTED = os.environ.get("TUNEMQ_TEST_STORE", "")
 
 
-#: The servers that run now, for tests that look at what else does.
+#: Pids of the running servers, for tests that look at all other processes.
 SERVER_PIDS: set[int] = set()
 
 
@@ -64,10 +65,10 @@ class ObjectServer(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What starts it."""
+        """The command line of the server."""
 
     def variables(self) -> Mapping[str, str]:
-        """What it needs in its environment."""
+        """Its environment variables."""
         return {}
 
     @property
@@ -119,7 +120,7 @@ class ObjectServer(ABC):
         return name
 
     def start(self) -> None:
-        """Start it on what it stored before, and wait until it answers."""
+        """Start the server on its earlier data, and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -231,15 +232,15 @@ class ServedFolder(ObjectServer):
         super().start()
 
     def answers(self) -> bool:
-        """See `ObjectServer.answers`; and has said how it is used."""
+        """See `ObjectServer.answers`; it must have printed its instructions, too."""
         return super().answers() and "machines:" in self.said()
 
     def said(self) -> str:
-        """What it has printed since its start."""
+        """The output of the server."""
         return (self.folder / "log").read_text()
 
     def incomplete(self) -> list[Path]:
-        """The files of objects that are being written, or whose writer or server died."""
+        """Files of objects whose upload is in progress, or whose writer or server died."""
         return list(self.data.rglob(f"{INCOMPLETE}*"))
 
     def freeze(self) -> None:

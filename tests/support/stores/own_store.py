@@ -1,6 +1,6 @@
 """Fixtures: a MinIO that a test may stop, freeze and damage, and chain searches that use it.
 
-A test module imports those that it uses and names them in its ``__all__``.
+A test module imports the fixtures that it uses and names them in its ``__all__``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Start = Callable[..., ChainSearch]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    """A MinIO whose credentials stand in the environment."""
+    """A MinIO whose credentials are in the environment."""
     with running_minio(tmp_path / "minio") as server:
         for name, value in server.environ.items():
             monkeypatch.setenv(name, value)

@@ -24,7 +24,7 @@ _SHIPPED: Final = Path(__file__).parents[3] / "deploy" / "minio"
 
 
 def policy(role: str, bucket: str, prefix: str = "farm") -> dict[str, Any]:
-    """What a role may, as it is shipped, for another bucket and prefix."""
+    """The shipped policy of a role, for another bucket and prefix."""
     text = (_SHIPPED / f"{role}-policy.json").read_text(encoding="utf-8")
     text = text.replace("tunemq/farm", f"{bucket}/{prefix}").replace(":::tunemq", f":::{bucket}")
     found: dict[str, Any] = json.loads(text.replace('"farm/', f'"{prefix}/'))
