@@ -65,7 +65,7 @@ class Upload:
 @dataclass(eq=False)
 class Node:
     instance_id: str
-    #: What it has stated and the scheduler has not read.
+    #: Events of the node that the scheduler has not read yet.
     events: deque[m.NodeEvent] = field(default_factory=deque)
     processes: dict[str, Host] = field(default_factory=dict)
     queues: dict[str, deque[Upload]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Node:
 
 
 class Cloned(CheckpointManager):
-    """Of a trial that begins from what another one has, as exploiting ones will."""
+    """The checkpoints of a trial that starts from another trial's, as in exploitation."""
 
     donor: CheckpointManager | None = None
 
@@ -90,14 +90,14 @@ class Farm(RuleBasedStateMachine):
         self.root = Path(self.scratch.name)
         self.contents: dict[str, list[int]] = {}
         self.counter = 0
-        #: What each manifest that was looked at refers to, and its own key.
+        #: The objects that each inspected manifest refers to, and its own key.
         self.manifests: dict[str, set[str]] = {}
         self.nodes: list[Node] = []
         self.lives = 0
         #: Removals that the scheduler has ordered, and the remaining steps of each that has begun.
         self.removals: list[c.Command] = []
         self.removing: list[list[Callable[[], None]]] = []
-        #: What a cancelled upload still sends.
+        #: Steps of cancelled uploads that still take effect.
         self.late: list[Callable[[], None]] = []
         #: Whether an upload was cut off, so that there is something to collect.
         self.is_littered = False
@@ -145,7 +145,7 @@ class Farm(RuleBasedStateMachine):
                     pass
 
     def is_wanted(self, event: m.CheckpointCommitted) -> bool:
-        """Whether its writing was read, and nothing has been said against it since."""
+        """Whether the upload was journalled, and has not been cancelled since."""
         trial = self.runner.live.get(event.trial)
         written = trial.checkpoints.get(event.key) if trial is not None else None
         return written is not None and written.is_wanted
@@ -414,7 +414,7 @@ class Farm(RuleBasedStateMachine):
     def arrive_late(self, which: int) -> None:
         self.late.pop(which % len(self.late))()
 
-    # --- what holds -------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     def needed(self) -> set[str]:
         """All that has to be in the store."""

@@ -124,14 +124,14 @@ class Search:
         return self
 
     def outcome(self) -> ReplayOutcome:
-        """What the run came to."""
+        """The outcome of the run."""
         return outcome(self.settings, self.journal.journal_records)
 
     def replayed(self) -> TrialRunner:
         return replay(self.settings, self.journal.journal_records)
 
     def outcome_in_lock_step(self) -> ReplayOutcome:
-        """What its journal comes to when everybody is asked about every result."""
+        """The outcome of its journal when the algorithms decide about every result."""
         algorithms = self.problem.algorithms(lock_step=True)
         return replay_lock_step(
             self.settings, self.problem.plan, algorithms, self.journal.journal_records

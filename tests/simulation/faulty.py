@@ -61,16 +61,16 @@ class Death(NamedTuple):
 
 
 class FaultySearch:
-    """One search under faults; `run` ends when it does, and has audited each of its events.
+    """One search under faults; `run` ends with the search, and audits each of its events.
 
     Args:
-        scheduler_deaths, power_cuts: how many there are; they begin like all other faults.
-        stops, interrupts: how often a person stops a trial, or leaves the search to resume it.
-        errored: what a scheduler that takes up the search does with trials in ERROR.
-        clock_jumps: how often the scheduler's clock goes forward by an hour.
-        snapshots: behind what share of turns the journal's snapshot is renewed.
-        gpus, request: of each node, and what a trial asks for where that is not one CPU.
-        every: after how many events the whole state is looked at.
+        scheduler_deaths, power_cuts: how many; they begin like all other faults.
+        stops, interrupts: how often a user stops a trial, or interrupts the search and resumes it.
+        errored: how a scheduler that resumes the search treats trials in ERROR.
+        clock_jumps: how often the scheduler's clock jumps forward by an hour.
+        snapshots: the share of turns after which the journal gets a new snapshot.
+        gpus, request: of each node, and the resources of a trial if not one CPU.
+        every: number of events between two checks of the whole state.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class FaultySearch:
         self.farm.time.pass_to(self.farm.time.now + downtime_s)
 
     def _take_up(self) -> None:
-        """A scheduler takes up what the last one left, which may be anywhere in a turn."""
+        """Start a scheduler on the last one's files; that one may have died anywhere in a turn."""
         self.lives += 1
         algorithms = self.problem.algorithms()
         told = 0
@@ -291,10 +291,10 @@ class FaultySearch:
     def journal_records(self) -> list[m.JournalRecord]:
         return [entry for turn in self.turns for entry in m.decode_records(turn)]
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def outcome(self) -> ReplayOutcome:
-        """What its journal comes to; the auditor has replayed it as it grew."""
+        """The outcome of its journal; the auditor has replayed each event."""
         return self._outcome
 
     def outcome_in_lock_step(self) -> ReplayOutcome:
@@ -320,11 +320,11 @@ class FaultySearch:
         return found
 
     def results(self) -> dict[tuple[bytes, int], dict[str, Any]]:
-        """What was recorded: (configuration, step) -> metrics."""
+        """The recorded results: (configuration, step) -> metrics."""
         configs = {trial: self._runner.summary(trial).config for trial in self._runner.finished}
         return {(configs[trial], step): told for trial, step, told in self.outcome().records}
 
-    # --- what the farm tells ----------------------------------------------------------------------
+    # --- messages of the farm ---------------------------------------------------------------------
 
     def _said(self, instance_id: str, number: int) -> m.NodeEvent | None:
         return self.farm.nodes[instance_id].said(number)

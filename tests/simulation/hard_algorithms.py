@@ -88,10 +88,10 @@ class AfterSome(Stopper):
 
 
 class Open(BasicVariantGenerator):
-    """Does not say how many configurations it has: after ``most`` it has what ``then`` says.
+    """A search of unknown length: after ``most`` configurations it returns ``then``.
 
-    With ``batch`` it has a next batch of two only when all trials before have ended; a batch in
-    which one failed is waited for for ever where ``is_stubborn`` is true.
+    With ``batch`` it suggests the next batch of two only when all earlier trials have ended; if
+    ``is_stubborn``, it waits for ever for a batch in which a trial failed.
     """
 
     def __init__(self, most: int, then: str | None, batch: int = 0, is_stubborn: bool = False):
@@ -122,7 +122,7 @@ class Open(BasicVariantGenerator):
 
 
 class Drawing(Searcher):
-    """Draws ``most`` learning rates; then it has what ``then`` says."""
+    """Draw ``most`` learning rates, then return ``then``."""
 
     def __init__(self, most: int, then: str | None, seed: int) -> None:
         super().__init__()

@@ -34,16 +34,16 @@ class SharedExecutor(FaultyTrialExecutor):
         return [self.api.told(fact) for fact in super().poll(timeout)]
 
     def offer(self, offers: list[m.NodeOffered]) -> None:
-        """Hand these out with the next facts."""
+        """Deliver these with the next events."""
         self._read_events += offers
 
 
 class Desk:
-    """Tells the allotter of nodes and experiments, and the experiments what they are offered.
+    """The supervisor's side: gives the allocator's offers to experiments, and their usage to it.
 
     Args:
-        quotas: of the owner of the experiment of interest.
-        other: the jobs of another owner's experiment; None where there is none.
+        quotas: of the owner of the tested experiment.
+        other: the jobs of another owner's experiment; None for no other.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Desk:
     ) -> None:
         self._farm, self._rng, self._settings = farm, rng, settings
         self.executor: SharedExecutor | None = None
-        #: Asks the experiment what it holds and wants; None while it has no process.
+        #: Returns the experiment's usage; None while it has no process.
         self.ask: Any = None
         self.drained: set[str] = set()
         self.is_paused = False
@@ -102,7 +102,7 @@ class Desk:
         self.executor = self.ask = None
 
     def told(self, fact: m.Event) -> m.Event:
-        """What the experiment is told of this fact, which the allotter hears of, too."""
+        """Pass an event to the allocator; return it as the experiment gets it."""
         match fact:
             case m.NodeJoined():
                 self._join(fact)
@@ -126,14 +126,14 @@ class Desk:
         return fact
 
     def tell_usage(self) -> None:
-        """What it holds and wants now."""
+        """Tell the allocator the experiment's current usage."""
         if self.ask is not None:
             usage = self._pace.heard(self.ask(), self._farm.time.now)
             if usage != self._usage:
                 self._usage = usage
                 self.allocator.usage(NAME, usage)
 
-    # --- what people do ---------------------------------------------------------------------------
+    # --- user actions -----------------------------------------------------------------------------
 
     def drain(self, name: str, grace_s: float) -> None:
         self.drained.add(name)
@@ -154,7 +154,7 @@ class Desk:
     # --- small things -----------------------------------------------------------------------------
 
     def _start_again(self) -> None:
-        """A supervisor that knows nothing but what experiments tell it."""
+        """Start a new supervisor, which knows only what experiments report."""
         self.allocator = self._new_allocator()
         for name in (NAME, _OTHER):
             self.allocator.expect(name)

@@ -1,4 +1,4 @@
-"""A simulated farm whose faults may last for ever: of nodes, of the store, of GPUs, of trials."""
+"""A simulated farm with temporary and permanent faults of nodes, the store, GPUs and trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_shared.protocol.conditions import Horizon
 FOR_EVER: Final = float("inf")
 #: How often a node asks again whether the store or a GPU is back.
 _ASKS_AGAIN_S: Final = 5.0
-#: What the log policy of these searches excludes a node for.
+#: The pattern for which the log policy of these searches excludes a node.
 PATTERN: Final = "NVRM: Xid"
 
 
@@ -34,7 +34,7 @@ class Fate(NamedTuple):
 
 
 class Shapes(SimulationSettings, frozen=True, kw_only=True):
-    """Nodes that differ in what they have.
+    """Nodes with different resources.
 
     Attributes:
         shapes: the resources of each.
@@ -43,7 +43,7 @@ class Shapes(SimulationSettings, frozen=True, kw_only=True):
     shapes: tuple[dict[str, float], ...]
 
     def joined(self, instance_id: str, node: str, withheld: Any = None) -> m.NodeJoined:
-        """What an instance of a node says of itself."""
+        """The registration of a node instance."""
         place = self.names().index(node)
         resources = self.shapes[place]
         gpus = tuple(
@@ -136,7 +136,7 @@ class HardFarm(SimulatedFarm):
 
 
 class FatedProcesses(SimulatedTrialProcesses):
-    """Hosts that wait for the store or a GPU, and trials that fail as it is their fate."""
+    """Trial processes that wait for the store or a GPU, and trials with planned failures."""
 
     def __init__(self, farm: HardFarm, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Searches on a farm in which anything may be missing for good, and what each comes to.
+"""Searches on a farm that may lack anything for good, and their outcomes.
 
 python -m tests.simulation.hard_searches 1234
 python -m tests.simulation.hard_searches 1234 storage
@@ -177,7 +177,7 @@ class HardSearch:
         self.api = Desk(self.farm, rng, FairShareSettings(preempts=False), other)
 
     def _draw_troubles(self, rng: random.Random) -> None:
-        """Make the farm, and plan what goes wrong with it, for a while or for good."""
+        """Create the farm, and plan its temporary and permanent faults."""
         problem = self.problem
         self.farm = farm = HardFarm(
             self.simulation, self.faults, problem.metrics, problem.step_time
@@ -271,7 +271,7 @@ class HardSearch:
             prints=what == "user" and rng.random() < 0.5,
         )
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _leave(self, name: str) -> None:
         """A node deregisters."""
@@ -304,7 +304,7 @@ class HardSearch:
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """What it came to: ``ended``, ``failed: ...``, ``waits: ...``."""
+        """Run the search; return its outcome: ``ended``, ``failed: ...``, ``waits: ...``."""
         self.farm.open(self.problem.plan)
         runner = TrialRunner(self.settings)
         driver = EventDriver(runner, self.problem.algorithms(), self.problem.plan)
@@ -454,7 +454,7 @@ class HardSearch:
         return f"waits: {'; '.join(said)}"
 
     def _words(self) -> Iterator[str]:
-        """What `tunemq why` and the table say of the search."""
+        """The explanations of `tunemq why` and the table."""
         runner = self.loop.runner
         if self.api is not None:
             for wanted in self.status_reporter.usage().wants:
@@ -493,7 +493,7 @@ class HardSearch:
             if trial.status == PAUSED and runner.counts[RUNNING]:
                 return
             places = self._places(trial.resources, trial.excluded)
-            if places and not runner.counts[RUNNING]:  # else those that run have the room
+            if places and not runner.counts[RUNNING]:  # else running trials use the room
                 self._break(f"{trial.trial_id} ({trial.status}) could go on on {places}: {said}")
             words = [*self.status_reporter._reasons(trial), *said]
             if not said or any("offered next" in one for one in words):
@@ -552,13 +552,13 @@ class HardSearch:
 
 
 def check(seed: int, bad: str = "") -> str:
-    """Run one search; returns what it came to.
+    """Run one search; return its outcome.
 
     Args:
         seed, bad: see `HardSearch`.
 
     Raises:
-        InvariantBroken: it waits for what cannot come, or does not say for what.
+        InvariantBroken: it waits for an impossible event, or does not say for which.
     """
     return HardSearch(seed, bad).run()
 

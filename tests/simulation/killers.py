@@ -1,7 +1,7 @@
 """Searches that share a farm, some of whose trials kill their node: in virtual time, by a seed.
 
-The real runners and the real allotter; messages arrive at once. The farm tells each search whether
-others had trials on a node that was lost, as the supervisor does.
+The real runners and the real allocator; messages arrive at once. As the supervisor does, the farm
+tells each search whether others had trials on a lost node.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ STEPS = 5
 
 @dataclass(eq=False)
 class Sharer:
-    """A search: its runner, and all that it was told."""
+    """A search: its runner, and all events that it has received."""
 
     name: str
     settings: RunnerSettings
     killers: set[str]
     runner: TrialRunner = field(init=False)
     journal_records: list[m.JournalRecord] = field(default_factory=list)
-    #: What runs, by trial and epoch: its node, and when it does something next.
+    #: Running trial processes by trial and attempt: the node, and the time of the next event.
     processes: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
     is_over: bool = False
 
@@ -46,10 +46,10 @@ class Sharer:
 
 
 class KillerFarm:
-    """Nodes, searches, and what becomes of them.
+    """Nodes, searches, and the processes of their trials.
 
     Args:
-        accidents: how many nodes are lost by themselves, while others run, all in all.
+        accidents: total number of nodes that die by themselves while trials of others run.
         spares_nodes: killers end only the forkserver of their search on their node.
     """
 
@@ -114,7 +114,7 @@ class KillerFarm:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """No trial ended in ERROR but those that kill, and a replay gives the same state."""
+        """Check that only killers ended in ERROR, and that a replay gives the same state."""
         for search in self.searches:
             for trial in search.runner.finished:
                 status = search.runner.summary(trial).status

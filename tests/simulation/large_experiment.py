@@ -1,4 +1,4 @@
-"""One experiment of a large farm: the supervisor's end, a socket, and its process behind it."""
+"""One experiment of a large farm: the supervisor's end, a socket, and the experiment process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BytesJournal:
 
 
 class Experiment:
-    """Both ends of one experiment, and the search behind them."""
+    """Both ends of one experiment's connection, and its search."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Experiment:
         at_most: int = 0,
     ) -> None:
         self.name, self.owner = f"e{number:03d}", owner
-        #: What the allotter was told last.
+        #: The usage that the allocator received last.
         self.told: OfferUsage | None = None
         self._usage: OfferUsage | None = None
         self.journal = BytesJournal()
@@ -138,7 +138,7 @@ class Experiment:
 
     def step(self) -> None:
         """One turn of its process: from `RelayedExecutor` to `SearchStatusReporter`."""
-        self.line.wake()  # it never waits: what there is to read is there
+        self.line.wake()  # never waits: the data is there
         self.loop.step()
         usage = self.runner.usage()
         if usage != self._usage:
@@ -172,7 +172,7 @@ def plan_of(experiment: str) -> ExperimentPlan:
 
 
 def metrics(config: dict[str, Any], step: int) -> dict[str, Any]:
-    """What a trial reports."""
+    """The metrics that a trial reports."""
     lr = config["lr"]
     progress = step / math.ceil(RESULTS * noise("length", lr))
     return {"loss": noise(lr, step), "accuracy": noise(step, lr), "lr": lr, _PROGRESS: progress}

@@ -1,8 +1,8 @@
-"""A large farm in virtual time: all of its scheduler but Redis and the processes is the real one.
+"""A large farm in virtual time: the real scheduler except Redis and the processes.
 
-One supervisor's `NodeRegistry` and `FairShareAllocator`; of each experiment the supervisor's
-`ExperimentConnection`, a socket, and behind it the `RelayedExecutor`, `ExperimentLoop` and
-`TrialRunner` of its process. What each of them takes is added up by a `Meter`.
+One supervisor's `NodeRegistry` and `FairShareAllocator`; for each experiment the supervisor's
+`ExperimentConnection`, a socket, and the `RelayedExecutor`, `ExperimentLoop` and `TrialRunner` of
+its process. A `Meter` adds up the cost of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 
-#: What trials of the experiments ask for, in turn.
+#: Resource requests of the experiments' trials, in turn.
 REQUESTS: Final = (
     {"cpu": 4.0, "gpu": 1.0},
     {"cpu": 2.0, "gpu": 0.5},
@@ -71,14 +71,14 @@ class LargeFarm:
     # --- use of the transport ---------------------------------------------------------------------
 
     def add(self, events_key: str) -> TransportClient:
-        """A part of the wire for one experiment."""
+        """Create the transport of one experiment."""
         channel = self._registry.channels[events_key] = ExperimentChannel(events_key)
         self._registry.announce(channel)
         return TransportClient(
             channel, self._registry, hold=_nothing, end_experiment=_nothing, forget=_nothing
         )
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def submit(self, request: dict[str, float], priority: int = 0, at_most: int = 0) -> Experiment:
         """Start an experiment that uses all the slots it gets, or `at_most` slots."""
@@ -114,7 +114,7 @@ class LargeFarm:
         return sum(one.gpus() for one in self.experiments.values())
 
     def said(self) -> int:
-        """How many bytes experiments have said to the supervisor."""
+        """Number of bytes that experiments have sent to the supervisor."""
         return sum(one.connection._frames.received for one in self.experiments.values())
 
     def close(self) -> None:

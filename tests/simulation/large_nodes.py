@@ -1,4 +1,4 @@
-"""The nodes of a large farm: they do what assignments say, and state what happens, in streams."""
+"""The nodes of a large farm: they execute assignments, and report events in streams."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Append = Callable[[str, bytes, dict[bytes, bytes]], None]
 
 
 class LargeNodes:
-    """Machines of eight GPUs each, every tenth with older ones; nothing is lost on the way.
+    """Machines of eight GPUs each, every tenth with older ones; no message is lost.
 
     Args:
-        append: takes what they state, a latency later.
+        append: receives their events, one latency later.
 
     Attributes:
-        seen: what they did, counted.
+        seen: counts of their actions.
     """
 
     def __init__(self, time: VirtualTime, append: Append) -> None:
@@ -72,7 +72,7 @@ class LargeNodes:
         return self._entry_id(), m.encode(registration)
 
     def leases(self) -> dict[str, bytes]:
-        """What their leases say now; asked twice a second, they are renewed every second."""
+        """The nodes' current leases; read twice a second, renewed every second."""
         self._renewals += 1
         return {
             node: b"%d:1:%d" % (self._renewals // 2, confirmed)

@@ -1,4 +1,4 @@
-"""An `ObjectStore` in memory, and one that writes down what it is told to do."""
+"""An `ObjectStore` in memory, and one that records its calls."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class MemoryObjects(ObjectStore):
 
 
 class Delayed(MemoryObjects):
-    """Reads from another store now; what it is to write and remove there is done one by one later.
+    """Read from another store at once; write and remove later, step by step.
 
-    ``steps`` are those things, in their order.
+    ``steps`` are the pending writes and removals, in their order.
     """
 
     def __init__(self, objects: MemoryObjects) -> None:

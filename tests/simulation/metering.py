@@ -13,15 +13,15 @@ from tests.support.waiting import without_collections
 
 
 class Meter:
-    """Adds up what a clock shows, by name.
+    """Add up differences of a clock, by name.
 
     Args:
-        clock: anything that only grows.
+        clock: any counter that only grows.
 
     Attributes:
-        spent: in the clock's unit.
-        times: how often.
-        worst: the most at once.
+        spent: total, in the clock's unit.
+        times: number of measurements.
+        worst: the largest measurement.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

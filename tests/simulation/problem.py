@@ -1,4 +1,4 @@
-"""What simulated searches search: a learning rate, and curves of different height and speed."""
+"""The problem of simulated searches: a learning rate, and curves of different height and speed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Problem:
         )
 
     def metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
-        """What a trial with this configuration reports at a step."""
+        """The metrics of a trial with this configuration at a step."""
         level, speed = self._curve(config["lr"])
         return {"loss": level + (1 + speed) / step + 0.05 * noise(self._seed, config["lr"], step)}
 

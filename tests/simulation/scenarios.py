@@ -1,4 +1,4 @@
-"""What goes wrong in each of the simulated searches, by the name of the fault; and one at a time:
+"""The faults of each simulated search, by scenario name; runs one search:
 
 python -m tests.simulation.scenarios everything 1234
 """
@@ -20,7 +20,7 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
 
 MAX_T: Final = 9
-#: Seeds that once failed: they are run for ever. A line is a scenario, a seed, and what it showed.
+#: Seeds that once failed, which every run repeats. A line is a scenario, a seed, and its failure.
 SEEDS: Final = Path(__file__).with_name("seeds.txt")
 
 SLOW = UploadSettings(upload_s=10.0, unchanged=0.5)
@@ -90,14 +90,14 @@ def f08_cut_off(seed: int) -> FaultySearch:
 
 
 def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
-    """Trials whose nodes are lost are given up, and restarted; then the nodes are back."""
+    """Trials of lost nodes end in ERROR and restart; then the nodes come back."""
     faults = FaultSettings(cut_offs=9, cut_off_s=20.0, until_s=25.0)
     options: dict[str, Any] = {"scheduler_deaths": 3, "errored": "restart"}
     return _search(seed, faults, **options, max_node_losses=0)
 
 
 def f02_trial_processes_die_at_the_end(seed: int) -> FaultySearch:
-    """Hosts, nodes and schedulers die while trials clean up that saved their last step."""
+    """Processes, nodes and schedulers die while trials clean up after their last checkpoint."""
     faults = FaultSettings(
         cleanup_s=3.0, process_deaths=12, node_deaths=3, cut_offs=2, linger_s=0.5, until_s=40.0
     )
@@ -214,10 +214,10 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
 
 
 def check(scenario: str, seed: int) -> FaultySearch:
-    """Run one search with all invariants after each event, and look at what came of it.
+    """Run one search with all invariants after each event, and check its outcome.
 
-    That its events stand up to lock-step shows that its decisions are those of an undisturbed one
-    with the same results; where nothing is decided, that the results themselves are the same.
+    The lock-step replay shows that its decisions are those of an undisturbed search with the same
+    results; and if the algorithms decide nothing, that the results themselves are the same.
     """
     search = SCENARIOS[scenario](seed)
     try:

@@ -1,8 +1,8 @@
 """A farm that several experiments share, in virtual time, with its `FairShareAllocator`.
 
-Messages take a while, each way. The experiments place trials as the real ones do: each has a
-`Placement`, goes by the newest offer that reached it, and has the youngest trials give way where it
-is told to.
+Messages have a latency each way. The experiments place trials as the real ones do: each has a
+`Placement`, follows the newest offer that has reached it, and preempts its youngest trials when it
+must free slots.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class SharingExperiment:
             self.placement.offer(offer.instance_id, amounts)
 
     def turn(self, now: float) -> tuple[list[Running], list[Running]]:
-        """Place what can be placed; returns those that began, and those that have to give way."""
+        """Place all jobs that fit; return the started trials, and those to preempt."""
         began: list[Running] = []
         while not self.is_over:
             job = self.back[0] if self.back else self._next
@@ -206,7 +206,7 @@ class SharedFarm:
         self._last_usage: dict[str, OfferUsage] = {}
         self._orders = itertools.count()
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), what))
@@ -223,7 +223,7 @@ class SharedFarm:
                 return
 
     def step(self) -> None:
-        """The allotter is told the time, and what it says is sent."""
+        """Advance the allocator's clock, and send its offers."""
         self.allocator.advance(self.now)
         for name, offer in self.allocator.offers():
             self._send("offer", name, lambda name=name, offer=offer: self._offer(name, offer))
@@ -257,7 +257,7 @@ class SharedFarm:
             self._turn(experiment)
 
     def hear_again(self, instance_id: str) -> None:
-        """It is heard again; what it hosts was taken over, and is killed."""
+        """Reconnect a node; its trials run elsewhere by now, so they are killed."""
         joined = self.nodes[instance_id] = self.silent.pop(instance_id)
         self.allocator.advance(self.now)
         self.allocator.node_returned(instance_id)
@@ -273,7 +273,7 @@ class SharedFarm:
             self._send("offer", name, lambda name=name: self._withheld(name, instance_id, devices))
 
     def restart(self) -> None:
-        """Another supervisor takes over; what was under way is lost."""
+        """Another supervisor takes over; messages in flight are lost."""
         self._generation += 1
         self._last_usage.clear()
         self.allocator = FairShareAllocator(self._settings)
@@ -314,7 +314,7 @@ class SharedFarm:
         )
 
     def check(self) -> None:
-        """No GPU is held twice, and nothing beyond what a node has."""
+        """Check that no GPU is used twice, and that no node is overcommitted."""
         devices: Counter[str] = Counter()
         amounts: Counter[tuple[str, str]] = Counter()
         for experiment in self.experiments.values():
@@ -394,7 +394,7 @@ class SharedFarm:
             self._turn(experiment)
 
     def _save(self, experiment: SharingExperiment, trial: Running) -> None:
-        """A trial that has to give way has saved what it did."""
+        """A preempted trial has saved its checkpoint."""
         if trial in experiment.running:
             experiment.end(trial, max(1.0, trial.length - (self.now - trial.since)))
             self._turn(experiment)

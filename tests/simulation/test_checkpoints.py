@@ -79,7 +79,7 @@ class Store:
 
 
 def check_store(run: Search) -> Store:
-    """Go through the journal: what must stand stands after each event, and at the end only that."""
+    """Replay the journal: needed checkpoints exist after each event, and no others at the end."""
     runner, store = TrialRunner(run.settings), Store()
     for entry in run.journal.journal_records:
         is_wanted = False

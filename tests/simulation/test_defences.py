@@ -19,7 +19,7 @@ from tunemq_scheduler.transport.desired_state import DesiredState
 
 
 def noticed(scenario: str, seeds: int = 12) -> str:
-    """What the first seed that fails shows."""
+    """The error of the first failing seed."""
     for seed in range(seeds):
         try:
             check(scenario, seed)

@@ -42,7 +42,7 @@ def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.JournalReco
 def resumed(
     event: m.ExperimentResumed, journal_records: list[m.JournalRecord], at: int
 ) -> list[m.JournalRecord]:
-    """The journal with a cold restart in it; what its dead nodes still say comes too late."""
+    """The journal with a cold restart in it; later events of its dead nodes come too late."""
     return [*journal_records[:at], m.JournalRecord(event), *journal_records[at:]]
 
 

@@ -1,10 +1,10 @@
-"""I6: a search ends, or it waits for a thing that the farm lacks and names it.
+"""I6: a search ends, or it waits for a resource that the farm lacks, and names it.
 
-Each seed draws a search (its algorithms, limits, requests and failure policy) and what goes wrong
-with its farm, for a while or for good. A minute later nothing new goes wrong. From then on the
-search ends within two hours of virtual time, or it comes to rest; then what `tunemq why` and the
-table say must name what it waits for, and no node of the farm may have it. A seed that fails is
-told with the command that runs it alone; it belongs into `KEPT`.
+Each seed draws a search (its algorithms, limits, requests and failure policy) and the temporary and
+permanent faults of its farm. After a minute no new fault begins. From then on the search ends
+within two hours of virtual time, or it comes to rest; then `tunemq why` and the table must name the
+missing resource, and no node of the farm may have it. A failing seed is reported with the command
+that runs it alone; add it to `KEPT`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.hard_searches import check
 SEEDS, PARTS = 320, 16
 BAD_SEEDS = 16
 SOAK_SEEDS, SOAK_PARTS = 6_000, 60
-#: Seeds that once failed, and what each showed.
+#: Seeds that once failed, and their failures.
 KEPT = {
     (154, ""): "requests depend on configurations, and no node was left: it said nothing",
     (844, ""): "likewise",

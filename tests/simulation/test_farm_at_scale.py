@@ -1,8 +1,7 @@
-"""10,000 GPUs, and ten times fewer nodes or more experiments: what happens costs the same on each.
+"""10,000 GPUs, and ten times fewer nodes or more experiments: each event costs the same.
 
-Nothing here looks at a clock: lines of Python are counted as they are executed, and bytes between
-processes. `benchmarks/scripts/farm_scale.py` times the same farm; docs/scaling.md says what it
-means.
+The tests use no clock: they count executed lines of Python, and bytes between processes.
+`benchmarks/scripts/farm_scale.py` times the same farm; docs/scaling.md explains the results.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ LOCAL = ("experiment: turn", "relay: from experiments", "wire: read")
 
 
 class Found(NamedTuple):
-    """What was counted on one farm.
+    """Counts on one farm.
 
     Attributes:
-        result: by part, lines for each result.
-        said: bytes that experiments say to the supervisor for each result.
-        offer: by part, lines for each offer while one experiment ends and another takes its place.
+        result: by part, lines per result.
+        said: bytes from experiments to the supervisor per result.
+        offer: by part, lines per offer while one experiment ends and another takes its place.
     """
 
     result: dict[str, float]

@@ -25,7 +25,7 @@ def searches(scenario: str) -> list[FaultySearch]:
 
 
 def seen(found: list[FaultySearch]) -> Counter[str]:
-    """How often what was journalled."""
+    """Number of journalled events by kind."""
     return Counter(
         type(entry.event).__name__ for search in found for entry in search.journal_records()
     )

@@ -22,7 +22,7 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.device_use import DeviceUse
 
 SLACK: Final = 1e-6
-#: Of each farm; and its trials. The last once showed what snapshots lacked.
+#: Seeds of the farms, and trials of each. The last seed once found missing data in snapshots.
 SEEDS, TRIALS = (0, 1, 2, 10), 500
 #: Number of trials that wait at once; share of the trials after which no fault happens.
 WAITING, CALM_BEHIND = 24, 0.95
@@ -33,7 +33,7 @@ XID: Final = "XID 79: the GPU has fallen off the bus"
 
 
 class Kind(NamedTuple):
-    """A model of devices; ``words`` are such as one asks for it by."""
+    """A GPU model; ``words`` are those by which users request it."""
 
     model: str
     memory: float
@@ -75,7 +75,7 @@ REQUESTS: Final = (
 
 
 class Host(NamedTuple):
-    """What runs on a node, whether the scheduler hears of that node or not."""
+    """A trial process on a node, whether or not the scheduler receives messages of that node."""
 
     node: str
     trial: str
@@ -84,7 +84,7 @@ class Host(NamedTuple):
 
 
 class GpuFarm(Story):
-    """Four machines, and a runner that is told of them, turn by turn."""
+    """Four machines, and a runner that gets their events turn by turn."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class GpuFarm(Story):
         self.silent: set[str] = set()
         self.bad: dict[str, set[str]] = {}
         self.processes: dict[tuple[str, int], Host] = {}
-        #: Of those that will never begin again, and those that will not on these machines.
+        #: Trials that will never start again, and those that will not on these machines.
         self.doomed: dict[str, int] = {}
         self.shuns: dict[str, set[str]] = {}
         self.lives = 0
@@ -130,7 +130,7 @@ class GpuFarm(Story):
         self.tell(m.ConfigSuggested(n, f"t{n}", b"", "", dict(request)))
 
     def begin_anew(self) -> None:
-        """The scheduler is another one, which has read what this one wrote down."""
+        """Replace the scheduler by one that loads the snapshot of the old one."""
         runner = self.runner
         self.runner = TrialRunner.load(self.settings, dump(runner), dict(runner.finished))
         assert self.runner.snapshot() == runner.snapshot()

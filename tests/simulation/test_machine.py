@@ -1,8 +1,8 @@
-"""The pure runner, with nodes that keep the rules: which of everything comes next is drawn.
+"""The pure runner, with nodes that keep the protocol: hypothesis draws what happens next.
 
-What travels stays under way until it is drawn: orders are lost, doubled and overtaken, events come
-late, again, and those of one node before those of another. After each step all invariants hold; in
-the end, when nothing goes wrong any more, every trial comes to its end.
+Messages stay in flight until they are drawn: orders are lost, duplicated and reordered, events come
+late, repeatedly, and interleaved between nodes. After each step all invariants hold; once the
+faults end, every trial ends.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Drawn(RuleBasedStateMachine):
         else:
             self.perform(self.runner.standing_orders())
 
-    # --- the wire ---------------------------------------------------------------------------------
+    # --- transport --------------------------------------------------------------------------------
 
     @precondition(lambda self: any(node.in_flight for node in self.nodes))
     @rule(which=PICK, place=PICK, fate=st.sampled_from(["comes", "comes", "again", "lost"]))
@@ -257,7 +257,7 @@ class Drawn(RuleBasedStateMachine):
         decision=st.sampled_from([None] * 6 + [m.PAUSE, m.STOP]),
     )
     def read(self, which: int, count: int, doubled: int, decision: str | None) -> None:
-        """A batch comes, of which the first were read before: those the loop drops."""
+        """Read a batch whose first events are repeated; the loop drops those."""
         node = pick([node for node in self.nodes if self.unread(node)], which)
         acknowledged = self.runner.acknowledged.get(node.instance_id, 0)
         first = max(1, acknowledged + 1 - doubled)
@@ -318,7 +318,7 @@ class Drawn(RuleBasedStateMachine):
     def something_else_is_offered(self, which: int, cpus: float, grace_s: float | None) -> None:
         self.offer(pick([node for node in self.nodes if node.offers], which), cpus, grace_s)
 
-    # --- hosts ------------------------------------------------------------------------------------
+    # --- trial processes --------------------------------------------------------------------------
 
     def processes(self, *, over: bool = False) -> list[tuple[Node, tuple[str, int]]]:
         return [
@@ -377,7 +377,7 @@ class Drawn(RuleBasedStateMachine):
         node.over.add(key)
         node.said.append(m.SlotFreed(*key))
 
-    # --- what must hold ---------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
     def all_invariants_hold(self) -> None:

@@ -1,4 +1,4 @@
-"""A farm for which a thousand experiments wait: what a decision costs does not grow with them."""
+"""A farm with a thousand waiting experiments: the cost of a decision does not grow with them."""
 
 from __future__ import annotations
 

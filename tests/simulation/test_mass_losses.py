@@ -74,7 +74,7 @@ def test_f22_those_that_may_be_poison_cost_no_turn_more_than_there_are_nodes() -
         # Lost with two nodes, each is alone on a node now, and most wait for one.
         assert loop.runner.counts["RUNNING"] == NODES
         waiting = calls_of_turn(loop)
-        lose_all(loop, is_dead=True)  # the first evidence against those that ran
+        lose_all(loop, is_dead=True)  # the first evidence against running trials
         assert loop.runner.counts["ERROR"] == 0
         placing = calls_of_turn(loop, node("one", CPUS))
         assert loop.runner.counts["RUNNING"] == 1

@@ -1,4 +1,4 @@
-"""Random requests on random mixed farms: ten thousand, and what must hold of every placement."""
+"""Ten thousand random requests on random mixed farms, and invariants of every placement."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def requests(draw: st.DrawFn) -> dict[str, float]:
 
 
 class Books:
-    """Who has what, kept without any cleverness."""
+    """A simple record of used resources."""
 
     def __init__(self, farm: dict[str, Machine]) -> None:
         self.farm = farm

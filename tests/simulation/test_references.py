@@ -1,7 +1,7 @@
-"""Writers, commits, clones, deletions and collections in any order, on a store that takes its time.
+"""Writers, commits, clones, deletions and collections in any order, on a slow store.
 
-The runner is the real one, and so is what uploads, deletes and collects; nodes are simulated one
-order, one event and one store operation at a time, and which comes next is drawn.
+The runner and the code that uploads, deletes and collects are real; nodes are simulated one order,
+one event and one store operation at a time, and hypothesis draws the next.
 """
 
 from __future__ import annotations

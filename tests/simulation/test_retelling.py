@@ -122,7 +122,7 @@ MIXES = [
     ("optuna", "asha", "trial_plateau"),
     ("users_own_with_state", "asha_brackets", "combined"),
 ]
-#: What cannot give its state is told everything.
+#: Algorithms without saved state replay all events.
 STATELESS = {"users_own", "function"}
 
 
@@ -156,7 +156,7 @@ class Mixed(Search):
 
 
 class Asked:
-    """Algorithms that are asked about what follows, as the loop does."""
+    """Algorithms that decide about later events, as in the loop."""
 
     def __init__(self, driver: EventDriver) -> None:
         self.driver = driver
@@ -176,7 +176,7 @@ class Asked:
 
 
 def told(search: Mixed, cut: int, snapshot: int | None) -> Asked | None:
-    """Algorithms told of the turns before ``cut``; those before ``snapshot`` by their state."""
+    """Algorithms that replayed the turns before ``cut``, or loaded a state at ``snapshot``."""
     runner, algorithms, begin = TrialRunner(search.settings), search.problem.algorithms(), 0
     if snapshot is not None:
         EventDriver(runner, algorithms, search.problem.plan).replay(search.journal.turns[:snapshot])

@@ -74,7 +74,7 @@ def test_dying_nodes_change_nothing_about_exactness() -> None:
 
 
 class OneStepTooFar(ASHAScheduler):
-    """Says that it need not be asked about its rungs, but only about the step behind each."""
+    """A wrong horizon: claims that it decides only at the step after each rung."""
 
     def horizon(self, trial):
         honest = super().horizon(trial)

@@ -13,13 +13,13 @@ from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, nod
 from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 
 HOUR = 3600.0
-#: So often it is looked who holds what, in seconds.
+#: Seconds between two observations.
 LOOK = 60.0
 WINDOW = int(6 * HOUR / LOOK)
 
 
 class Ledgers:
-    """What each owner held, and what would have been its share, over time; priority 0 only."""
+    """Each owner's slots and fair share over time; priority 0 only."""
 
     def __init__(self, farm: SharedFarm, shares: Mapping[str, float]) -> None:
         self.farm = farm
