@@ -1,4 +1,4 @@
-"""Measures TuneMQ beside its peers and beside what its parts cost by themselves.
+"""Benchmarks of TuneMQ, of its peers, and of its parts alone.
 
-``python -m benchmarks`` runs everything, ``python -m benchmarks --help`` says what there is.
+``python -m benchmarks`` runs all of them, ``python -m benchmarks --help`` lists them.
 """

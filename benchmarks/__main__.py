@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    """Measure what the command line names."""
+    """Run the benchmarks that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
     parser.add_argument("--runs", type=int, default=3, help="of ours; peers are measured once")

@@ -1,4 +1,4 @@
-"""What saving costs: to a MinIO of our own, to a local folder, beside Ray Tune and bare puts."""
+"""The cost of checkpoints: to MinIO, to a local folder, beside Ray Tune and plain uploads."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def _bare_puts(peer: Peer, server: ObjectServer, scratch: str, mb: int, *, clien
     where = ("--endpoint", server.url, "--bucket", bucket, "--folder", scratch)
     sizes = ("--clients", clients, "--puts", _TRIALS * _SAVES // clients, "--mb", mb)
     seconds: float = peer.measure("raw_puts.py", *where, *sizes, until="seconds").figures["seconds"]
-    shutil.rmtree(server.data / bucket)  # the disk is for those who come after, too
+    shutil.rmtree(server.data / bucket)  # free the disk for later benchmarks
     return seconds
 
 
 @contextmanager
 def _server(bench: Bench) -> Iterator[tuple[ObjectServer, str]]:
-    """A MinIO whose credentials stand in our environment, and a folder for trials, on one disk."""
+    """A MinIO with its credentials in our environment, and a folder for trials on its disk."""
     before = dict(os.environ)
     with (
         tempfile.TemporaryDirectory(dir=bench.ours.folder) as scratch,

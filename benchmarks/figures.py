@@ -1,4 +1,4 @@
-"""What was measured, and the table of it."""
+"""Measured values, and their table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Row:
     """One quantity.
 
     Attributes:
-        what: says it in a few words.
+        what: its description in a few words.
         unit: of all values.
-        goal: the budget of the design, in ``unit``; None where there is none.
-        more_is_better: of a rate.
+        goal: the budget of the design, in ``unit``; None for no budget.
+        more_is_better: true for a rate.
         values: the runs' values by peer: ``tunemq``, ``ray``, ``floor``.
     """
 

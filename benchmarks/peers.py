@@ -23,12 +23,12 @@ _TIMEOUT_S = 900.0
 
 
 class BenchmarkFailed(Exception):
-    """A script ended without its figures; what it said is in the message."""
+    """A script ended without printing its figures; the message has its output."""
 
 
 @dataclass
 class Running:
-    """A script that was started; ``figures`` holds what it has printed so far."""
+    """A running script; ``figures`` holds the values that it has printed so far."""
 
     process: subprocess.Popen[str]
     started: float
@@ -109,7 +109,7 @@ class Peer:
         return "--peer", self.name, "--storage", self.folder, *arguments
 
     def _variables(self) -> dict[str, str]:
-        """Without what makes Python slower (byte code that is not kept) or talk to others."""
+        """The environment, without variables that slow Python down or use the network."""
         variables = {
             name: value
             for name, value in os.environ.items()

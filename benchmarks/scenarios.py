@@ -86,7 +86,7 @@ def lock_step(bench: Bench) -> Iterator[Row]:
 
 
 def idle(bench: Bench) -> Iterator[Row]:
-    """What the whole tree of processes takes while nothing happens, with two slots."""
+    """The resources of all processes while an experiment with two slots is idle."""
     for what, until, options in (
         ("between two searches", "ends", ("--stay",)),
         (
@@ -104,7 +104,7 @@ def idle(bench: Bench) -> Iterator[Row]:
         for peer in bench.peers:
             with peer.searching(*options) as running:
                 running.wait_for(until)
-                footprint(running.pid, 3)  # until what came before has settled
+                footprint(running.pid, 3)  # until earlier work has settled
                 found = footprint(running.pid, 15)
             for name, row in rows.items():
                 row.add(peer.name, getattr(found, name))
@@ -166,7 +166,7 @@ def farm_queue(bench: Bench) -> Iterator[Row]:
 
 
 def farm_neighbours(bench: Bench) -> Iterator[Row]:
-    """From a result to its decision, in a farm with others whose own code misbehaves; once."""
+    """From a result to its decision, on a farm with misbehaving experiments; runs once."""
     found = bench.ours.measure("farm_neighbours.py", 18, 4, until="ratio").figures
     for name, what, unit, goal in (
         ("alone_ms", "farm: a result to its decision, alone, p99", "ms", None),
@@ -184,7 +184,7 @@ def farm_neighbours(bench: Bench) -> Iterator[Row]:
 
 
 def scale(bench: Bench) -> Iterator[Row]:
-    """10,000 GPUs in virtual time, and what Redis spends; docs/scaling.md says what for."""
+    """10,000 GPUs in virtual time, and the CPU time of Redis; docs/scaling.md explains it."""
     found = bench.ours.measure("farm_scale.py", until="urgent").figures
     for name, what in (("steady", "one a turn"), ("batched", "a turn each 0.1 s")):
         part = found[name]
@@ -217,7 +217,7 @@ def scale(bench: Bench) -> Iterator[Row]:
 
 
 def gpu(bench: Bench) -> Iterator[Row]:
-    """On a real GPU: how soon CUDA is there, and what of a trial is left when the next begins."""
+    """On a real GPU: how soon CUDA is ready, and what a trial leaves behind for the next."""
     soon = Row("fork to the first CUDA call, torch preloaded; floor: a fresh interpreter", "s")
     left = Row("GPU memory that a trial finds taken by the one before, at most", "MiB", goal=300)
     for _ in range(bench.runs):
@@ -232,7 +232,7 @@ def gpu(bench: Bench) -> Iterator[Row]:
 
 
 def floors(bench: Bench) -> Iterator[Row]:
-    """What the parts cost by themselves."""
+    """The cost of each part alone."""
     figures = _floors(bench.ours).figures
     for name, what, unit in (
         ("celery_round_trip_ms", "a Celery task there, a stream entry back", "ms"),

@@ -1,4 +1,4 @@
-"""What a process and all below it take."""
+"""The resources of a process and all its descendants."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def one_pass(model: SGDClassifier, number: int, x: Any, y: Any) -> None:
 
 
 def measure(model: SGDClassifier, x: Any, y: Any) -> dict[str, float]:
-    """How good the model is; the loss tells apart what the accuracy, a count, cannot."""
+    """The quality of the model; the loss distinguishes models with equal accuracy, a count."""
     return {"loss": log_loss(y, model.predict_proba(x)), "accuracy": model.score(x, y)}
 
 
@@ -140,7 +140,7 @@ def held_out_accuracy(result: tune.Result) -> float:
 
 
 def main() -> None:
-    """Search, and say what was found and where it is."""
+    """Run the search, and print its result and location."""
     results = search()
     best = results.get_best_result()
     print(f"\nBest of {len(results)} configurations, by loss on the validation images:")

@@ -1,4 +1,4 @@
-"""What a decision of a peer's ASHA costs."""
+"""The cost of a decision of a peer's ASHA."""
 
 from __future__ import annotations
 

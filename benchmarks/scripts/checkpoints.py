@@ -1,6 +1,6 @@
-"""A search whose trials save large checkpoints, on TuneMQ or on Ray Tune; prints what it measured.
+"""A search with large checkpoints, on TuneMQ or on Ray Tune; prints its measurements.
 
-As in `search.py`, the same code runs on both and the peer is the module that is imported.
+As in `search.py`, the same code runs on both: the peer is the imported module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MB = 10**6
 
 
 def saver(config: dict[str, Any]) -> None:
-    """Saves other bytes each time, unless the same ones are asked for.
+    """Save different bytes each time, unless the configuration asks for the same bytes.
 
-    They are changed in place, so that what a model's own library takes to write is not measured.
+    The bytes change in place, so that the measurement excludes a model library's serialization.
     """
     folder = tempfile.mkdtemp(dir=config["scratch"])
     with open(os.path.join(folder, "model.bin"), "wb") as file:
@@ -54,7 +54,7 @@ def spin(seconds: float) -> None:
 
 def watcher() -> Any:
     class Watcher(tune.Callback):
-        """Notes when checkpoints are safe, and what trials measured."""
+        """Record when checkpoints are safe, and the trials' measurements."""
 
         def __init__(self) -> None:
             self.saved: list[float] = []

@@ -1,6 +1,6 @@
-"""The scheduler's core without anything around it: prints what it costs as a line of JSON.
+"""The cost of the scheduler's core alone; prints it as a line of JSON.
 
-Searches run on the simulated executor, which is a backend like any other; nothing waits in them.
+Searches run on the simulated executor, a backend like any other, without delays.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def train(config):
 
 tuner = tune.Tuner(train, run_config=tune.RunConfig(callbacks=[Crasher()]))
 """
-#: What it is forked from, and whose child that is: the process that has the keys.
+#: The experiment process's parent, and that process's parent, which has the keys.
 READER = """
 import os
 import time
@@ -137,7 +137,7 @@ _ORDERS = (
     (BESIDE, ALONE, CONTROL),
     (CONTROL, ALONE, BESIDE),
 )
-#: Before each slice, for what the one before has left to do.
+#: Pause before each slice, in which the slice before finishes its work.
 _SETTLE_S = 0.7
 _WARM_S = 3.0
 _RESAMPLES = 1_000
@@ -149,7 +149,7 @@ Times = Sequence[float]
 
 
 class Neighbours:
-    """Those of one slice."""
+    """The neighbours of one slice."""
 
     def __init__(self, farm: ServedFarm, number: int) -> None:
         self._farm = farm
@@ -204,13 +204,13 @@ def run_round(farm: ServedFarm, number: int, seconds: float) -> tuple[Round, int
 
 
 def run_rounds(farm: ServedFarm, rounds: int, seconds: float) -> tuple[list[Round], int, int]:
-    """The rounds, how often neighbours crashed, and how many rounds were left out.
+    """Return the rounds, the number of neighbours' crashes, and the number of rounds left out.
 
-    Where the machine has so much else to do that neighbours do not get to their worst within their
-    slice, the round says nothing; of four at most one may do so.
+    On a busy machine neighbours may not misbehave fully within their slice; the function leaves
+    such a round out, at most one of four.
 
     Raises:
-        TimeoutError: more did.
+        TimeoutError: more rounds were left out.
     """
     found: list[Round] = []
     crashed = 0

@@ -1,7 +1,7 @@
-"""A farm of 10,000 GPUs in virtual time: what a supervisor and its experiments compute for it.
+"""A farm of 10,000 GPUs in virtual time: the computation of a supervisor and its experiments.
 
-All of the scheduler is the real one, but for Redis and the processes; see
-`tests.simulation.large_farm`. Prints seconds of CPU time, by part, and what happened meanwhile.
+The scheduler is real except Redis and the processes; see `tests.simulation.large_farm`. Prints
+seconds of CPU time by part, and counts of events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts cost by themselves, on this machine, now; prints it as a line of JSON."""
+"""The cost of each part alone, on this machine, now; prints it as a line of JSON."""
 
 from __future__ import annotations
 

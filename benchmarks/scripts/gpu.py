@@ -108,7 +108,7 @@ def fresh_interpreter() -> float:
 
 
 def search(farm: ServedFarm, name: str, kinds: tuple[str, ...], share: float) -> list[Any]:
-    """Run a search to its end; what its trials said, in their order."""
+    """Run a search to its end; return its trials' results, in their order."""
     told = farm.folder / f"told-{name}"
     told.mkdir()
     code = farm.code(name, SEARCH.format(folder=str(told), kinds=kinds, share=share))

@@ -1,7 +1,7 @@
-"""How a script tells what it measured: a line of JSON behind a mark, as libraries print lines too.
+"""How a script reports its measurements: a line of JSON with a prefix; libraries print, too.
 
-Scripts are run by interpreters that have one of the peers. So what they share stands beside them,
-and imports nothing of this package.
+Each script runs in an interpreter that has one of the peers. So the modules that scripts share are
+in the same folder, and import nothing else of this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers as what a script imports: the same code runs on either."""
+"""The peers as importable modules: the same code runs on either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decision of Ray Tune's ASHA costs; prints it as a line of JSON."""
+"""The cost of a decision of Ray Tune's ASHA; prints it as a line of JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One search, on TuneMQ or on Ray Tune, which prints what it measured as a line of JSON.
+"""One search, on TuneMQ or on Ray Tune; prints its measurements as a line of JSON.
 
-The same code runs on both: a peer is the module that is imported. It is started as a script by an
-interpreter that has that peer, so of this package it imports only what stands beside it.
+The same code runs on both: a peer is the imported module. An interpreter that has this peer runs
+the file as a script, so the script imports only modules of its own folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRAINABLES = {
 
 def watcher() -> Any:
     class Watcher(tune.Callback):
-        """Notes when trials end, and what their last results say about their beginning."""
+        """Record when trials end, and the start times in their last results."""
 
         def __init__(self) -> None:
             self.ends: list[float] = []
@@ -57,7 +57,7 @@ def watcher() -> Any:
             self.began.append(trial.last_result.get("began", 0.0))
 
     class EagerWatcher(Watcher):
-        """Notes the first result too; apart, because to be told of each costs something."""
+        """Record the first result, too; a separate class, because each callback has a cost."""
 
         def __init__(self) -> None:
             super().__init__()

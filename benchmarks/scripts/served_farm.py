@@ -23,7 +23,7 @@ _TIMEOUT_S = 90.0
 
 
 class ServedFarm:
-    """What runs below a folder."""
+    """A farm whose files are below a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, f"unix://{folder}/redis"
@@ -75,7 +75,7 @@ class ServedFarm:
             client.ask(r.StopExperiment(name=name), a.RequestDone)
 
     def said(self) -> str:
-        """What all of it has said."""
+        """The output of all its processes."""
         return (self.folder / "said").read_text(errors="replace")
 
     def rows(self) -> dict[str, a.ExperimentRow]:

@@ -1,7 +1,7 @@
-"""What Redis itself spends on a farm: its CPU time for each thing that nodes and schedulers do.
+"""The CPU time of Redis on a farm: for each kind of call by nodes and schedulers.
 
-Each is done by the code that does it on a farm, one after the other over a unix socket. What counts
-is the time that the server says it used, as it has one thread for all of it.
+The farm's own code makes the calls, one after another over a unix socket. The server reports the
+CPU time, as one thread handles all calls.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ TIMES = 4_000
 
 
 class Server:
-    """Adds up what the server spends."""
+    """Measures the server's CPU time."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
 
     def cpu_s(self) -> float:
-        """What it spent since it began."""
+        """CPU seconds of the server since its start."""
         used = self.redis.info("cpu")
         return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
     def commands(self) -> int:
-        """What it did since it began; this one is another."""
+        """Number of commands since the server's start; this call adds one."""
         return int(self.redis.info("stats")["total_commands_processed"])
 
     def spent(self, action: Callable[[int], object], times: int) -> dict[str, float]:
@@ -61,7 +61,7 @@ class Server:
 
 
 def batch(number: int, results: int) -> tuple[bytes, bytes]:
-    """A batch of a node, as its outbox makes it."""
+    """A batch of events of a node, as its outbox encodes it."""
     events = tuple(
         m.ResultReported(
             trial="e000_00000",
@@ -96,7 +96,7 @@ def start(number: int) -> StartTrial:
 
 
 def assignment() -> str:
-    """What a node is told that hosts eight trials, of which one is new."""
+    """The assignment of a node that runs eight trials, of which one is new."""
     plan = plan_of("e000")
     orders = [
         m.TrialOrder(
@@ -113,7 +113,7 @@ def assignment() -> str:
 
 
 def reply(field: str, value: str) -> RedisCommand:
-    """What sets a field of the scheduler's reply to a node."""
+    """The command that sets a field of the scheduler's reply to a node."""
     (command,) = SchedulerSigning().replies(
         [("HSET", redis_keys.reply("node00000.1"), field, value)]
     )

@@ -33,7 +33,7 @@ BUCKET: Final = "tunemq"
 ROLES: Final = ("scheduler", "worker")
 #: How long a server that has just begun may take until it knows its own users.
 TIMEOUT_S: Final = 60.0
-#: Users that are ours: a name, and what `setup.sh` puts behind it.
+#: Names of our users: a name, and the suffix that `setup.sh` adds.
 _OURS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*-[0-9a-f]{12}")
 
 _TROUBLES: Final = (
@@ -43,7 +43,7 @@ _TROUBLES: Final = (
 
 
 def main() -> int:
-    """Do all of it; says what was changed."""
+    """Run all steps; print the changes."""
     try:
         _set_up_store()
         _tell_redis()
@@ -78,7 +78,7 @@ def _set_up_store() -> None:
 
 
 def _users(admin: MinioAdmin) -> dict[str, str]:
-    """Those of the store, and the policy of each."""
+    """The users of the store, and the policy of each."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
@@ -93,7 +93,7 @@ def _users(admin: MinioAdmin) -> dict[str, str]:
 
 
 def _wanted() -> dict[str, tuple[str, str]]:
-    """Who is to be a user of the store: the secret, and the role."""
+    """The users that the store must have: the secret, and the role."""
     found = {}
     for file in sorted((SECRETS / "authority" / "store").glob("*.credentials")):
         parser = configparser.RawConfigParser()
@@ -131,7 +131,7 @@ def _text(name: str) -> str:
     return (SECRETS / name).read_text(encoding="utf-8").strip()
 
 
-#: What MinIO says to a root user that it does not know, or whose password it does not know.
+#: MinIO's error codes for an unknown root user and for a wrong root password.
 _REJECTED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 
 

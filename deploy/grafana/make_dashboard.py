@@ -1,7 +1,7 @@
 """Makes dashboards/tunemq.json: `python deploy/grafana/make_dashboard.py`.
 
-Panels are laid out from left to right in rows of 24 columns. A test compares the file with what
-this makes, and another one asks a Prometheus each of the queries.
+The panels fill rows of 24 columns from left to right. One test compares the file with this module's
+output, and another one sends each query to a Prometheus.
 """
 
 # ruff: noqa: INP001
@@ -484,7 +484,7 @@ ROWS: Final = {
 
 
 def text() -> str:
-    """What the file has to hold."""
+    """The contents of the file."""
     return json.dumps(dashboard(ROWS), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
-#: What ``{F}`` and ``{N}`` in queries stand for: of the chosen farms; of the chosen nodes.
+#: The label filters that replace ``{F}`` and ``{N}`` in queries: the chosen farms, the chosen
+#: nodes.
 _FARM: Final = 'farm=~"$farm"'
 _NODE: Final = 'farm=~"$farm",node=~"$node"'
 GREEN, YELLOW, RED, BLUE, GREY = "green", "yellow", "red", "blue", "text"
@@ -83,14 +84,14 @@ def lines(
     dashed: str = "",
     colors: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What changes over time.
+    """A panel with time series.
 
     Args:
         targets: queries with their legends.
-        stacked: whether amounts add up to something.
-        least: where the axis begins; None where values may be below 0.
-        most: where it ends; by default where the values do.
-        dashed: which legends are limits and not amounts.
+        stacked: whether the sum of the series has a meaning.
+        least: start of the axis; None if values may be below 0.
+        most: end of the axis; by default that of the values.
+        dashed: legends of limits.
         colors: of some legends.
     """
     panel = _panel("timeseries", title, about, [_target(*one) for one in targets], (width, 8))
@@ -146,7 +147,7 @@ def table(
     labels: dict[str, str],
     width: int = 24,
 ) -> dict[str, Any]:
-    """A line for each thing; columns are (title, query, unit), ``labels`` name what it is."""
+    """A panel with a row per item; columns are (title, query, unit), ``labels`` name the item."""
     panel = _panel("table", title, about, [_now(expr) for _, expr, _ in columns], (width, 8))
     letters = [target["refId"] for target in panel["targets"]]
     names = {

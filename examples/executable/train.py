@@ -1,4 +1,4 @@
-"""A script with arguments and without a word of TuneMQ: it prints what it measures."""
+"""A script with arguments that does not use TuneMQ: it prints its measurements."""
 
 from __future__ import annotations
 

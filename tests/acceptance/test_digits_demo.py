@@ -26,7 +26,7 @@ class Demo(NamedTuple):
 
     @property
     def chosen(self) -> str:
-        """What was printed of the best configuration and how good it is."""
+        """The printed best configuration and its quality."""
         return self.printed[self.printed.index("Best of") : self.printed.index("This trial")]
 
     @property

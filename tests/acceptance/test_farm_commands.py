@@ -42,7 +42,7 @@ def _attached(farm: FarmService, *arguments: str) -> tuple[subprocess.Popen[byte
 
 
 def _rejected(farm: FarmService, *arguments: str, code: int) -> str:
-    """What a command says that cannot be done; it says the same beside ``--json``."""
+    """Run a command that must fail; return its error, which is the same with ``--json``."""
     done = farm.run(*arguments)
     assert done.returncode == code, f"{arguments}: {done}"
     assert done.stdout == ""
@@ -95,7 +95,7 @@ def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm)
     assert told["name"] == "fourth"
 
 
-# --- what runs ------------------------------------------------------------------------------------
+# --- list of experiments --------------------------------------------------------------------------
 
 
 def test_an_experiment_is_looked_at_while_it_runs(farm):
@@ -110,7 +110,7 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
         (row,) = farm.json("ls")["experiments"]
         return (row["state"], row["priority"], row["total"]) == ("RUNNING", 3, 6)
 
-    eventually(is_listed, every=0.3, message=lambda: str(farm))  # its process says how many
+    eventually(is_listed, every=0.3, message=lambda: str(farm))  # its process reports the numbers
 
     def is_shown() -> bool:
         rows = farm.json("show", "exp")["trials"]
@@ -134,7 +134,7 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
     def are_in_use() -> bool:
         rows = farm.json("nodes")["nodes"]
         found = [(row["node"], row["state"], row["used"]["cpu"], row["trials"]) for row in rows]
-        # The version comes with what they say of their machines, not with the first word.
+        # Nodes send their version with their metrics, not with the registration.
         has_versions = all(row["version"] for row in rows)
         return has_versions and found == [("one", "ready", 2, 2), ("two", "ready", 2, 2)]
 
@@ -209,7 +209,7 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
     assert farm.json("stop", "exp")["state"] == "STOPPING"
     farm.wait_for("exp", "STOPPED")
     assert all(steps == sorted(set(steps)) for steps in farm.steps("exp").values())
-    for lines in farm.recorded("exp").values():  # what there is is whole
+    for lines in farm.recorded("exp").values():  # every written line is complete
         steps = [line["training_iteration"] for line in lines]
         assert steps == list(range(1, len(steps) + 1))
 
@@ -340,7 +340,7 @@ def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
     farm.open_gate("exp", 4)
     farm.wait_for("exp", "FINISHED")
     assert "cannot be paused" in _rejected(farm, "pause", "exp", code=REJECTED)
-    assert "FINISHED" in farm.tunemq("stop", "exp")  # it is what was wanted
+    assert "FINISHED" in farm.tunemq("stop", "exp")  # the experiment is in the desired state
 
 
 def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):

@@ -207,7 +207,7 @@ def _without_privileges() -> list[str]:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[FarmService]:
-    """A farm whose head is run by a user who may not do everything."""
+    """A farm whose head runs as a user without root's rights."""
     with farm_service(tmp_path, password=_PASSWORD, head=Here(_without_privileges())) as farm:
         farm.add_worker("one", cpus=4)
         farm.has_nodes("one")

@@ -129,7 +129,7 @@ class _Page:
         return host
 
     def tunemq(self, *arguments: str, code: int = 0) -> str:
-        """What a command on the laptop prints."""
+        """Run a command on the laptop; return its output."""
         done = self.run(*arguments)
         assert done.returncode == code, (
             f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -143,7 +143,7 @@ class _Page:
 
     @cached_property
     def commands(self) -> WarmCommands:
-        """What runs commands on the laptop."""
+        """The runner of commands on the laptop."""
         return self.laptop.commands(self.environ("laptop", self.variables))
 
     def json(self, *arguments: str) -> Any:
@@ -242,7 +242,7 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
     page.add_worker()
     eventually(
         lambda: page.nodes().get("worker3", {}).get("used", {}).get("cpu"),
-        within=90,  # what ran on a machine without power is waited for
+        within=90,  # the farm waits for nodes without power
         every=0.5,
         message=page.log,
     )

@@ -1,4 +1,4 @@
-"""The queue of a farm: whose turn it is, who has to give way, and that nothing of it is lost."""
+"""The queue of a farm: order, preemption, and that no work is lost."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _settings(text: str) -> pytest.MarkDecorator:
 def _goes_on(
     farm: FarmService, name: str, begun: int, last: int, until: Callable[[], bool]
 ) -> None:
-    """Have its trials do one step after another until something is so: they are not over before.
+    """Let the trials run step by step until the condition holds; they must not end before.
 
-    More and more slowly: those that are left last a slow machine until then.
+    The steps slow down, so that the remaining ones suffice on a slow machine.
     """
     step, pause, due = begun, 0.03, 0.0
 
@@ -68,7 +68,7 @@ def _repeated(steps: list[int]) -> int:
     return len(steps) - len(set(steps))
 
 
-# --- whose turn it is -----------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 @_settings("max_running = 1")
@@ -84,7 +84,7 @@ def test_the_highest_priority_is_next_and_has_a_lower_one_that_runs_give_way(far
     urgent = farm.wait_for("urgent", "FINISHED")
     farm.open_gate("first", 200)
     later, first = farm.wait_for("later", "FINISHED"), farm.wait_for("first", "FINISHED")
-    # What gave way was submitted earlier than what waited.
+    # The preempted experiment was submitted earlier than the waiting one.
     assert urgent.ended <= first.started < first.ended <= later.started
     for name in ("first", "later", "urgent"):
         farm.check_results(name)
@@ -163,7 +163,7 @@ def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted
     rows = farm.json("show", "low")["trials"]
     for row in rows:
         repeated = _repeated(done[int(row["trial"].rpartition("_")[2])])
-        # The step in which it was stopped may never have been told.
+        # The trial may have been stopped before it reported the step.
         assert repeated - 1 <= row["repeated"] <= repeated
         assert row["preemptions"] == 1
     assert "repeated" in farm.tunemq("show", "low")
@@ -186,7 +186,7 @@ def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
         assert _repeated(steps) <= interval
 
 
-# --- what happens to the scheduler ----------------------------------------------------------------
+# --- scheduler failures ---------------------------------------------------------------------------
 
 
 @_settings("max_running = 2")

@@ -16,7 +16,7 @@ from tunemq_shared.signing.key_files import KEYS_VARIABLE
 pytestmark = [pytest.mark.security, pytest.mark.integration]
 
 REASONS = {"unsigned", "signed_without_keys", "unknown_key", "unknown_submitter", "altered"}
-#: Whose file is whose, on which machine.
+#: The key file of each machine.
 FILES = {"head": "scheduler.toml", "one": "worker.toml", "two": "worker.toml", "laptop": "ada.toml"}
 
 
@@ -47,14 +47,14 @@ class Keys:
         return all(log.count("was read again") >= times for log in logs)
 
     def said_by(self, worker: str) -> str:
-        """What a worker has said."""
+        """The log of a worker."""
         return (self.farm.folder / worker / "worker.log").read_text()
 
 
 def distrusted(farm: FarmService) -> set[tuple[str, str]]:
-    """What was refused because it was not signed as it had to be, by kind and reason."""
+    """Messages rejected for their signature, by kind and reason."""
     rows = farm.json("nodes")["rejected"]
-    # The others happen to honest ones, too: who is not sure that he was heard says it again.
+    # Honest nodes cause the others, too: they resend messages that may have been lost.
     return {(row["kind"], row["reason"]) for row in rows if row["reason"] in REASONS}
 
 
@@ -67,7 +67,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
 @pytest.fixture
 def keys(farm: FarmService, monkeypatch: pytest.MonkeyPatch) -> Keys:
     keys = Keys(farm)
-    monkeypatch.setenv(KEYS_VARIABLE, str(keys.path("laptop")))  # of what asks in this process
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys.path("laptop")))  # for requests of this process
     farm.start_scheduler()
     for name in ("one", "two"):
         farm.add_worker(name)

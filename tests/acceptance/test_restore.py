@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 
 def train(config: dict[str, Any]) -> None:
-    """Counts; saves after each step; does what its configuration says."""
+    """Count; save after each step; fail as the configuration says."""
     step = 0
     if (checkpoint := tune.get_checkpoint()) is not None:
         step = int(Path(checkpoint.path, "step").read_text(encoding="ascii"))
@@ -137,7 +137,7 @@ def test_trials_that_ended_by_a_criterion_go_on_to_another_one(searched):
     assert [steps_of(one) for one in grid] == [[1, 2, 3, 4, 5]] * 3
     assert [rows_of(one) for one in grid] == [5] * 3
     assert {one.status for one in grid} == {"TERMINATED"}
-    # A trial may have begun the step behind its end.
+    # A trial may have begun the step after its last one.
     assert all(searched.executed().count((x, 1)) == 1 for x in (1.0, 2.0, 3.0))
 
 
@@ -202,7 +202,7 @@ def test_unfinished_trials_end_where_they_are_if_that_is_wanted(searched):
 
 
 def interrupt_at(searched: Searched, lines: int) -> None:
-    """Type Ctrl-C once so much was done and told; what runs is held, or it might be over before."""
+    """Press Ctrl-C once `lines` results are reported; trials wait so as not to end before."""
 
     def is_due() -> bool:
         told = [path for path in searched.folder.glob("search/*/result.json") if path.read_bytes()]

@@ -1,4 +1,4 @@
-"""Searches whose journals are shortened while they run, and what restores make of them."""
+"""Restores of searches whose journals were compacted while they ran."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_shortened_journal_and_its_history_are_the_whole_experiment(tmp_path: 
     assert [[metrics["loss"] for _, metrics in one.best_checkpoints] for one in same] == kept
 
     (tmp_path / "mended").touch()
-    for _ in range(2):  # what a restore did stands in the journal, too
+    for _ in range(2):  # the journal has the restore's events, too
         grid = tune.Tuner.restore(str(tmp_path / "search"), train, resume_errored=True).fit()
         assert not grid.num_errors
         for one in grid:
@@ -106,7 +106,7 @@ def test_who_cannot_give_a_state_keeps_the_journal_whole(tmp_path: Path) -> None
 def test_what_the_files_lack_is_made_good_and_nothing_is_written_twice(
     tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_experiment, "Journal", Journal)  # all turns are there to be told
+    monkeypatch.setattr(open_experiment, "Journal", Journal)  # the journal keeps all turns
     before = tuner(tmp_path).fit()
     written = {}
     for one in before:

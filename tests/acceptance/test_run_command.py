@@ -39,7 +39,7 @@ while [ "$step" -lt 3 ]; do
   echo "epoch $step: loss=$2 epoch=$step"
 done
 """
-#: Its steps take no time, so only who waits for each knows which checkpoint is whose.
+#: Steps take no time, so the test must wait for each to know its checkpoint.
 REPORTS = TRAIN.replace(
     'echo "epoch $step: loss=$2 epoch=$step"', "tunemq report loss=$2 epoch=$step"
 )
@@ -76,7 +76,7 @@ def run(project: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
 
 
 def trials_in(told: dict) -> list[dict]:
-    """The last result of each trial of a search that was told in JSON."""
+    """The last result of each trial of a search with JSON output."""
     files = sorted(Path(told["folder"]).glob("*/result.json"))
     return [json.loads(path.read_text().splitlines()[-1]) for path in files]
 

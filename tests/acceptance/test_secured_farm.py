@@ -1,4 +1,4 @@
-"""A farm as it is shipped: TLS, and for each role a user who may do what it has to, and no more."""
+"""A farm as shipped: TLS, and a user with the least rights for each role."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _is_by_roles(redis: SecuredRedis) -> bool:
 
 
 def _ask_for_everything(farm: FarmService) -> None:
-    """What users ask of a farm, each by a command."""
+    """Run every command that queries a farm."""
     for line in ("ls", "show first", "logs first", "why first", "nodes", "pause first"):
         farm.tunemq(*line.split())
     farm.wait_for("first", "PAUSED")

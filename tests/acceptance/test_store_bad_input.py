@@ -1,8 +1,8 @@
-"""A store of checkpoints that cannot be used, as people meet it: in a script, at a prompt.
+"""An unusable checkpoint store, as users see it: in a script, at a prompt.
 
-What an address may not be is in ``tests/unit/shared/objects/test_s3_address.py``, what servers
-refuse in ``tests/integration/test_object_store_settings.py``, stores that go away and come back in
-``tests/faults/test_store_outage.py`` and ``test_store_adversities.py``.
+``tests/unit/shared/objects/test_s3_address.py`` has invalid addresses,
+``tests/integration/test_object_store_settings.py`` has servers' rejections, and
+``tests/faults/test_store_outage.py`` and ``test_store_adversities.py`` have outages.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SEARCH = """
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With the script in it; what the script starts can be found by a mark."""
+    """A folder with the script; a mark identifies the script's processes."""
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -77,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def still_running() -> list[psutil.Process]:
-    """What the script has started, in any way."""
+    """All processes that the script has started."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -90,7 +90,7 @@ def nothing_is_left(folder: Path) -> None:
     """Check that no process of the script's is left, and no temporary file."""
 
     def left() -> list[object]:
-        # Redis writes its title over its mark: its folder tells of it.
+        # Redis overwrites its mark with its title, but its folder identifies it.
         return [*still_running(), *(folder.parent / "tmp").iterdir()]
 
     eventually(lambda: not left(), message=lambda: f"left: {left()}")
@@ -254,7 +254,7 @@ def has_saved_twice(start: Start) -> ChainSearch:
 
 
 def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> None:
-    """It said why it waits, waited as long as it was told to, and ended in such an error."""
+    """Check that it said why it waits, waited for the timeout, and ended in this error."""
     waits = search.wait_for(m.TrialWaits, what="save")
     failed = search.wait_for(m.TrialFailed, within=9 * SYNC_S)
     assert failed.event.kind == "storage"
@@ -293,13 +293,13 @@ def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(
     search.open_gate(200)
 
     def is_given_up() -> bool:
-        # What the server was writing at that moment makes the bucket anew.
+        # The server's pending write creates the bucket again.
         shutil.rmtree(server.data / "shelf", ignore_errors=True)
         return bool(search.all_of(m.TrialFailed))
 
     eventually(is_given_up, within=9 * SYNC_S, message=lambda: str(search))
     ends_in_an_error(search, "there is no bucket 'shelf'", SYNC_S)
-    # It comes back: what was committed before is there, whole.
+    # The store is back: committed checkpoints are there and complete.
     shutil.rmtree(server.data / "shelf", ignore_errors=True)  # made anew once more, see above
     (server.folder / "removed").rename(server.data / "shelf")
     search.is_restorable()

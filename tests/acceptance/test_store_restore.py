@@ -1,4 +1,4 @@
-"""An experiment whose folder is lost is restored from its place in a store."""
+"""An experiment whose folder is lost is restored from its store."""
 
 from __future__ import annotations
 

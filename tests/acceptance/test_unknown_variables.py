@@ -1,4 +1,4 @@
-"""Commands say at their start which variables are misspelt."""
+"""Commands warn about misspelt variables when they start."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
     def watchdogs():
         found = set()
         for process in farm_processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # a host ends just now
+            with contextlib.suppress(psutil.NoSuchProcess):  # a trial process may have just ended
                 found |= {process.pid} if process.name() == "tunemq-watchdog" else set()
         return found
 
@@ -179,7 +179,7 @@ REUSES = """
 
 
 def test_a_reused_object_is_cleaned_up_when_its_search_is_over(tmp_path, monkeypatch):
-    monkeypatch.setenv("TUNEMQ_CPUS", "1")  # the second trial waits for the first one's host
+    monkeypatch.setenv("TUNEMQ_CPUS", "1")  # the second trial waits for the first trial's process
     done = run(write(tmp_path, {"train.py": REUSES}), "train.py")
 
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,10 @@
-"""`make fuzz`: tries absurd input on every decoder of the program, for some minutes.
+"""`make fuzz`: run malformed input through every decoder of the program, for some minutes.
 
     python -m tests.fuzz --seconds 300 --jobs 2
     python -m tests.fuzz --decoder manifest --seconds 60
     python -m tests.fuzz --decoder manifest --input build/fuzz/manifest-1a2b3c   # what was found
 
-Ends with 1 where a reader did what it must not, or a process died; the input is kept.
+Exits with 1 if a decoder raised an unexpected error or a process died; keeps that input.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _chosen(options: argparse.Namespace, bench: Bench) -> list[Decoder]:
 
 @contextlib.contextmanager
 def _last_input(path: Path) -> Any:
-    """Gives what writes each input to a file that outlives this process, at the cost of a copy."""
+    """Return a function that copies each input to a file that outlives this process."""
     size = 2**20
     with path.open("wb+") as file:
         file.truncate(size)

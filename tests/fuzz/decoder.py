@@ -19,14 +19,14 @@ Rejects = tuple[type[BaseException], ...]
 
 
 class Decoder(NamedTuple):
-    """A reader, and what may become of bytes that are given to it.
+    """A decoder, and the errors that it may raise.
 
     Attributes:
         name: for people and command lines.
-        read: reads; what it returns does not matter.
-        refuses: what it may raise, and nothing else.
-        seeds: input that it takes, or nearly.
-        covers: which of `tests.fuzz.places` it goes through.
+        read: decodes bytes; its return value does not matter.
+        refuses: the only exceptions that it may raise.
+        seeds: valid or nearly valid input.
+        covers: which of `tests.fuzz.places` it runs.
     """
 
     name: str
@@ -50,13 +50,13 @@ def of_type(
     refuses: Rejects = UNDECODABLE,
     as_json: bool = False,
 ) -> Decoder:
-    """One that makes a value of a type, and whose callers catch `UNDECODABLE`."""
+    """A decoder for values of a type, whose callers catch `UNDECODABLE`."""
     seeds = samples_of(*kinds, as_json=as_json)
     return Decoder(place.replace("tunemq_", ""), decode, refuses, seeds, (place,))
 
 
 class Bench:
-    """A folder in which readers of files find what they are to read; a context, to its end."""
+    """A folder with the files that decoders read; a context manager that removes it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -10,9 +10,9 @@ from tests.fuzz.on_own_files import of_scheduler
 from tests.fuzz.on_seals import of_signing
 from tests.fuzz.on_the_wire import of_processes, of_redis
 
-#: Of `tests.fuzz.places` those that no decoder goes through, each with the reason.
+#: Places of `tests.fuzz.places` that no decoder runs, each with the reason.
 EXCUSED: Final = {
-    # They read what they have written a line before.
+    # They read data that they have just written.
     "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",
     "tunemq_scheduler.output.loggers.json_logger:_write_params": "its own JSON",
     "tunemq_scheduler.search.optuna.optuna_trials:dump_trial": "its own JSON",

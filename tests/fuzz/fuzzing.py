@@ -1,6 +1,6 @@
-"""The loop of a fuzzer: input that is new in its effect is kept, and changed further.
+"""The loop of a fuzzer: it keeps input with a new effect, and changes it further.
 
-What a reader may do is stated in its `Decoder`: return, or raise one of a few exceptions, and soon.
+`Decoder` states the allowed behaviour: return, or raise one of a few exceptions, and soon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIGITS: Final = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|b'[^']*'|0x[0-9a-f]+|/\S+")
 
 @dataclass
 class Tally:
-    """What has become of all input of a decoder."""
+    """Counts of the outcomes of a decoder's input."""
 
     taken: int = 0
     rejected: int = 0
@@ -38,7 +38,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Failure:
-    """Input of which a reader made what it must not."""
+    """Input that made a decoder fail."""
 
     decoder: str
     data: bytes
@@ -69,7 +69,7 @@ class Fuzzer:
         self._number = 0
 
     def begin(self) -> None:
-        """Try what it begins with, and what some reader somewhere has not survived."""
+        """Try the seeds, and input on which some decoder once failed."""
         for data in (*self.decoder.seeds, *NASTY):
             self.try_(data)
 
@@ -96,7 +96,7 @@ class Fuzzer:
 
 
 def outcome(decoder: Decoder, data: bytes, tally: Tally) -> Failure | None:
-    """Read once, and count what became of it."""
+    """Decode once, and count the outcome."""
     try:
         found = decoder.read(data)
     except decoder.refuses as rejection:

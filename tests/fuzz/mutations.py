@@ -124,7 +124,7 @@ class Mutator:
         return data[:to] + data[at:to] * self._draw.choice((1, 2, 30)) + data[to:]
 
     def _number(self, data: bytes) -> bytes:
-        """A length, or what could be one, becomes absurd."""
+        """Replace a length, or bytes that could be one, by an extreme number."""
         at = self._at(data)
         size = self._draw.choice((1, 2, 4, 8))
         number = self._draw.choice((0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63)) % 256**size

@@ -1,4 +1,4 @@
-"""Readers of files: results' and checkpoints', code's, and those that users write."""
+"""Decoders of files: results, checkpoints, code, and files that users write."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _HASH = "0" * 64
 
 
 def of_results(bench: Bench) -> list[Decoder]:
-    """What trials have left in their folders, and what programs print."""
+    """Files that trials leave in their folders, and the output of programs."""
     _s, _h = "tunemq_scheduler", "tunemq_shared"
     csv = b"training_iteration,loss\n"
     return [

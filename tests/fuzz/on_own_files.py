@@ -41,7 +41,7 @@ _HASH = "0" * 64
 
 
 def of_scheduler(bench: Bench) -> list[Decoder]:
-    """What a farm's scheduler keeps of itself."""
+    """Files of a farm's scheduler."""
     queue = bench.folder / "queue"
     return [
         *_of_journal(bench),
@@ -203,7 +203,7 @@ def _of_journal(bench: Bench) -> Iterator[Decoder]:
 
 
 def _recovered(folder: Path, name: str, data: bytes, good: bytes) -> object:
-    """What a journal comes to of which one file is this."""
+    """Recover a journal in which one file has this content."""
     (folder / name).write_bytes(data)
     try:
         return list(journal_reader.recover(folder).turns)

@@ -22,7 +22,7 @@ _KEY = "tunemq:events:1"
 
 
 def of_signing(bench: Bench) -> list[Decoder]:
-    """Both sides', each of which counts what it refuses and raises nothing."""
+    """Decoders of both sides, which count rejected messages and raise nothing."""
     found = []
     for keys in (LiveKeys.none(), of_scheduler(key_folder(bench.folder / "keys"))):
         how = "signed" if keys.is_signed else "unsigned"

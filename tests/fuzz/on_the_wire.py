@@ -1,4 +1,4 @@
-"""Readers of what comes through Redis, and from processes that run users' code."""
+"""Decoders of data from Redis, and from processes that run users' code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ANSWERS = [
 
 
 def of_redis() -> list[Decoder]:
-    """What stands in a farm's Redis."""
+    """Decoders of the data in a farm's Redis."""
     node_registration = msgspec.msgpack.encode(_registration())
     return [
         Decoder(
@@ -148,7 +148,7 @@ def of_redis() -> list[Decoder]:
 
 
 def of_processes() -> list[Decoder]:
-    """What processes of one machine tell each other; those of a trial run anybody's code."""
+    """Decoders of messages between local processes; trial processes run any user's code."""
     return [
         of_type(
             "tunemq_workers.checkpoints.checkpoint_messages:decode_save_answer",

@@ -14,7 +14,7 @@ _PACKAGES: Final = {
     "workers": ("tunemq_workers",),
     ".": ("tunemq",),
 }
-#: By module, what in it reads; the module may go by another name.
+#: Functions that decode, by module; a module may be imported under another name.
 _READERS: Final = {
     "msgspec": {"convert"},
     "msgspec.msgpack": {"Decoder", "decode"},
@@ -40,7 +40,7 @@ _READERS: Final = {
     "http.client": {"HTTPResponse"},
     "http.server": {"BaseHTTPRequestHandler"},
 }
-#: Methods by whose name one knows that they read a binary layout, whatever the object is called.
+#: Names of methods that decode a binary layout, on any object.
 _METHODS: Final = {"unpack_from", "iter_unpack"}
 _STRUCT: Final = {"unpack", "unpack_from", "iter_unpack"}
 

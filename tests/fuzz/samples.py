@@ -1,4 +1,4 @@
-"""Values of a type that msgspec can read, drawn at random: what a fuzzer begins with."""
+"""Random values of types that msgspec can decode: seeds of the fuzzer."""
 
 from __future__ import annotations
 

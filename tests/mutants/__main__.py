@@ -34,7 +34,7 @@ _OPTIONS: Final = ("-q", "--tb=no", "-rfEs", "-p", "no:randomly", "-p", "no:cach
 
 
 class _Verdict(NamedTuple):
-    """What came of one mutant."""
+    """The outcome of one mutant."""
 
     is_noticed: bool
     seconds: float
@@ -131,7 +131,7 @@ def _run_one(unchanged: Path, folder: Path, mutant: Mutant) -> _Verdict:
 
 
 def _line_of(mutant: Mutant, test: str, output: str) -> str:
-    """Say what became of a test: ``failed``, or why that does not count."""
+    """The outcome of a test: ``failed``, or why that does not count."""
     found = re.findall(
         rf"^(FAILED|ERROR) {re.escape(test)}(?:\[.*?\])?(?: - (.*))?$", output, re.MULTILINE
     )
@@ -142,8 +142,8 @@ def _line_of(mutant: Mutant, test: str, output: str) -> str:
 
 
 def _pytest(folder: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
-    """Pytest's exit code, and what it printed."""
-    # A file: what a mutant leaves running would keep a pipe open.
+    """Run pytest; return its exit code and output."""
+    # A file: processes that a mutant leaves running would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *_OPTIONS, *options, *tests],

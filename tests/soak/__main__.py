@@ -26,7 +26,7 @@ from typing import Final
 from tests.soak.soak_checks import check_search
 from tests.soak.soak_farm import SoakFarm
 
-#: The mean time from one fault to the next, and the longest time until what it hit is back.
+#: Mean seconds between two faults, and the longest seconds until the harmed component returns.
 EVERY_S: Final = 5.0
 LONGEST_S: Final = 10.0
 #: Longest time of the search, as a multiple of its undisturbed time plus the downtime.
@@ -63,14 +63,13 @@ def soak(
     patience: float = MAX_TIMES_PASSED_OVER,
     say=lambda _text: None,
 ) -> str:
-    """Run it; returns the summary.
+    """Run the soak test; return the summary.
 
     Args:
-        patience: the longest that it may take, as a multiple of what it takes undisturbed and what
-            was down, together.
+        patience: the longest run time, as a multiple of the undisturbed time plus the downtime.
 
     Raises:
-        AssertionError: something was lost, doubled, left behind or took too long.
+        AssertionError: the farm lost, duplicated or left something behind, or took too long.
     """
     chance = random.Random(seed)
     with SoakFarm(folder, algorithm=algorithm, least_s=kills * every_s) as farm:

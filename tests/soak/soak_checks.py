@@ -1,4 +1,4 @@
-"""What must hold after `make soak`, whatever was harmed."""
+"""Checks after `make soak` that hold for all faults."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_search(farm: SoakFarm) -> str:
 
 
 def _configs(farm: SoakFarm, journal_records: list[m.JournalRecord]) -> dict[str, dict[str, Any]]:
-    """The configurations of all trials; they are those that an undisturbed search draws."""
+    """The configurations of all trials, which must be those of an undisturbed search."""
     prepared = _prepared(farm)
     configs = {}
     for entry in journal_records:
@@ -96,7 +96,7 @@ def _results_are_exact(
     configs: dict[str, dict[str, Any]],
     records: list[c.NotifyResult],
 ) -> str:
-    """(config, step, metrics) are those of a search that nothing happened to."""
+    """Check that (config, step, metrics) are those of an undisturbed search."""
     values = dict.fromkeys(configs, "")
     steps = dict.fromkeys(configs, 0)
     for record in records:

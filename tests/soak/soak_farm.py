@@ -28,7 +28,7 @@ STEPS: Final = 20
 STEP_S: Final = 0.2
 NAME: Final = "soak"
 ENDED: Final = {"FINISHED", "FAILED", "STOPPED"}
-#: What ends by itself is started again after so long, as by a service manager.
+#: Seconds until a component that has ended restarts, as by a service manager.
 _RESTART_S: Final = 0.5
 _POLL_INTERVAL_S: Final = 0.02
 
@@ -61,11 +61,11 @@ tuner = tune.Tuner(
 
 
 class Part:
-    """One part: how it is harmed, and how it comes back.
+    """One component: its faults, and how it restarts.
 
     Attributes:
         name: for people.
-        faults: what can be done to it, by name.
+        faults: functions that harm it, by name.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class SoakFarm:
 
     @property
     def config(self) -> dict[str, object]:
-        """What every trial's configuration holds besides its seed."""
+        """The settings of every trial's configuration except its seed."""
         return {
             "executed": str(self.executed),
             "steps": STEPS,
@@ -301,7 +301,7 @@ class SoakFarm:
             worker.look()
         self.scheduler.look()
         self.is_searching = self.is_searching and self.state not in ENDED
-        time.sleep(_POLL_INTERVAL_S)  # what happens next happens by chance, or by the clock
+        time.sleep(_POLL_INTERVAL_S)  # faults come at random or by the clock
 
     def live_until(self, moment: float) -> None:
         """Let it live until ``moment`` of the monotonic clock, or the end of its search."""
