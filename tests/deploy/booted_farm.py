@@ -1,4 +1,4 @@
-"""A farm on `tests.deploy.booted_machines`, set up as docs/deploy/bare-metal.md says."""
+"""A farm on `tests.deploy.booted_machines`, installed as docs/deploy/bare-metal.md describes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROJECT: Final = Path(__file__).parents[2]
 #: The folder below root's home to which the tests copy the files for each machine.
 CARRIED: Final = "/root/kit"
 PAGE: Final = PROJECT / "docs" / "deploy" / "bare-metal.md"
-#: What the machines of a test have, or cannot have without a network.
+#: Commands of the page to skip: their packages are installed, or need a network.
 _NOT_HERE: Final = ("apt-get ", "tunemq-farm ")
-#: Who comes from the head is root on the others.
+#: Lets the head's root log in to the other machines as root.
 _SSH: Final = """
 install -d -m 700 /root/.ssh
 test -e /root/.ssh/id_ed25519 || ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519
@@ -26,7 +26,7 @@ echo 'StrictHostKeyChecking accept-new' > /root/.ssh/config
 
 
 def commands_of(section: str, prompt: str) -> str:
-    """What a section of the page has one type behind a prompt, as a script."""
+    """The commands after this prompt in a section of the page, as a script."""
     (text,) = re.findall(
         rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -45,11 +45,11 @@ def commands_of(section: str, prompt: str) -> str:
 
 
 class BootedFarm:
-    """A head and its racks.
+    """A head and its workers.
 
     Args:
-        head: has Redis, the store, the scheduler, and a person who submits.
-        wheels: of TuneMQ and what it needs.
+        head: has Redis, the store, the scheduler, and a user who submits.
+        wheels: of TuneMQ and its dependencies.
     """
 
     def __init__(self, head: Machine, wheels: Path) -> None:
@@ -75,7 +75,7 @@ class BootedFarm:
             hosts.write(f"{machine.address} {name or machine.name}\n")
 
     def install(self, machine: Machine, *arguments: str, wheels: str = "") -> str:
-        """Run install.sh on a machine; what it says."""
+        """Run install.sh on a machine; return its output."""
         wheels = wheels or f"{CARRIED}/wheels"
         line = ["nice", "-n", "19", "sh", f"{CARRIED}/install.sh", *arguments, "--wheels", wheels]
         return machine.run(*line)
@@ -84,10 +84,10 @@ class BootedFarm:
         """Make a machine, to which all was carried, a worker."""
         return self.install(machine, "worker", "--config", "/root/worker", *arguments)
 
-    # --- what Ada does ----------------------------------------------------------------------------
+    # --- the user Ada -----------------------------------------------------------------------------
 
     def ada(self, *arguments: str, fails: bool = False, at: Machine | None = None) -> str:
-        """Run a command of Ada's, on the head unless it is said where."""
+        """Run a command as Ada, on the head by default."""
         line = ["runuser", "-u", "ada", "--", "env", "--chdir=/home/ada", "HOME=/home/ada"]
         return (at or self.head).run(*line, "tunemq-farm", *arguments, fails=fails)
 
@@ -97,7 +97,7 @@ class BootedFarm:
         self.ada("submit", f"{name}.py", "--name", name, "--detach", at=at)
 
     def state(self, name: str) -> str:
-        """Of a search; empty where the farm does not say."""
+        """The state of a search; empty if the farm does not list it."""
         rows = self._asked("ls").get("experiments", [])
         return next((str(row["state"]) for row in rows if row["name"] == name), "")
 

@@ -1,7 +1,7 @@
-"""Machines of their own for tests of deployment: Debian with systemd as PID 1, by systemd-nspawn.
+"""Machines for tests of deployment: Debian with systemd as PID 1, by systemd-nspawn.
 
-Below is a folder that `debootstrap` fills once; what a machine changes lies above it, in a folder
-of the test. Machines of one test see each other, in a network of their own, and nothing else.
+`debootstrap` fills one base folder once; each machine has an overlay on it in a folder of the test.
+Machines of one test share a separate network, and reach nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GENTLY: Final = ("nice", "-n", "19")
 
 
 def what_is_missing() -> str:
-    """What this machine lacks to boot others; empty where it can."""
+    """The tools that this machine lacks to boot others; empty if it has all."""
     if os.geteuid() != 0:
         return "machines are booted by root"
     return ", ".join(tool for tool in _TOOLS if shutil.which(tool) is None)
@@ -55,13 +55,13 @@ def debian() -> Path:
 
 
 class Machine:
-    """One of them.
+    """A booted machine.
 
     Args:
-        name: its host's name.
-        folder: for what it changes; to be empty.
+        name: its host name.
+        folder: for its changes; must be empty.
         network: the name of its network namespace.
-        address: there.
+        address: in this network.
     """
 
     def __init__(self, name: str, folder: Path, network: str, address: str) -> None:
@@ -90,7 +90,8 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Version 1 tells no systemd in a container when a unit's last process is gone.
+                # Control groups of version 1 do not tell systemd in a container when a unit is
+                # empty.
                 env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             )
         eventually(self._is_up, within=120, every=0.2, message=lambda: f"no boot\n{self.console}")
@@ -111,7 +112,7 @@ class Machine:
 
     @property
     def console(self) -> str:
-        """What it has said while it booted."""
+        """The end of its boot output."""
         return self._log.read_text(errors="replace")[-3000:]
 
     def run(self, *command: str, fails: bool = False, given: str | None = None) -> str:

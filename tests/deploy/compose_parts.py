@@ -38,7 +38,7 @@ class Secrets:
         self.made = self.run()
 
     def run(self, *arguments: str, **variables: str) -> str:
-        """Let setup.sh look again; what it says."""
+        """Run setup.sh again; return its output."""
         done = self.tried(*arguments, **variables)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         return done.stdout
@@ -64,7 +64,7 @@ class Secrets:
         )
 
     def text(self, name: str) -> str:
-        """What stands in a file."""
+        """The contents of a file."""
         return (self.path / name).read_text().strip()
 
     def contents(self) -> dict[str, bytes]:
@@ -81,7 +81,7 @@ class Secrets:
 
 
 class Store(NamedTuple):
-    """Where it is: MinIO itself, the proxy, and what says whether that is well."""
+    """Addresses of the store: MinIO itself, the proxy, and the proxy's health check."""
 
     minio: str
     proxy: str
@@ -172,7 +172,7 @@ def running_redis(secrets: Secrets, folder: Path, program: str = "") -> Iterator
 
 
 def run_store_setup(secrets: Secrets, store: Store, redis_port: int) -> str:
-    """Let deploy/compose/store_setup.py look; what it says."""
+    """Run deploy/compose/store_setup.py; return its output."""
     done = subprocess.run(
         [sys.executable, str(DEPLOY / "compose" / "store_setup.py")],
         check=False,

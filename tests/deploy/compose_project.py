@@ -25,7 +25,7 @@ from typing import Any, Final
 from tests.support.farms.farm_processes import free_port
 
 REPOSITORY: Final = Path(__file__).parents[2]
-#: Without profiles, less those that have an end.
+#: Services without a profile that run for ever.
 SERVING: Final = ("redis", "minio", "proxy", "scheduler", "worker")
 #: Generous for busy machines; waits end as soon as their condition holds.
 TIMEOUT_S: Final = 300.0
@@ -33,7 +33,7 @@ _SHOWN_LINES: Final = 16
 
 
 class Failed(Exception):
-    """What was promised did not come true."""
+    """A promise of the page does not hold."""
 
 
 class Run:
@@ -69,7 +69,7 @@ class Run:
             self._transcript.flush()
 
     def title(self, text: str) -> None:
-        """What comes now."""
+        """Write a heading."""
         self.say(f"\n## {text} ({time.monotonic() - self._began:.0f} s)\n")
 
     def typed(
@@ -80,10 +80,10 @@ class Run:
         cwd: Path = REPOSITORY,
         variables: Mapping[str, str] | None = None,
     ) -> str:
-        """Run a command; what it prints.
+        """Run a command; return its output.
 
         Raises:
-            Failed: it fails, or does not although it should.
+            Failed: it fails, or succeeds although it should fail.
         """
         beside = sysconfig.get_path("scripts")
         path = f"{beside}:{os.environ['PATH']}"
@@ -145,7 +145,7 @@ class Run:
     # --- observations -----------------------------------------------------------------------------
 
     def containers(self) -> list[dict[str, Any]]:
-        """Those that there are."""
+        """All containers of the project."""
         said = self.compose("ps", "--all", "--format", "json", is_shown=False)
         if said.startswith("["):  # older ones
             found: list[dict[str, Any]] = json.loads(said)
@@ -158,14 +158,14 @@ class Run:
         return set(well) == set(SERVING) and well.count("worker") == workers
 
     def nodes(self) -> list[str]:
-        """The names of those that are ready."""
+        """The names of the ready nodes."""
         return [node["node"] for node in self.asked("nodes")["nodes"] if node["state"] == "ready"]
 
     def container_of(self, node: str) -> str:
         """Return the id of the container whose worker has this name.
 
         Raises:
-            Failed: no worker has it.
+            Failed: no container has such a worker.
         """
         for container in self.ids("ps"):
             said = self.typed("docker", "top", container, "-o", "pid,args", is_shown=False)
@@ -199,7 +199,7 @@ class Run:
 
 
 def _last_states(progress: str) -> str:
-    """What Compose says of containers last, without how it came there."""
+    """The last state of each container in Compose's progress output."""
     ends = ("Started", "Healthy", "Exited", "Removed", "Created", "Running", "Copied", "Recreated")
     seen: dict[str, str] = {}
     for line in progress.splitlines():

@@ -83,7 +83,7 @@ def comes_up(run: Run) -> None:
 
 
 def is_closed(run: Run) -> None:
-    """Only what has to be reached is, from this machine only, and no secret is told."""
+    """Only necessary ports are open, to this machine only, and the output has no secret."""
     run.title("What is open, and what is told")
     for container in run.ids("ps"):
         ports = run.typed("docker", "port", container, is_shown=False).splitlines()
@@ -107,7 +107,7 @@ def is_closed(run: Run) -> None:
 
 
 def is_rejected(run: Run) -> None:
-    """Forged uploads do not get past the proxy, nor does who wants to look after users."""
+    """The proxy rejects forged uploads and requests to MinIO's user administration."""
     run.title("Forged uploads")
     context = ssl.create_default_context(cafile=str(run.folder / "tunemq-ada" / "ca.crt"))
     place = f"127.0.0.1:{run.variables['TUNEMQ_STORE_PORT']}"
@@ -223,7 +223,7 @@ def is_kept(run: Run) -> None:
 
 
 def is_restored(run: Run) -> None:
-    """A backup brings back what `down --volumes` has removed."""
+    """A backup restores the data that `down --volumes` removed."""
     run.title("A backup, everything lost, and restored")
     file = shlex.quote(str(run.folder / "farm.tar"))
     tar = "docker compose run --rm --no-deps -T --entrypoint tar setup -C /"
@@ -239,7 +239,7 @@ def is_restored(run: Run) -> None:
 
 
 def joins_from_outside(run: Run) -> None:
-    """A worker that runs elsewhere, with what `setup` has made for it."""
+    """A worker runs outside Docker with the files that `setup` made for it."""
     run.title("A worker elsewhere")
     line = [str(run.copy("worker") / "with"), "tunemq", "worker", "--name", "elsewhere"]
     path = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""What tests of the chart share: helm, what it renders, and the commands of its page."""
+"""Helpers for tests of the chart: helm, its output, and the commands of its page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "tunemq"
 PAGE: Final = ROOT / "docs" / "deploy" / "kubernetes.md"
-#: Sets of values that are rendered; each says at its top what it is.
+#: Files of values to render; each describes itself in its first lines.
 VALUES: Final = sorted(path.name for path in (CHART / "ci").glob("*.yaml"))
 #: A Helm that was not made by its makers does not know which Kubernetes it is for.
 _FOR: Final = ("--kube-version", "1.34.0", "--namespace", "farm")
@@ -41,7 +41,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 def template(
     *arguments: str, values: str = "cpu-values.yaml", release: str = "tunemq"
 ) -> subprocess.CompletedProcess[str]:
-    """What `helm template` says."""
+    """Run `helm template`."""
     return helm(
         "template", release, str(CHART), "-f", str(CHART / "ci" / values), *_FOR, *arguments
     )

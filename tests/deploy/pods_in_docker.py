@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 def docker(*arguments: str, check: bool = True, within: float = 120.0) -> str:
-    """Run Docker; returns what it printed, both ways."""
+    """Run Docker; return its output and errors."""
     done = subprocess.run(
         ["docker", *arguments],
         check=False,
@@ -125,12 +125,12 @@ class Pod:
         return docker("exec", self._containers[container or self._main], *command, check=check)
 
     def probe(self, kind: str) -> bool:
-        """Whether a probe of the main container says yes."""
+        """Whether a probe of the main container succeeds."""
         [main] = self._pod["containers"]
         return self._probe(main, kind)
 
     def logs(self, container: str = "") -> str:
-        """What a container has printed."""
+        """The output of a container."""
         return docker("logs", self._containers[container or self._main], check=False)
 
     def stop(self) -> int:

@@ -1,4 +1,4 @@
-"""docker-compose.yml: what it opens, what it gives away, what it starts."""
+"""docker-compose.yml: open ports, access to secrets, and services that start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ every_service = pytest.mark.parametrize("name", sorted(SERVICES))
 
 
 def plain(value: object) -> str:
-    """What stands there where no variable is set."""
+    """The value if no variable is set."""
     return _VARIABLE.sub(r"\2", str(value))
 
 
@@ -70,7 +70,7 @@ def test_a_service_says_whether_it_is_well_and_is_started_again(name: str):
     service = SERVICES[name]
     if name in ONCE:
         assert service["healthcheck"] == {"disable": True}
-        assert service["restart"] == "no"  # `up` says that it failed
+        assert service["restart"] == "no"  # `up` reports its failure
         return
     assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
     assert service["restart"] == "unless-stopped"

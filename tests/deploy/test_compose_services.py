@@ -1,4 +1,4 @@
-"""What `docker compose up` puts together, tried with plain processes: MinIO, its proxy, Redis."""
+"""The services of `docker compose up` as plain processes: MinIO, its proxy, Redis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Services:
         self.said = self.set_up()
 
     def set_up(self, **variables: str) -> str:
-        """What happens at each `docker compose up`."""
+        """Run the setup steps of each `docker compose up`."""
         self.secrets.run(**variables)
         return run_store_setup(self.secrets, self.store, self.redis_port)
 
@@ -157,7 +157,7 @@ def test_the_keeper_of_redis_may_have_it_read_its_users_and_nothing_else(service
 def test_what_was_written_together_is_there_when_redis_was_started_again(
     program: str, tmp_path: Path
 ):
-    """Redis 7 reads its append-only file as the default user, and asks what that may."""
+    """Redis 7 reads its append-only file as the default user, and checks that user's rights."""
     if program and not Path(program).exists():
         pytest.skip(f"there is no {program}, of a later version than ours")
     secrets = Secrets(tmp_path / "secrets")

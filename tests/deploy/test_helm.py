@@ -1,4 +1,4 @@
-"""What the chart renders, and what it refuses."""
+"""The manifests that the chart renders, and the values that it rejects."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_pool_that_is_scaled_has_no_number_of_its_own() -> None:
 _SAID = 'tunemq_scheduler_said_timestamp_seconds{namespace="farm",cluster="one"}'
 _WAITING = 'tunemq_trials_waiting{namespace="farm",cluster="one",experiment="a",resource="%s"}'
 _BUSY = 'tunemq_node_trials{namespace="farm",cluster="one",node="tunemq-worker-gpu-7f-%s"}'
-#: By what the case is called: series, and how many workers of the pool `gpu`; None: no answer.
+#: By name of the case: series, and the number of workers of the pool `gpu`; None: no answer.
 _CASES: dict[str, tuple[dict[str, str], int | None]] = {
     "nothing waits and no worker is there": ({_SAID: "0+15x20"}, 0),
     "three wait": ({_SAID: "0+15x20", _WAITING % "gpu": "3x20", _WAITING % "cpu": "9x20"}, 3),

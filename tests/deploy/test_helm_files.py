@@ -1,4 +1,4 @@
-"""The chart's files and its page, against each other and what they speak of; without Helm."""
+"""The chart's files and its page agree with each other and with the program; without Helm."""
 
 from __future__ import annotations
 

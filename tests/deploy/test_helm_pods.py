@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
-#: Redis and a desk of the chart's, and a claim that all mount.
+#: The chart's Redis and desk pod, and a volume claim that all pods mount.
 VALUES: Final = (
     *("--set", "image.tag=latest"),
     *("--set", "redis.enabled=true", "--set", "desk.enabled=true"),
@@ -102,7 +102,7 @@ def _tools() -> None:
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the page has one make; ``kubectl`` only writes down what it is told."""
+    """A folder with the secrets that the page creates; ``kubectl`` only records its arguments."""
     folder = tmp_path_factory.mktemp("secrets")
     programs = folder / "bin"
     programs.mkdir()

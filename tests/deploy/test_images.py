@@ -1,4 +1,4 @@
-"""What the Dockerfiles say, and what their scripts do, without Docker."""
+"""The Dockerfiles and their scripts, without Docker."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def required(python: str) -> set[str]:
 
 
 def test_wheels_made_by_the_newest_patch_version_serve_the_first_of_its_line():
-    """pip brings what its own Python requires; Debian's 3.11.2 may be older than that."""
+    """pip resolves the requirements of its own Python; Debian's 3.11.2 may be older than that."""
     assert "redis" in required("3.11.0")
     assert required("3.11.0") == required("3.11.99")
     assert required("3.12.0") == required("3.12.99")
@@ -217,7 +217,7 @@ def test_the_recipe_of_bases_says_how_it_is_used(arguments):
 
 
 def test_base_images_recipe_runs_programs_without_the_callers_tmpdir(tmp_path):
-    """A stand-in debootstrap ends the script at its first step, and tells what it was given."""
+    """A stand-in debootstrap ends the script at its first step, and prints its arguments."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, script in {
@@ -242,7 +242,7 @@ def test_base_images_recipe_runs_programs_without_the_callers_tmpdir(tmp_path):
 
 
 class Entrypoint:
-    """entrypoint.sh with a `tunemq` that prints what it was given."""
+    """entrypoint.sh with a `tunemq` that prints its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.environment = folder / "environment"

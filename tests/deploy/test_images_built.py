@@ -1,7 +1,8 @@
-"""The images, built and run for real: who they run as, how they end, what others build on them.
+"""The images, built and run on Docker: their users, exit codes, and images built on them.
 
 Needs Docker with BuildKit, the two base images (deploy/images/base-images.sh makes them) and an
-index of Python packages; what lies in deploy/images/site is used. MinIO takes minutes at first.
+index of Python packages; uses the files in deploy/images/site. The first build of MinIO takes
+minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    """What it prints."""
+    """Run Docker; return its output."""
     done = subprocess.run(
         ["docker", *arguments],
         env=os.environ | {"DOCKER_BUILDKIT": "1"},
@@ -57,7 +58,7 @@ def docker(*arguments: str, check: bool = True) -> str:
 
 
 def authorities() -> str | None:
-    """The file that pip is told to trust here, if it is."""
+    """The file with pip's trusted certificates on this machine, if configured."""
     said = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.cert"],
         capture_output=True,
@@ -87,7 +88,7 @@ class Built:
         return f"{self.prefix}/{image}"
 
     def shell(self, image: str, script: str, *options: str) -> str:
-        """What a script prints in there."""
+        """Run a script in a container of the image; return its output."""
         return docker("run", "--rm", *options, "--entrypoint=sh", self.name(image), "-c", script)
 
     def described(self, image: str) -> dict:
@@ -197,7 +198,7 @@ def test_a_worker_is_well_and_a_stop_ends_it_within_its_grace(farm):
     worker = farm.start("worker", *command, options=options)
     ready(worker)
 
-    # The image's own init gets what loses its parent.
+    # The image's init adopts orphaned processes.
     docker("exec", worker, "sh", "-c", "(sh -c 'exit 0' &); (true &); exit 0")
     states = "cat /proc/[0-9]*/stat | sed 's/.*) \\([A-Z]\\) .*/\\1/'"
     eventually(lambda: "Z" not in docker("exec", worker, "sh", "-c", states), within=10, every=0.2)

@@ -39,7 +39,7 @@ def train(config):
 
 tuner = tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=2))
 """
-#: It looks around itself, and says what it has seen.
+#: Inspects its environment, and prints the findings.
 _LOOK = """
 import getpass, json, os, tempfile
 import tunemq as tune
@@ -336,7 +336,7 @@ def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
         seen = json.loads(line["seen"])
         rejected = {"/etc", "/opt/tunemq", "/home"}
         assert {name for name, what in seen.items() if what != "yes"} == rejected, seen
-        farm.install_worker(spare)  # what was said before holds
+        farm.install_worker(spare)  # the earlier option still applies
         assert "User=tunemq" in spare.run("systemctl", "cat", "tunemq-worker")
         farm.install_worker(spare, "--separate-user")
         farm.ready("spare")
@@ -408,7 +408,7 @@ def _uninstall(machine: Machine, *more: str) -> None:
 
 
 def _what_is_there(machine: Machine) -> set[str]:
-    """Every path but logs and what systems write by themselves; users, groups, units, processes."""
+    """All paths except logs and files of the system; users, groups, units, processes."""
     others = ("/proc", "/sys", "/run", "/var/log", "/tmp", "/var/tmp", "/var/lib/systemd")
     prune = " -o ".join(f"-path {path}" for path in others)
     paths = machine.sh(rf"find / \( {prune} \) -prune -o -print").splitlines()

@@ -1,6 +1,6 @@
-"""What `install.sh` writes and takes away, on a view of this machine, so that it stays as it is.
+"""The files that `install.sh` writes and removes, on an overlay of this machine.
 
-There is no systemd at work there, no network, and a package of a few lines in TuneMQ's place.
+The overlay has no running systemd and no network, and a package of a few lines in TuneMQ's place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ exec sleep infinity
 
 
 def make_wheel(folder: Path, addition: str = "") -> None:
-    """A package called tunemq with the one command, which says what it was given and knows."""
+    """A package named tunemq with one command, which prints its arguments and environment."""
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / "tunemq-1.0-py3-none-any.whl", "w") as archive:
         for name, text in _FILES.items():
@@ -79,7 +79,7 @@ class View:
         eventually(lambda: Path(f"{self._root}/root/tmp/ready").exists(), within=60)
 
     def sh(self, script: str, code: int = 0) -> str:
-        """What lines of shell print there."""
+        """Run lines of shell in the overlay; return their output."""
         pid = str(self._process.pid)
         ended = subprocess.run(
             [
@@ -179,7 +179,7 @@ def test_a_head_that_also_works_and_has_a_person(view: View):
     assert "c=/etc/tunemq/worker/ca.crt" in view.sh("cat /etc/tunemq/worker/environment")
     number = view.sh("id -u tunemq").strip()
     assert view.sh("tunemq-farm doctor").splitlines() == [
-        f"doctor {number}",  # root becomes who the file is for
+        f"doctor {number}",  # root switches to the file's user
         "redis://a?b&c=/etc/tunemq/ca.crt /var/lib/tunemq/results",
     ]
     theirs = view.sh(

@@ -96,7 +96,7 @@ def test_who_is_not_root_is_told():
 
 
 def farm(*arguments: str, folder: Path, code: int = 0) -> str:
-    """What tunemq-farm says, with a program of two lines in the place of tunemq."""
+    """Run tunemq-farm with a program of two lines in the place of tunemq; return its output."""
     folder.mkdir(exist_ok=True)
     program = folder / "tunemq"
     program.write_text('#!/bin/sh\necho "$@"\necho "$TUNEMQ_REDIS" "$TOKEN"\n')
@@ -159,7 +159,7 @@ def test_root_believes_no_line_of_a_file_before_it_is_who_the_file_is_for():
 
 
 class Installer:
-    """install.sh with folders of the test for those of the machine, and tools that only say so."""
+    """install.sh with the test's folders in place of the machine's, and tools that only print."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -202,7 +202,7 @@ class Installer:
         """
 
     def sh(self, lines: str, code: int = 0, at: Path = SCRIPT) -> str:
-        """What lines say that use the script's functions."""
+        """Run lines of shell that use the script's functions; return their output."""
         ended = subprocess.run(
             ["sh", "-euc", f"{self._functions}\n{lines}", str(at)],
             stdout=subprocess.PIPE,

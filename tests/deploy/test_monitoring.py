@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboard speak of what there is; on a farm: `deploy` tests."""
+"""Prometheus' rules and Grafana's dashboard use existing series; `deploy` tests run them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "tunemq.json").read_
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 
-#: What Prometheus adds to everything that it is told, and what it says itself.
+#: Labels that Prometheus adds to all series, and its own series.
 ADDED = {"farm", "instance", "job", "alertname", "alertstate", "severity"}
 OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
@@ -83,7 +83,7 @@ EVERYTHING = FarmSnapshot(
 
 
 def there_is() -> dict[str, set[str]]:
-    """By the name of each series that a scheduler tells, its labels."""
+    """The labels of each series that a scheduler exports, by name."""
     return {
         sample.name: set(sample.labels)
         for family in metrics_of(EVERYTHING)
@@ -118,7 +118,7 @@ def test_queries_speak_of_series_and_labels_that_a_scheduler_tells():
         assert series <= known.keys() | OTHERS, query
         labels = ADDED.union(*(known.get(name, set()) for name in series))
         if "ALERTS" in query:
-            labels |= {"node", "experiment"}  # those that rules keep
+            labels |= {"node", "experiment"}  # the rules keep these
         assert labels_of(query) <= labels, query
 
 
@@ -161,14 +161,17 @@ def test_what_alerts_tell_people_to_type_exists():
     options = help_of("worker") + help_of("scheduler") + help_of("rm")
     text = " ".join(rule["annotations"]["description"] for rule in ALERTS)
     assert set(re.findall(r"`tunemq\s+([a-z]+)", text)) <= commands
-    named = set(re.findall(r"--([a-z-]+)", text)) - {"max-depth", "inodes"}  # those are du's
+    named = set(re.findall(r"--([a-z-]+)", text)) - {
+        "max-depth",
+        "inodes",
+    }  # those are options of du
     assert {name for name in named if f"--{name}" not in options} == set()
     for page in set(re.findall(r"docs/[a-z-]+\.md", text)):
         assert (ROOT / page).exists()
 
 
 def help_of(*command: str) -> str:
-    """What ``--help`` says."""
+    """The output of ``--help``."""
     done = subprocess.run(
         [sys.executable, "-m", "tunemq", *command, "--help"],
         cwd=ROOT,

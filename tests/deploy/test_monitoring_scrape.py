@@ -74,7 +74,7 @@ class Prometheus:
         file.write_text(changed)
 
     def ask(self, path: str, **query: str) -> Any:
-        """What its API answers; None while it does not."""
+        """The answer of Prometheus's API; None if it does not answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -109,7 +109,7 @@ class Prometheus:
 
 
 class Watched:
-    """A farm with everything that metrics tell of, and its Prometheus."""
+    """A farm that exports all metrics, and its Prometheus."""
 
     def __init__(self, folder: Path, uuids: list[str]) -> None:
         self.redis = TcpRedis(folder)

@@ -1,6 +1,6 @@
-"""A farm whose workers are jobs of SLURM: a real scheduler, real workers, real searches.
+"""A farm whose workers are SLURM jobs: a real scheduler, real workers, real searches.
 
-SLURM itself is `tests.support.farms.slurm`, which sends the signals that SLURM sends.
+`tests.support.farms.slurm` stands in for SLURM and sends the same signals.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_the_end_of_a_walltime_drains_within_its_grace_and_no_step_is_repeated(c
     search = Search(name="exp", trials=2, steps=80, step_s=0.05, trainable=_CLASS)
     farm.submit(search)
 
-    for start in (2, 3):  # twice: the second time what was restored is saved again
+    for start in (2, 3):  # twice: the second job saves restored trials again
         farm.wait_for_steps("exp", 2, 10 * (start - 1))
         slurm.walltime_nears(job)
         cluster.restarted(job, start)
@@ -130,7 +130,7 @@ def test_a_machine_that_dies_costs_no_more_than_what_was_not_saved(cluster):
     search = Search(name="exp", trials=1, steps=20, trainable="work.chain", has_gate=True)
     farm.submit(search)
     farm.open_gate("exp", 10)
-    # What it said is known; what it saved last may be on its way. It waits in its eleventh step.
+    # Its results have arrived; the last checkpoint may still be uploading. It waits in step 11.
     eventually(lambda: len(farm.recorded("exp").get(0, [])) == 10, message=lambda: str(cluster))
     slurm.crash(job)
     cluster.restarted(job, 2)

@@ -1,4 +1,4 @@
-"""The scripts for SLURM, beside a program that only notes what it is given."""
+"""The scripts for SLURM, with a program that only records its arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 _SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 _PAGE = Path(__file__).parents[2] / "docs" / "deploy" / "slurm.md"
 _BATCH = _SCRIPTS / "tunemq.sbatch"
-#: Notes its arguments, then ends at a SIGTERM, or as it is told to.
+#: Records its arguments, then ends at a SIGTERM, or as the variables say.
 _PROGRAM = """\
 #!/bin/sh
 echo "$0 $*"
@@ -62,20 +62,20 @@ class World:
         return job
 
     def says(self, job: Job, text: str, times: int = 1) -> str:
-        """Wait until it has said so; all that it has said."""
+        """Wait until the job has printed the text; return all its output."""
         eventually(
             lambda: self.slurm.said(job).count(text) >= times, message=lambda: str(self.slurm)
         )
         return self.slurm.said(job)
 
     def ends(self, job: Job, code: int, why: str) -> str:
-        """Wait for its end; what it has said."""
+        """Wait for the job's end; return its output."""
         eventually(lambda: job.codes, message=lambda: str(self.slurm))
         assert (job.codes[0], job.ends[0]) == (code, why), str(self.slurm)
         return self.slurm.said(job)
 
     def refuses(self, *arguments: object) -> str:
-        """Hand in a job that does not start anything; what it says."""
+        """Submit a job that is rejected; return its output."""
         (job,) = self.slurm.sbatch(_BATCH, *arguments)
         return self.ends(job, 64, "FAILED")
 
@@ -89,7 +89,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture(params=["/bin/sh", "/bin/bash --posix"])
 def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """With what Debian and what Red Hat have for a shell."""
+    """With the shells of Debian and of Red Hat."""
     world = World(tmp_path, shell=request.param)
     yield world
     world.slurm.close()
@@ -107,7 +107,7 @@ def test_the_script_and_its_directive_agree_on_the_notice():
     assert "\nNOTICE=120\n" in text
 
 
-# --- what a job gets ------------------------------------------------------------------------------
+# --- environment of a job -------------------------------------------------------------------------
 
 
 def test_a_task_of_an_array_offers_what_its_job_has(any_world):
@@ -224,7 +224,7 @@ def test_a_second_signal_does_not_reach_the_worker_whom_it_would_end_at_once(any
     world.says(job, "got SIGTERM")
     world.slurm.walltime_ends(job)
     world.says(job, "told to end")
-    # A second signal would be heard meanwhile.
+    # The script would still handle a second signal meanwhile.
     job.kill_at = time.monotonic() + 1.0
     said = world.ends(job, 137, "TIMEOUT")  # that was this program's own fault
     assert "told to end" in said
@@ -260,7 +260,7 @@ def test_who_does_not_want_it_has_no_job_queue_up_again(world):
 
 
 def commands_of_the_page(world: World) -> list[list[str]]:
-    """What a person types, and what cron does, with his folder where the test has one."""
+    """The commands that users and cron run on the page, with the test's folders."""
     shutil.copy(_BATCH, world.slurm.folder)
     shutil.copy(_SCRIPTS / "workers.sh", world.home)
     shutil.copy(_BATCH, world.home)
@@ -444,7 +444,7 @@ def test_a_wrong_call_says_what_a_right_one_looks_like(world):
 
 
 def test_the_signals_of_the_stand_in_are_those_that_slurm_sends(world):
-    """Of a SIGTERM the script hears, and what it has started does not."""
+    """The script receives SIGTERM; the processes that it has started do not."""
     world.program.write_text(_PROGRAM.replace('exit "${ENDS:-0}"', ":"))
     job = world.starts()
     assert job.options.number == signal.SIGUSR1

@@ -1,4 +1,4 @@
-"""The units in `deploy/systemd`: systemd takes them, and they let trials do what they have to."""
+"""The units in `deploy/systemd`: systemd accepts them, and trials can do their work under them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_systemd_verifies_all_units_and_drop_ins(tmp_path):
     ended = subprocess.run(
         [analyze, "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
-    # What the units of this very machine lack is not said of ours.
+    # Ignore warnings about other units of this machine.
     assert [line for line in ended.stderr.splitlines() if "tunemq" in line] == []
 
 
@@ -75,7 +75,7 @@ def test_every_worker_unit_reads_the_workers_own_environment_on_a_head():
     for unit in WORKERS:
         files = settings_of(unit)["EnvironmentFile"]
         assert files[1] == "-/etc/tunemq/worker/environment"
-    assert files[2:] == ["-/etc/tunemq/%i/environment"]  # what differs between several is last
+    assert files[2:] == ["-/etc/tunemq/%i/environment"]  # the instance's file is last
 
 
 @pytest.mark.parametrize("unit", UNITS)
