@@ -161,10 +161,7 @@ def test_what_alerts_tell_people_to_type_exists():
     options = help_of("worker") + help_of("scheduler") + help_of("rm")
     text = " ".join(rule["annotations"]["description"] for rule in ALERTS)
     assert set(re.findall(r"`tunemq\s+([a-z]+)", text)) <= commands
-    named = set(re.findall(r"--([a-z-]+)", text)) - {
-        "max-depth",
-        "inodes",
-    }  # those are options of du
+    named = set(re.findall(r"--([a-z-]+)", text)) - {"max-depth", "inodes"}  # options of du
     assert {name for name in named if f"--{name}" not in options} == set()
     for page in set(re.findall(r"docs/[a-z-]+\.md", text)):
         assert (ROOT / page).exists()

@@ -75,7 +75,7 @@ class Canaries:
                     rest = piece[-self._longest :]
 
     def of(self, *kinds: str) -> dict[str, set[str]]:
-        """What was found in places of these kinds."""
+        """The secrets found in places of these kinds."""
         found = {
             name: {place for place in places if place.partition(":")[0] in kinds}
             for name, places in self.found.items()
@@ -111,7 +111,7 @@ class CommandLines(threading.Thread):
 
 
 def files_below(folder: Path, without: Iterable[Path] = ()) -> Iterator[Path]:
-    """All files in a folder, but not those in some."""
+    """All files in a folder, except those below the folders in ``without``."""
     left_out = set(without)
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if Path(path, name) not in left_out]

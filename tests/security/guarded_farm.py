@@ -1,4 +1,4 @@
-"""A worker that root starts, whose trials run as another user or as the worker's own.
+"""A worker that root starts; its trials run as another user or as the worker's user.
 
 A test module imports `farm` and `open_folder` and names them in its ``__all__``.
 """
@@ -74,7 +74,7 @@ class GuardedFarm:
         environment: Environment = _INHERITS,
         **config: object,
     ) -> TrialSpec:
-        """How to host a trial, which may read its code."""
+        """The order to run a trial, which may read its code."""
         start = self.scheduler.start(
             trainable,
             dict(config),
@@ -88,7 +88,7 @@ class GuardedFarm:
         return start
 
     def story(self) -> str:
-        """What the worker said."""
+        """The worker's output, log and failures."""
         log = self.folder / "node" / "node.log"
         said = (self.folder / "said").read_text(errors="replace")
         failed = self.scheduler.said(TrialFailed)

@@ -1,6 +1,6 @@
-"""Code that runs in a trial and searches for keys wherever it can look; see the tests beside it.
+"""Code that searches for keys from inside a trial, wherever it can look; see the tests beside it.
 
-It is not told a key, since it would find that in its own memory: it gets the halves.
+It gets each key in halves, as it would find a whole key in its own memory.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def searching(config: dict[str, Any]) -> None:
 
 
 class Search:
-    """Looks for keys, and remembers what it was not let into."""
+    """Search for keys, and record where access was denied."""
 
     def __init__(self, keys: Mapping[str, list[str]]) -> None:
         self._keys = {name: (one.encode(), two.encode()) for name, (one, two) in keys.items()}
         self.found: dict[str, set[str]] = {}
         self.rejected = Counter[str]()
-        #: Processes whose memory was read.
+        #: Processes whose memory it has read.
         self.opened: list[int] = []
 
     def environment(self) -> None:
@@ -195,7 +195,7 @@ def _writable(pid: int) -> list[tuple[int, int]]:
 
 
 def _rights() -> dict[str, str]:
-    """What the kernel says this process may."""
+    """The privileges of this process, according to the kernel."""
     with open("/proc/self/status") as status:
         lines = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
     return {name: lines[name] for name in ("CapEff", "CapPrm", "NoNewPrivs", "Uid")}

@@ -1,4 +1,4 @@
-"""All that is said to a Redis."""
+"""Record all commands that a Redis receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 
 
 class Overheard(threading.Thread):
-    """All that is said to a Redis, by MONITOR."""
+    """Record all commands that a Redis receives, by MONITOR."""
 
     def __init__(self, client: redis.Redis) -> None:
         super().__init__(name="monitor", daemon=True)
@@ -21,13 +21,13 @@ class Overheard(threading.Thread):
 
     @property
     def said(self) -> bytes:
-        """What was said until now."""
+        """The commands so far."""
         return b"\n".join(self._lines)
 
     def run(self) -> None:
         """See `threading.Thread`."""
         connection = self._client.connection_pool.make_connection()
-        connection.socket_timeout = None  # nothing may be said for long
+        connection.socket_timeout = None  # commands may be rare
         connection.connect()
         connection.send_command("MONITOR")
         connection.read_response(disable_decoding=True)
@@ -38,7 +38,7 @@ class Overheard(threading.Thread):
                 self._lines.append(connection.read_response(disable_decoding=True))
 
     def stop(self) -> bytes:
-        """What was said, as `redis-cli monitor` would print it, and with its escapes undone."""
+        """Stop; return the text of `redis-cli monitor`, then the same with escapes decoded."""
         self._monitor._sock.shutdown(2)
         self.join()
         text = self.said

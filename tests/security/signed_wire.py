@@ -1,4 +1,4 @@
-"""A farm with keys, one end of it real and the other a test's; and who may write to its Redis."""
+"""A farm with keys, one end of it real and the other a test's; and attackers on its Redis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHILE_S = 1.5
 
 
 class SignedTransport:
-    """A scheduler's wire with keys, with one experiment, and nodes with and without keys."""
+    """A scheduler's transport with keys and one experiment, and nodes with and without keys."""
 
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.server = server
@@ -82,18 +82,18 @@ class SignedTransport:
         )
 
     def a_while(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Turn for long enough that what was to happen would have."""
+        """Turn until an expected event would have happened."""
         ends = time.monotonic() + _WHILE_S
         while time.monotonic() < ends:
             meanwhile()
             self.turn()
 
     def said(self, kind: type[Any]) -> list[Any]:
-        """The facts of a kind so far."""
+        """The events of a kind so far."""
         return [read_event for read_event in self.read_events if isinstance(read_event, kind)]
 
     def counted(self) -> dict[tuple[str, str], int]:
-        """What was refused."""
+        """The number of rejected messages, by kind and reason."""
         return {(kind, reason): times for kind, reason, times in self.transport.rejections.counts()}
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class SignedWorker(Command):
         return self.scheduler.registrations()[-1].instance_id
 
     def node_metrics(self) -> NodeMetrics:
-        """What it says of its machine, and of itself; nothing where it has not for seconds."""
+        """The node's metrics; empty if it has published none for seconds."""
         for key in self.scheduler.client.keys(names.node_metrics("*")):
             if (signed_message := self.scheduler.client.get(key)) is not None:
                 instance_id = key.rpartition(b":")[2]

@@ -1,4 +1,4 @@
-"""What looks for secrets finds them wherever and however they may have been written."""
+"""The search for canaries finds them in every place and encoding."""
 
 from __future__ import annotations
 

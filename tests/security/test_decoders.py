@@ -19,7 +19,7 @@ from tunemq_shared.base.errors import TransportError
 
 pytestmark = pytest.mark.security
 
-#: So much input for each in the suite; of those that make connections or archives, less.
+#: Inputs per decoder in this suite; fewer for those that open connections or archives.
 STEPS = 150
 
 
@@ -78,7 +78,7 @@ def test_each_decoder_takes_or_refuses_what_it_is_given(decoders: dict[str, Deco
 
 
 def test_each_decoder_takes_some_of_what_it_begins_with(decoders: dict[str, Decoder]) -> None:
-    """Else it would be tried on nothing that comes near to what it is for."""
+    """Otherwise the fuzzer would never reach the decoder's deeper code."""
 
     def takes(decoder: Decoder, data: bytes) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""`tunemq doctor` on a farm in which nothing is wrong, and what it makes of wrong use."""
+"""`tunemq doctor` on a farm without problems, and with wrong arguments."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Head:
         )
 
     def examined(self, port: int, *more: str) -> Examination:
-        """What the doctor says there."""
+        """Run the doctor on that Redis."""
         line = ("doctor", "--json", "--redis", f"redis://{self.address}:{port}/0", *more)
         done = self._commands.run(
             (*line, "--store", str(self._folder)), self._environ, self._folder
@@ -49,7 +49,7 @@ class Head:
         return msgspec.json.decode(done.stdout, type=Examination)
 
     def lying(self, real: str, said: str) -> int:
-        """The port of a proxy there that says another version."""
+        """The port of a proxy that reports another version."""
         log = self._folder / "lying.log"
         line = [sys.executable, str(_LYING), self.address, self.address, "6379", real, said]
         self._host.start(line, self._environ, log)
@@ -57,7 +57,7 @@ class Head:
         return int(log.read_text())
 
     def close(self) -> None:
-        """End what runs commands; the rest ends with the machine."""
+        """End the command runner; the rest ends with the machine."""
         self._commands.close()
 
 

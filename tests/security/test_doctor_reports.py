@@ -1,4 +1,4 @@
-"""`tunemq doctor` finds what the scheduler and nodes report, where its own probes find nothing."""
+"""`tunemq doctor` finds problems that scheduler and nodes report and its probes cannot see."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_doctor_with_a_node_whose_store_secret_is_wrong_names_the_node(farm: Exa
 
 
 def test_doctor_with_an_idle_node_whose_store_secret_is_wrong_names_the_node(farm: ExaminedFarm):
-    """Before any trial hangs on it; `tunemq nodes` and the worker's terminal say so, too."""
+    """Before any trial waits for it; `tunemq nodes` and the worker's terminal name it, too."""
     with farm.worker("idle", AWS_SECRET_ACCESS_KEY="not-the-secret"):
         farm.has_nodes("one", "idle")
         finding = found_later(farm, "node idle")

@@ -1,4 +1,4 @@
-"""A search of a script alone has no keys, whatever its surroundings say of a farm's."""
+"""A search of a script without a farm has no keys, even if the environment names a farm's."""
 
 from __future__ import annotations
 

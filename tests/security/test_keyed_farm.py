@@ -33,7 +33,7 @@ class Keyed:
         self.farm, self.folder = farm, folder
 
     def rejected(self) -> dict[tuple[str, str, str], int]:
-        """What was refused, by who refused it, kind and reason."""
+        """The rejected messages, by receiver, kind and reason."""
         rows = self.farm.json("nodes")["rejected"]
         return {(row["node"], row["kind"], row["reason"]): row["times"] for row in rows}
 
@@ -48,7 +48,7 @@ def keyed(tmp_path: Path, monkeypatch) -> Iterator[Keyed]:
     with farm_service(tmp_path, starts=False) as farm:
         farm.of_home["head"] = {KEYS_VARIABLE: str(folder.path / SCHEDULER_FILE)}
         farm.of_home["laptop"] = {KEYS_VARIABLE: str(folder.path / "ann.toml")}
-        monkeypatch.setenv(KEYS_VARIABLE, str(folder.path / "ann.toml"))  # who looks from here
+        monkeypatch.setenv(KEYS_VARIABLE, str(folder.path / "ann.toml"))  # for our requests
         farm.start_scheduler()
         yield Keyed(farm, folder)
 
@@ -169,7 +169,7 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
 
 def test_worker_without_keys_is_told_so_and_never_called_ready(keyed, tmp_path):
     farm = keyed.farm
-    # The scheduler that registers a worker has said which key it signs with.
+    # With the registration the scheduler announces the key that it signs with.
     farm.add_worker("one", 1, "--keys", str(keyed.folder.path / WORKER_FILE))
     farm.has_nodes("one")
     farm.add_worker("bare", 1)

@@ -1,4 +1,4 @@
-"""docs/security.md: its commands do what it says, and it names what there is."""
+"""docs/security.md: its commands work as described, and the names in it exist."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def odd_store(answers: Answers) -> Iterator[str]:
         do_GET = do_PUT = do_DELETE = _answer  # noqa: N815  so http.server calls them
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), _Odd) as server:
         thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -78,7 +78,7 @@ def levels(found: list[Finding]) -> dict[str, FindingLevel]:
 
 
 def _garage(_: str, key: str) -> tuple[int, str]:
-    """Whom it does not know and who may not are told the same."""
+    """Unknown and unauthorized users get the same answer."""
     return (200, "") if key == "ours" else (403, "AccessDenied")
 
 

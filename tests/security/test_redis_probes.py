@@ -101,4 +101,4 @@ def test_what_is_tried_for_others_are_this_machines_own_addresses():
         assert not place.is_loopback
         family = socket.AF_INET if place.version == 4 else socket.AF_INET6
         with socket.socket(family) as sock:
-            sock.bind((address, 0))  # which only who has it may
+            sock.bind((address, 0))  # only a local address can be bound

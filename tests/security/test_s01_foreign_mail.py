@@ -1,4 +1,4 @@
-"""S01: what others put into a worker's queue is not even unpacked, and holds nothing up."""
+"""S01: a worker does not decode foreign messages in its queue, and they block nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_step(config):
 
 
 class Gadget:
-    """What touches a file where it is unpickled."""
+    """An object that touches a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path

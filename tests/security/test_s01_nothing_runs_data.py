@@ -22,7 +22,7 @@ SOURCES = [
     for folder in ("shared", "scheduler", "workers", "tunemq")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-#: Modules whose readers run what they read.
+#: Modules whose readers execute their input.
 _RUNNING = frozenset({
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
     *("jsonpickle", "copyreg", "kombu.serialization"),
@@ -40,9 +40,9 @@ ALLOWED = {
 
 
 def runs_of_data(source: str) -> Iterator[str]:
-    """Each expression of a module that may run what it is given."""
+    """Each expression of a module that may execute its input."""
     tree = ast.parse(source)
-    modules: dict[str, str] = {}  # what stands for a module or a name of one here
+    modules: dict[str, str] = {}  # local names of modules and of their functions
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -64,7 +64,7 @@ def runs_of_data(source: str) -> Iterator[str]:
 
 
 def is_running(module: str, name: str) -> bool:
-    """Whether the function of the module runs what it reads."""
+    """Whether the module's function executes its input."""
     if module == "yaml":
         return name in _YAML
     return module in _RUNNING and name in _READERS
@@ -99,7 +99,7 @@ def test_s01_nothing_that_is_read_is_run_but_in_one_place() -> None:
     assert found == ALLOWED
 
 
-#: How the processes begin that hold a farm's keys, and what of them rules unpickling out.
+#: The entry points of processes with a farm's keys, and the line that rules unpickling out.
 KEY_HOLDERS = {
     "the supervisor": "scheduler/tunemq_scheduler/farm/scheduler_service.py",
     "the node": "workers/tunemq_workers/node/node_process.py",
@@ -154,7 +154,7 @@ def test_s01_elsewhere_what_was_pickled_is_read() -> None:
 
 
 def test_s01_the_supervisor_loads_no_code_that_unpickles_experiments() -> None:
-    """What turns pickles into trainables and configurations is not even imported there."""
+    """The supervisor does not even import the code that unpickles trainables and configurations."""
     code = """
 import sys
 import tunemq_scheduler.farm.scheduler_service, tunemq_scheduler.farm.service.supervisor

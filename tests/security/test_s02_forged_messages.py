@@ -1,4 +1,4 @@
-"""S02: forged and altered messages between scheduler and nodes are refused, counted and told."""
+"""S02: scheduler and nodes reject, count and report forged and altered messages."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def without_end(config):
 
 
 def lose_stream(scheduler):
-    """Redis loses what was said, and a generation begins: at once, so that nothing comes between.
+    """Delete the stream and begin a new generation in one transaction.
 
-    What a node said between the two would stand in the new stream before all that it says again.
+    Otherwise a node's event between the two would be in the new stream before its repeated events.
     """
     with scheduler.client.pipeline() as at_once:
         at_once.delete(scheduler.key)
@@ -73,7 +73,7 @@ def lose_stream(scheduler):
         at_once.execute()
 
 
-# --- a worker and who says that he is its scheduler -----------------------------------------------
+# --- a worker and a forged scheduler --------------------------------------------------------------
 
 
 def test_s02_a_worker_obeys_nobody_without_its_farms_key(worker, tmp_path):
@@ -139,7 +139,7 @@ def test_s02_a_worker_believes_no_forged_reply(worker):
     scheduler.client.hset(reply, "v", "9" * 5_000)
     worker.rejected(reply__unsigned=3, reply__unreadable=1)
 
-    # What was forged to be journalled is sent again, since it is not.
+    # The forged acknowledgement named unjournalled events; the node sends them again.
     before = len(scheduler.events())
     lose_stream(scheduler)
     eventually(lambda: len(scheduler.events()) > before, within=60, message=lambda: worker.said)
@@ -165,7 +165,7 @@ def test_s02_a_worker_without_keys_and_a_scheduler_with_keys_say_so(server, tmp_
         worker.kill()
 
 
-# --- a scheduler and who say that they are its nodes ----------------------------------------------
+# --- a scheduler and forged nodes -----------------------------------------------------------------
 
 
 def test_s02_only_nodes_with_the_farms_keys_join(transport, server):

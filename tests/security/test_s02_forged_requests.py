@@ -46,7 +46,7 @@ def api(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[Served
 
 @pytest.fixture
 def patient(monkeypatch) -> None:
-    """Behind a forged answer the true one may come late: this machine does other things, too."""
+    """On a busy machine the true answer may come long after a forged one."""
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 60.0)
 
 
@@ -175,9 +175,7 @@ def test_s02_an_altered_request_is_not_done(api, ada, server, name):
             b"sent": str(int(fields[b"sent"]) + 1).encode(),
             b"id": os.urandom(16).hex().encode(),
         }[name.encode()]
-        server.client.xtrim(
-            redis_keys.REQUESTS, maxlen=0
-        )  # whose ids grow on, in the same millisecond
+        server.client.xtrim(redis_keys.REQUESTS, maxlen=0)  # ids keep growing within a millisecond
         server.client.xadd(redis_keys.REQUESTS, {**fields, name.encode(): forged})
     eventually(lambda: api.rejected)
     thread.join(60)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 _ROOT: Final = Path(__file__).parents[2]
 _OPEN, _ONE_PASSWORD, _USERS, _TLS, _BESIDE, _UNASKED = range(7001, 7007)
 _LYING: Final = Path(__file__).parents[1] / "support" / "proxies" / "lying_redis.py"
-#: What stands in a refusal.
+#: Texts of the error message.
 _IS_OPEN: Final = "lets everybody in, without a password"
 _IS_DEFAULT: Final = "default user, who may do everything"
 _IS_PLAIN: Final = "is not encrypted, the password included"
@@ -103,7 +103,7 @@ class Network:
         return log.read_text()
 
     def refuses(self, command: str, url: str, code: int = 64) -> str:
-        """Start a command that ends by itself; what it says."""
+        """Start a command that must fail; return its output."""
         log, process = self._run(self._user, command, url)
         try:
             assert process.wait(60) == code, log.read_text()

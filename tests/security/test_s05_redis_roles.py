@@ -1,4 +1,4 @@
-"""S05: each user of `deploy/redis/users.acl` is refused what the others may do, and all else."""
+"""S05: Redis denies each user of `deploy/redis/users.acl` all but its role's commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _QUEUE, _EVENTS, _REPLY = "tunemq.node.abc", "tunemq:events:e1", "tunemq:reply:a
 _ANSWER, _REQUESTS = "tunemq:answer:1", "tunemq:requests"
 _CALL = "return redis.call(unpack(ARGV))"
 
-#: What only the scheduler writes, by the role that reads it, and commands that both roles have.
+#: Keys that only the scheduler writes, by the role that reads them; commands of both roles.
 _READ = {
     "worker": ("tunemq:scheduler", "tunemq:generation", "tunemq:challenge", "tunemq:signs"),
     "submitter": ("tunemq:farm", "tunemq:scheduler"),
@@ -90,7 +90,7 @@ _REJECTED = {
         ),
     ),
 }
-#: What scripts must not do for those who may run some: what they may not do themselves.
+#: Commands that scripts must not run for their callers: those that the callers must not run.
 _DENIED_TO_SCRIPTS = {
     "scheduler": ("GET others", "PUBLISH a b", "KEYS *", f"RPOP {_QUEUE}", "FLUSHALL"),
 }

@@ -1,4 +1,4 @@
-"""S06: remote control, by which who reaches the broker commands Celery workers, is off."""
+"""S06: Celery's remote control, with which any client of the broker commands workers, is off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunemq_scheduler.security.redis_probes import REMOTE_CONTROL, probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
-#: Commands that every Celery worker knows, and what they are given.
+#: Commands that every Celery worker knows, and their arguments.
 _COMMANDS = {
     "shutdown": {},
     "pool_restart": {"reload": True},
@@ -89,7 +89,7 @@ def _consumers(farm: FarmService) -> list[int]:
 
 
 def _name(pid: int) -> str:
-    """What a process is called; nothing of a host that has just ended with its trial."""
+    """The name of a process; empty if it has just ended with its trial."""
     try:
         return psutil.Process(pid).name()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""S07: a farm whose roles have only the shipped rights, over TLS, does all that a farm does."""
+"""S07: a farm whose roles have only the shipped rights works completely over TLS."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_s07_a_farm_with_the_shipped_policies_and_tls_does_all_its_work(tmp_path
         assert rejected.returncode != 0
         client = server.client()
         kept = {one.object_name for one in client.list_objects(bucket, recursive=True)}
-        # What was not among the two that each trial keeps is gone: by the scheduler.
+        # The scheduler has deleted all but the two checkpoints that each trial keeps.
         assert len([name for name in kept if name.endswith("manifest.json")]) == 4, kept
         farm.tunemq("rm", "--files", "--yes", "first")
         # Removal follows the answer: first the folder, then the objects in the bucket.

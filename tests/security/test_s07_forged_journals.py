@@ -36,7 +36,7 @@ SEARCH = "digits"
 
 
 class Planted:
-    """A value whose unpickling leaves a file."""
+    """A value that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

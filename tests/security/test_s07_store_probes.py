@@ -50,7 +50,7 @@ def names(server: ObjectServer, bucket: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """A MinIO as its first page tells one to start it."""
+    """A MinIO started as its first page describes."""
     need("minio (`make minio` builds it)", minio_program())
     server = MinioServer(tmp_path_factory.mktemp("default") / "server")
     server.access_key = server.secret_key = "minioadmin"

@@ -1,4 +1,4 @@
-"""S07: each role may do in the bucket what it has to, and nothing else; so may not be strangers."""
+"""S07: each role has only the necessary rights in the bucket; strangers have none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHERS = "others/object"
 
 ALL = (CHECKPOINT, MANIFEST, TRIAL_FILE, JOURNAL, PIECE, RECORD, TUNER, CODE, OTHERS)
 OURS = ALL[:-1]
-#: What each role may do, to which objects; all that is not here is refused.
+#: The objects for each right of each role; the store denies everything else.
 RIGHTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "scheduler": {"read": OURS, "write": OURS, "remove": OURS, "list": ("farm/",)},
     "worker": {
@@ -133,7 +133,7 @@ def test_s07_each_role_may_do_its_own_work_and_is_refused_the_others(shelf: Buck
         assert shelf.content(key) == (b"after" if key in written else b"before")
 
 
-#: What the scheduler or a user's machine reads as the scheduler's own, however it is spelled.
+#: Objects that others trust as the scheduler's, in all spellings.
 SCHEDULERS_OWN = (
     "farm/search/journal/0000009/ready",
     "farm/search/journal/1000000/ready",

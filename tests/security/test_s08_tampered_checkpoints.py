@@ -1,7 +1,7 @@
-"""S08: who can write to the bucket cannot put another checkpoint in a trial's place.
+"""S08: an attacker with write access to the bucket cannot replace a trial's checkpoint.
 
-The forger has valid keys and makes no mistake: objects, sizes and hashes of what he writes agree.
-Only the journal knows that it is not what was written.
+The forger has valid keys and makes no mistake: objects, sizes and hashes agree. Only the journal
+shows that the checkpoint is not the original.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tunemq_shared.checkpoints.open_store import join
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
-#: What a checkpoint made from a dict, and what torch writes, are called.
+#: File names of checkpoints that come from a dict or from torch.
 NAMES = ("checkpoint_dict.pkl", "model.pt", "state.pkl")
 
 
@@ -70,5 +70,5 @@ def test_s09_scheduler_nodes_and_commands_load_nothing_of_a_checkpoint(
     with result.checkpoint.as_directory():
         assert not marker.exists()
     with contextlib.suppress(CheckpointError):  # it is no dict
-        result.checkpoint.to_dict()  # who asks for what a pickle holds has it loaded
+        result.checkpoint.to_dict()  # the caller asks to unpickle it
     assert marker.exists()

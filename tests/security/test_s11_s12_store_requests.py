@@ -1,6 +1,6 @@
-"""S11, S12: what a browser can be made to send neither changes nor reads anything in a folder.
+"""S11, S12: requests from a browser neither change nor read anything in a served folder.
 
-Each request to a served folder is signed with keys that no page has.
+Each request to a served folder is signed with keys that no web page has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""S13: what others named or printed steers no terminal, runs in no spreadsheet, and is no page."""
+"""S13: other users' text controls no terminal, runs in no spreadsheet, and is never a web page."""
 
 from __future__ import annotations
 

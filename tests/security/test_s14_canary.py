@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 OWNER = "ann"
-#: What a search is given by name; see SECURITY.md, "Secrets".
+#: The variable that a search requests; see SECURITY.md, "Secrets".
 GIVEN = "WANDB_API_KEY"
 RAISES = """
 def fails(config):
@@ -90,7 +90,7 @@ class CanaryFarm:
         self.farm.has_nodes("one")
 
     def metrics(self) -> bytes:
-        """What Prometheus reads."""
+        """The metrics that Prometheus reads."""
         told = next(line for line in self.farm.said().splitlines() if "Metrics are at" in line)
         with urllib.request.urlopen(told.split()[-1], timeout=60) as answer:
             return answer.read()
@@ -209,7 +209,7 @@ def test_s14_no_artefact_of_a_full_run_has_a_secret_in_it(farm: CanaryFarm, tmp_
 
 
 def print_all(farm: CanaryFarm, canaries: Canaries) -> None:
-    """Look at what commands print."""
+    """Search the output of commands."""
     lines = [
         *(["ls"], ["show", "good"], ["show", "bad"], ["nodes"], ["logs", "good"], ["logs", "bad"]),
         *(["why", "good"], ["ls", "--json"], ["show", "bad", "--json"], ["nodes", "--json"]),
@@ -265,7 +265,7 @@ _IN_ENDPOINT = "s3://bucket/p?endpoint=https://key:SECRET@h:1"
 
 
 def where_given(farm: CanaryFarm, found: set[str]) -> None:
-    """A variable that a search is given: in Redis, and in the queue, whose owner alone sees it."""
+    """A search's requested variable may be in Redis and in the queue, readable by its owner."""
     kinds = {place.partition(": ")[0] for place in found}
     assert kinds <= {"Redis", "monitor", "disk of Redis", "machines"}, found
     assert "machines" in kinds

@@ -32,12 +32,12 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-#: What a program begins with to leave core files, if the machine lets it.
+#: The command prefix that allows core files, as far as the machine does.
 LEAVING = ("sh", "-c", 'ulimit -c "$(ulimit -Hc)"; exec "$@"', "sh")
 
 
 class CrashingFarm:
-    """A farm whose processes may all leave core files, in the folder in which they run."""
+    """A farm whose processes may all leave core files in their working folders."""
 
     def __init__(self, folder: Path, store: ObjectServer, bucket: str) -> None:
         password = secrets.token_hex(20)
@@ -66,7 +66,7 @@ def crashing(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Crash
 
 
 def crashes(folder: Path) -> None:
-    """See that what crashes leaves a core file here, in which a key is found; else skip."""
+    """Check that a crash leaves a core file here that contains a key; else skip the test."""
     folder.mkdir()
     key = secrets.token_hex(20)
     done = subprocess.run(
@@ -110,7 +110,7 @@ def test_s14_no_process_of_a_farm_leaves_a_core_file_with_a_key_in_it(crashing, 
                     processes.append(process)
         return {"tunemq-fork", "tunemq-transfer"} <= set(names.values()) and len(processes) >= 8
 
-    # What uploads begins with the first checkpoint, and is called so a moment later.
+    # The uploader starts with the first checkpoint, and gets its name a moment later.
     eventually(are_there, every=0.05, message=lambda: str(names))
     processes.sort(key=lambda one: one.create_time(), reverse=True)
     for number, process in enumerate(processes):

@@ -26,7 +26,7 @@ URL = f"rediss://ada:{SECRET}@10.0.0.1:6379/0"
 _FIELD = re.compile(r"(url|password|token|secrets?|secret_key)")
 #: By name, the same in places where it is no secret.
 HARMLESS = {
-    "LeaseHolder.token",  # tells processes apart
+    "LeaseHolder.token",  # identifies a process
 }
 
 
@@ -84,7 +84,7 @@ def _fields(node: ast.ClassDef) -> list[str]:
 
 
 def _shows_fields(node: ast.ClassDef) -> bool:
-    """Whether it is of a kind that shows all fields, and does not say otherwise."""
+    """Whether its kind of class shows all fields, without its own representation."""
     kinds = ast.unparse(ast.Tuple([*node.bases, *node.decorator_list], ast.Load()))
     is_shown = re.search(r"Struct|NamedTuple|dataclass", kinds) is not None
     own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}

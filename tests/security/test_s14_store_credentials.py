@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 @pytest.fixture
 def stranger() -> Iterator[tuple[str, list[bytes]]]:
-    """The host and port of a server that notes what it is sent, and hangs up."""
+    """The address of a server that records received data, then disconnects."""
     heard: list[bytes] = []
 
     def serve() -> None:

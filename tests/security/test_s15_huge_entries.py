@@ -1,4 +1,4 @@
-"""S15: what a worker's password may leave in Redis costs the scheduler little, however long."""
+"""S15: huge entries by an attacker with a worker's password cost the scheduler little."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def costs_little(most: int = 3 * REPLY_BYTES) -> Iterator[None]:
 
 
 def read(reader: StreamReader, is_enough: Callable[[list[bytes]], bool]) -> list[bytes]:
-    """What it reads, until that is enough: the values of the entries' fields."""
+    """Read until the condition holds; return the values of the entries' fields."""
     values: list[bytes] = []
 
     def look() -> bool:

@@ -21,7 +21,7 @@ PINS = dict(
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith("#")
 )
-#: Imports all of a package, and ends with what was to leave the machine meanwhile.
+#: Imports all of a package, and exits with the network calls of the import.
 _IMPORTS = """
 import importlib, pkgutil, sys
 
@@ -85,7 +85,7 @@ def test_s15_all_that_is_installed_for_tests_is_of_one_known_version() -> None:
 
 
 def test_s15_the_next_version_of_a_library_does_not_come_unasked() -> None:
-    """Those that speak to others have an upper bound, too."""
+    """Libraries that use the network have an upper version bound, too."""
     asked = {re.split(r"[\[<>=; ]", one, maxsplit=1)[0]: one for one in _dependencies()}
     for name in ("celery", "redis", "minio", "urllib3"):
         assert re.search(r"<\d|==\d", asked[name]), asked[name]

@@ -40,7 +40,7 @@ WRITES = {
     "hash": ("HSET", "{}", "a", "b"),
     "list": ("LPUSH", "{}", "a"),
 }
-#: What a scheduler and its nodes keep while a search runs, and the types that it has there.
+#: Keys of a scheduler and its nodes during a search, and their types.
 OF_NODES = {
     redis_keys.NODES: "stream",
     redis_keys.events("*"): "stream",
@@ -53,7 +53,7 @@ OF_NODES = {
     redis_keys.reply("*"): "hash",
     redis_keys.queue("*"): "list",
 }
-#: What only a farm's scheduler has.
+#: Keys of a farm's scheduler only.
 OF_FARMS = {
     redis_keys.TERM: "string",
     redis_keys.STREAMS: "string",
@@ -75,7 +75,7 @@ def wrong_for(right: str) -> list[str]:
 
 
 class FarmWithRoles(OwnFarm):
-    """One whose Redis knows the users that are shipped, and refuses them the same."""
+    """A farm whose Redis has the shipped users, with their rights."""
 
     def __init__(self) -> None:
         super().__init__(nodes=0)

@@ -65,7 +65,7 @@ def test_search_finds_no_key_of_its_farm_in_its_process_or_its_supervisor(
     keys.path.chmod(0o755)
     file = keys.path / SCHEDULER_FILE
     held = read_key_file(file)
-    # Code goes by a folder, so who submits is the scheduler's user, too.
+    # Code travels in a folder, so the submitter runs as the scheduler's user, too.
     head, laptop = Here(reachable(NOBODY)), Here(reachable(NOBODY))
     farm = FarmService(open_folder, redis.url, head, laptop)
     hers = keys.path / "ann.toml"

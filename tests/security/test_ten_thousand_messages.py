@@ -53,19 +53,19 @@ NODE, OTHER = "inc1", "inc2"
 STREAM, OTHER_STREAM = "tunemq:events:mine", "tunemq:events:another"
 OWNER = "ann"
 DONE, NEW = "d" * 32, "e" * 32
-#: What was said and taken before.
+#: Numbers of the honest messages that were accepted before.
 TERM, VERSION, NUMBER, RENEWALS = 3, 7, 5, 10
 
 
 class Said(NamedTuple):
-    """A message of a kind: what it says, and what its seal binds it to."""
+    """A message of a kind: its body, and the context that its signature covers."""
 
     body: bytes
     about: tuple[bytes, ...]
 
 
 class Handler:
-    """Notes what it is asked to do."""
+    """Records the requests that it must execute."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -75,7 +75,7 @@ class Handler:
 
 
 class BothEnds:
-    """A scheduler, one of its nodes, and what they have heard of each other honestly."""
+    """A scheduler, one of its nodes, and the honest messages that they have exchanged."""
 
     def __init__(self, folder: Path) -> None:
         made = key_folder(folder / "keys", OWNER)
@@ -98,7 +98,7 @@ class BothEnds:
             self.rejections.add,
         )
         self._stranger = SigningKey(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
-        #: What was delivered last of each kind.
+        #: The last delivered message of each kind.
         self.last: dict[str, bytes] = {}
         for kind in KINDS:
             honest = self.honest(kind)
@@ -115,7 +115,7 @@ class BothEnds:
         return self.keys.submitter(OWNER) if kind == "request" else self.keys.events
 
     def honest(self, kind: str, *, another: bool = False) -> Said:
-        """What was said and taken; or the same to, or of, another."""
+        """An accepted message; or the same for another node and stream."""
         node = (OTHER if another else NODE).encode()
         stream = (OTHER_STREAM if another else STREAM).encode()
         said = SAYS[kind](node, stream, another)
@@ -131,7 +131,7 @@ class BothEnds:
             said.body, *said.about
         )
 
-    # --- who hears it -----------------------------------------------------------------------------
+    # --- receivers --------------------------------------------------------------------------------
 
     def deliver(self, kind: str, signed_message: bytes, request: str = NEW) -> None:
         """Have it read as it is read on a farm."""
@@ -260,7 +260,7 @@ LIMITS = {
 
 
 class Drawn(NamedTuple):
-    """What hypothesis has drawn."""
+    """Values drawn by hypothesis."""
 
     kind: str
     noise: bytes
@@ -277,7 +277,8 @@ def forged(ends: BothEnds, drawn: Drawn) -> bytes:
         lambda: b"\1" + message_signer.signer + os.urandom(32) + said.body,
         lambda: b"\1" + message_signer.signer + bytes(32) + drawn.noise,
         lambda: ends.signed_by_a_stranger(drawn.kind, said),
-        # By one who has other keys of this farm: a node is no scheduler, a submitter neither.
+        # An attacker with other keys of this farm: a node cannot sign as scheduler, nor a
+        # submitter.
         lambda: MessageSigner(message_signer.purpose, [_other_key(ends, drawn.kind)]).close(
             said.body, *said.about
         ),
@@ -314,7 +315,7 @@ def altered(ends: BothEnds, drawn: Drawn) -> bytes:
 
 
 def elsewhere(ends: BothEnds, drawn: Drawn) -> bytes:
-    """An honest one that was said about something else, or as something else."""
+    """An honest message in the wrong context, or as the wrong kind."""
     kind, message_signer = drawn.kind, ends.message_signer(drawn.kind)
     others = [
         one
@@ -325,7 +326,7 @@ def elsewhere(ends: BothEnds, drawn: Drawn) -> bytes:
         said = ends.honest(others[drawn.at % len(others)])
     else:
         said = ends.honest(kind, another=True)
-        if said.about == ends.honest(kind).about:  # bound by what it says alone
+        if said.about == ends.honest(kind).about:  # only the body binds this kind
             said = said._replace(about=(*said.about, drawn.noise))
     return message_signer.close(said.body, *said.about)
 
@@ -365,7 +366,7 @@ def oversized(ends: BothEnds, drawn: Drawn) -> bytes:
 ATTACKS: dict[str, Callable[[BothEnds, Drawn], bytes]] = {
     one.__name__: one for one in (forged, altered, elsewhere, repeated, old_term, oversized)
 }
-#: Of what can be said again with effect; the rest is bound to its place, and says how things are.
+#: Kinds whose replay could have an effect; the others are bound to a place, or state facts.
 _REPEATED = ("registration", "lease", "events", "command", "request")
 messages = st.one_of(
     st.tuples(st.sampled_from(["forged", "altered", "elsewhere"]), st.sampled_from(KINDS)),
@@ -374,7 +375,7 @@ messages = st.one_of(
     # It takes longest, and there is little to draw.
     st.tuples(st.just("oversized"), st.sampled_from(KINDS)),
 )
-#: Where one is read that was changed, and not as what it was.
+#: Request ids under which the receiver reads a changed message; else a new one.
 _IDS = {"repeated": DONE}
 
 
@@ -411,7 +412,7 @@ def test_s02_s03_s15_of_ten_thousand_messages_none_is_believed_and_each_is_count
 
 
 def honest_ones_are_believed_behind_them(ends: BothEnds) -> None:
-    """They block nothing that comes behind them."""
+    """Messages after the attacks are accepted."""
     counted = ends.counted()
     sent.cache_clear()  # it may be minutes ago
     said = _assignment(NODE.encode(), b"", False, version=VERSION + 1)

@@ -56,7 +56,7 @@ def test_a_trial_that_runs_as_the_workers_own_user_finds_no_key_of_the_farm(farm
 
 
 def environ_of(pid):
-    """A process's environment; nothing of a host that has just ended with its trial."""
+    """A process's environment; empty if it has just ended with its trial."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -64,7 +64,7 @@ def environ_of(pid):
 
 
 def searched(farm, before, *options, owner=0):
-    """What a trial finds that runs on a node which has all keys at hand; no key is among it."""
+    """The findings of a trial on a node with all keys; they must contain no key."""
     instance_id = farm.start(before, *options, owner=owner)
     first = order("saving", farm.order(saving, 0))
     farm.scheduler.assign(instance_id, first)

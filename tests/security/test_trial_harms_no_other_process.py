@@ -23,7 +23,7 @@ pytestmark = pytest.mark.security
 
 AS_NOBODY = ("--trial-user", f"{NOBODY}:{NOBODY}")
 
-#: A module that is preloaded, and claims that a process is the first host of its forkserver.
+#: A preloaded module that claims that a process is the first trial process of its forkserver.
 CLAIMS = """
 import os, socket, sys
 import msgspec
@@ -59,7 +59,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def speaks_for_its_forkserver(config):
-    """Claim, in the forkserver's name, that a process is a host of it; then end the forkserver."""
+    """Claim, in the forkserver's name, a process as its trial process; then end the forkserver."""
     import ctypes
     import os
     import signal
