@@ -375,8 +375,6 @@ messages = st.one_of(
     # It takes longest, and there is little to draw.
     st.tuples(st.just("oversized"), st.sampled_from(KINDS)),
 )
-#: Request ids under which the receiver reads a changed message; else a new one.
-_IDS = {"repeated": DONE}
 
 
 @pytest.mark.timeout(600)
