@@ -16,7 +16,7 @@ case $(redis-server --version 2>/dev/null) in
 *v=6.*)
     changed=$(sed 's/%R~/~/g' "$file")
     printf '%s\n' "$changed" > "$file"
-    echo "for Redis 6: whoever may read a key of $file may write it, too"
+    echo "Redis 6 has no read-only keys: a user in $file who may read a key may also write it"
     ;;
 esac
 

@@ -169,7 +169,7 @@ def take_up(
         log_repair.finish()
         unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced, log_repair.rebuild)
         unrecorded.remove()
-    except BaseException:
+    except BaseException:  # passed on to the script or the supervisor, which report it
         journal.close()
         raise
     return OpenExperiment(

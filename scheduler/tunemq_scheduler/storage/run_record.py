@@ -55,13 +55,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     events_key: str = ""
     experiment_id: str = ""
 
-    def is_next_warm(self, acknowledged_up_to: int) -> bool:
+    def is_next_warm(self, journalled_run: int) -> bool:
         """Whether the next run takes over what nodes run.
 
         Args:
-            acknowledged_up_to: the number of the last run in the journal.
+            journalled_run: the number of the last run in the journal.
         """
-        return self.is_warm if self.run > acknowledged_up_to else not self.is_over
+        return self.is_warm if self.run > journalled_run else not self.is_over
 
 
 def read_record(folder: str) -> RunRecord | None:

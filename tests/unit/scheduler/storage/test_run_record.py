@@ -38,7 +38,7 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "acknowledged_up_to", "is_next_warm"),
+    ("last", "journalled_run", "is_next_warm"),
     [
         (record(run=2), 2, True),  # it was killed
         (record(run=2, is_over=True), 2, False),  # it deregistered
@@ -47,9 +47,9 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
     ],
 )
 def test_a_run_is_warm_where_the_one_before_said_no_deregistration(
-    last, acknowledged_up_to, is_next_warm
+    last, journalled_run, is_next_warm
 ):
-    assert last.is_next_warm(acknowledged_up_to) is is_next_warm
+    assert last.is_next_warm(journalled_run) is is_next_warm
 
 
 def test_a_folder_that_is_behind_the_store_is_refused():
