@@ -242,10 +242,6 @@ class ExperimentConnection:
         except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
             self._failed(error)
 
-    def on_writable(self) -> None:
-        """Send queued messages."""
-        self._frames.flush()
-
     def attend(self) -> None:
         """Forward events and offers, and check whether the process ended; called once a turn."""
         if self.process_exit is not None:
