@@ -64,18 +64,18 @@ def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     # A lease counts while its node has answered the current challenge or the one before.
-    assert f"the time of\n  a lease ({redis_keys.LEASE_TTL_S:g} s) has passed" in PAGE
+    assert f"for the time of\n  a lease ({redis_keys.LEASE_TTL_S:g} s), once" in PAGE
     assert f"count for {2 * lease_challenge._REPLACED_EVERY_S:g} s at most" in PAGE
     assert redis_keys.REQUEST_TTL_S == 120
-    assert "void after two minutes" in PAGE
+    assert "rejects it when it is older than two minutes" in PAGE
     first, last = redis_release._WEAK_FROM, redis_release._WEAK_UP_TO
-    assert f"not {'.'.join(map(str, first))} to {'.'.join(map(str, last))}, which" in PAGE
+    assert f"Versions {'.'.join(map(str, first))} to {'.'.join(map(str, last))} let" in PAGE
     assert rejections.TOLD_EVERY_S == 60
-    assert "told once a minute at most" in PAGE
+    assert "logged at most once a minute" in PAGE
 
 
 def test_the_page_says_what_it_has_to() -> None:
     headings = [line.removeprefix("## ") for line in PAGE.splitlines() if line.startswith("## ")]
-    assert {"The attacker assumed", "Each boundary", "What is not promised"} <= set(headings)
+    assert {"Attackers", "Boundaries", "What is not promised"} <= set(headings)
     for name in re.findall(r"`((?:docs|deploy|tests)/[\w/.-]+)`", PAGE):
         assert (ROOT / name).exists(), name
