@@ -129,7 +129,7 @@ def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm
     rows = farm.json("show", "low")["trials"]
     assert sum(row["preemptions"] for row in rows) >= 2
     assert all(row["repeated"] == 0 for row in rows)
-    assert "gave way" in farm.tunemq("show", "low")
+    assert "preempted" in farm.tunemq("show", "low")
 
 
 def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):

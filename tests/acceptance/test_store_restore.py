@@ -60,7 +60,7 @@ def test_a_search_is_restored_from_its_address(
         shutil.rmtree(tmp_path / "results")
     assert tune.Tuner.can_restore(place)
     assert not tune.Tuner.can_restore(minio.address(bucket, "searches/other"))
-    with pytest.raises(ConfigError, match="is no experiment"):
+    with pytest.raises(ConfigError, match="is not an experiment"):
         tune.Tuner.restore(minio.address(bucket, "searches/other"), train)
 
     again = tune.Tuner.restore(place, train, resume_errored=True).fit()

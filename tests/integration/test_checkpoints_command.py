@@ -108,7 +108,7 @@ def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
             objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
     listed = tunemq("checkpoints", "list", experiment).stdout
     assert keys_of(listed) == [first]
-    assert "2 more are there" in listed
+    assert "The store has 2 more" in listed
 
     tunemq("checkpoints", "rm", experiment, first, "--yes")
     verified = tunemq("checkpoints", "verify", grid.experiment_path, second, third).stdout
@@ -127,9 +127,9 @@ def test_damage_is_named(experiment, tunemq):
 
 
 def test_what_is_no_experiment_is_refused(tunemq, tmp_path, minio):
-    assert "is no experiment" in tunemq("checkpoints", "list", tmp_path, code=64).stderr
+    assert "is not an experiment" in tunemq("checkpoints", "list", tmp_path, code=64).stderr
     address = minio.address(minio.create_bucket(), "nothing/here")
-    assert "is no experiment" in tunemq("checkpoints", "list", address, code=64).stderr
+    assert "is not an experiment" in tunemq("checkpoints", "list", address, code=64).stderr
     missing = tunemq("checkpoints", "list", "s3://there-is-no-such-bucket/x", code=64).stderr
     assert "there-is-no-such-bucket" in missing
 

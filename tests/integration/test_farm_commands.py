@@ -90,9 +90,9 @@ def test_a_variable_without_a_value_has_the_one_that_it_has_here(api, tunemq, mo
     assert api.queue.get("exp").settings.variables == {"WANDB_API_KEY": "hidden"}
 
 
-def test_a_password_among_the_arguments_is_told_of(tunemq):
+def test_command_with_a_password_among_its_arguments_warns(tunemq):
     tunemq("ls", "--redis", "redis://:hidden@127.0.0.1:1/0", code=69)
-    assert "sees the password in --redis; give the address in $TUNEMQ_REDIS" in tunemq.err
+    assert "see the password in --redis; set TUNEMQ_REDIS instead" in tunemq.err
     assert "hidden" not in tunemq.err
 
 
@@ -153,7 +153,7 @@ def test_ctrl_c_leaves_it_running_and_says_so(api):
     _, err = process.communicate(timeout=60)
 
     assert process.returncode == 130
-    assert "exp goes on. Follow it with: tunemq logs -f exp" in err
+    assert "exp continues. Follow it with: tunemq logs -f exp" in err
     assert api.queue.get("exp").state is State.QUEUED
 
 
@@ -263,7 +263,7 @@ def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
     assert "1 of 2 x T4, 1 x H100 MIG 1g.10gb" in lines[3]
     assert lines[4:] == [
         "GPU GPU-2 of node beta is set aside: XID 79",
-        "GPU GPU-3 of node beta is used by others: process 12 (python) holds 1 GiB",
+        "other processes use GPU GPU-3 of node beta: process 12 (python) holds 1 GiB",
     ]
     assert [gpu["withheld"] for gpu in told[1]["gpus"]] == ["XID 79", None, None]
     assert tunemq("nodes", "drain", "alpha") == "alpha-1 is drained\n"
@@ -283,9 +283,9 @@ def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
         ("submit train.py:a-b", 64, "write SCRIPT:NAME"),
         ("submit train.py --name a/b", 64, "call it 'ab'"),
         ("submit train.py --name exp", 64, "there is an experiment exp, which is QUEUED"),
-        ("submit train.py --env =X", 64, "--env '=X' is not usable: write NAME=VALUE, or NAME"),
+        ("submit train.py --env =X", 64, "--env '=X' is invalid: write NAME=VALUE, or NAME"),
         ("submit train.py --env X", 64, "--env X takes the value from your environment"),
-        ("submit train.py --preload a-b", 64, "--preload 'a-b' is no name of a module"),
+        ("submit train.py --preload a-b", 64, "--preload 'a-b' is not the name of a module"),
         ("submit train.py --folder nowhere", 64, "--folder nowhere is no folder"),
         ("submit train.py --owner a/b --detach", 1, "the owner 'a/b' cannot be used"),
         ("show expp", 64, "there is no experiment 'expp'; did you mean exp?"),
@@ -295,7 +295,7 @@ def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
         ("retry exp", 1, "experiment exp waits; no trial of it is in ERROR"),
         ("rm exp", 1, "experiment exp is QUEUED; stop it first: tunemq stop exp"),
         ("pause nothing", 64, "there is no experiment 'nothing'; there are: exp"),
-        ("nodes drain", 64, "which node? Write: tunemq nodes drain NODE"),
+        ("nodes drain", 64, "name the node: tunemq nodes drain NODE"),
         ("nodes drain alfa", 64, "there is no node 'alfa'; did you mean alpha?"),
     ],
 )
@@ -312,10 +312,10 @@ def test_a_command_line_that_cannot_be_read_ends_with_2(line):
     assert ended.value.code == 2
 
 
-def test_where_redis_is_has_to_be_said_and_be_true(tunemq, monkeypatch):
+def test_command_without_a_redis_that_answers_says_what_to_do(tunemq, monkeypatch):
     monkeypatch.delenv("TUNEMQ_REDIS", raising=False)
     tunemq("ls", code=64)
-    assert "$TUNEMQ_REDIS" in tunemq.err
+    assert "TUNEMQ_REDIS" in tunemq.err
     tunemq("ls", "--redis", "redis://localhost:1", code=69)
     assert "cannot be reached" in tunemq.err
     tunemq("ls", "--redis", "http://localhost", code=64)

@@ -198,18 +198,18 @@ def test_a_copy_of_which_its_store_lost_a_piece_is_shown_up_to_there_and_called_
     assert "needs no salvage" in tunemq("salvage", address, code=64).stderr
 
 
-def test_where_there_is_no_journal_that_is_said(tunemq: Run, tmp_path: Path) -> None:
+def test_commands_without_a_journal_say_so(tunemq: Run, tmp_path: Path) -> None:
     for command in ("show", "check", "salvage"):
         said = tunemq(command, tmp_path, code=64).stderr
         assert said == (
-            f"tunemq: there is no journal at {tmp_path}: give the folder that a search has made, "
-            "or the folder journal in it.\n"
+            f"tunemq: there is no journal at {tmp_path}: give the folder of a search, or "
+            "the folder journal in it.\n"
         )
-    assert "'x' is no number of lines" in tunemq("show", tmp_path, "--tail", "x", code=2).stderr
+    assert "'x' is not a number of lines" in tunemq("show", tmp_path, "--tail", "x", code=2).stderr
 
 
-def test_help_says_what_the_exit_status_means(tunemq: Run) -> None:
+def test_help_explains_the_exit_codes(tunemq: Run) -> None:
     assert "salvage" in tunemq("--help").stdout
-    assert "Exit status 0" in tunemq("check", "--help").stdout
+    assert "Exit codes: 0" in tunemq("check", "--help").stdout
     assert "under another name" in " ".join(tunemq("salvage", "--help").stdout.split())
     assert "--tail" in tunemq("show", "--help").stdout

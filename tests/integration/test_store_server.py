@@ -200,7 +200,7 @@ def test_store_serve_with_an_incomplete_upload_it_cannot_remove_names_the_file(t
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 64, done.stderr
-    assert f"the incomplete upload {left} cannot be removed: Read-only" in done.stderr
+    assert f"cannot remove the incomplete upload {left}: Read-only" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -211,8 +211,8 @@ def test_store_serve_with_an_incomplete_upload_it_cannot_remove_names_the_file(t
         (["--listen", "::1:7380"], "is not usable; give HOST:PORT"),
         (["--listen", "host:70000"], "is not usable; give HOST:PORT"),
         (["--keys", "/dev/null"], "may read the keys in /dev/null: chmod 600"),
-        (["--keys", "/proc/keys-of-mine"], "the keys cannot be written to /proc/keys-of-mine"),
-        (["--cert", "/etc/hostname"], "--cert and --key go together; give both"),
+        (["--keys", "/proc/keys-of-mine"], "cannot write the keys to /proc/keys-of-mine"),
+        (["--cert", "/etc/hostname"], "--cert and --key belong together; give both"),
     ],
 )
 def test_what_cannot_be_served_is_told(tmp_path, options, message):
@@ -259,7 +259,7 @@ def test_an_rclone_that_ends_by_itself_is_told(tmp_path):
         (rclone,) = descendants(server.process.pid)
         os.kill(rclone, signal.SIGKILL)
         assert server.process.wait(60) == 1
-        assert "rclone ended by itself, with code -9" in server.said()
+        assert "rclone ended by itself with code -9" in server.said()
 
 
 def test_it_speaks_ipv6(tmp_path):

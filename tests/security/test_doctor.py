@@ -25,7 +25,7 @@ def test_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
     assert said.returncode == 0
     assert said.stderr == ""
     *lines, last = said.stdout.splitlines()
-    assert re.fullmatch(r"\d+ checks: all is well\.", last)
+    assert re.fullmatch(r"\d+ checks: no problem found\.", last)
     assert len(lines) == int(last.split()[0])
     assert all(re.match(r"ok       [a-z-]+  +\S", line) for line in lines), said.stdout
 
@@ -77,7 +77,7 @@ def test_a_person_reads_what_is_wrong_and_how_to_mend_it(farm: ExaminedFarm):
     lines = done.stdout.splitlines()
     at = lines.index("problem  redis-eviction")
     assert "allkeys-lru" in lines[at + 1]
-    assert lines[at + 2].startswith("         to mend it: redis-cli CONFIG SET maxmemory-policy")
+    assert lines[at + 2].startswith("         fix: redis-cli CONFIG SET maxmemory-policy")
     assert lines[-1].endswith("checks: 1 problem, no warnings.")
 
 
@@ -147,10 +147,10 @@ def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
     assert text.splitlines() == [
         "warning  a",
         "         it creaks",
-        "         to mend it: oil it",
+        "         fix: oil it",
         "problem  bb",
         "         it is broken",
-        "         to mend it: mend it",
+        "         fix: mend it",
         "ok       c   good",
         "3 checks: 1 problem, 1 warning.",
     ]
@@ -160,7 +160,7 @@ def test_what_others_have_said_cannot_write_to_the_terminal():
     text = shown([problem("a", "node \x1b[2J\nok  all", "\r\x9b31m")])
     assert text.splitlines()[1:3] == [
         "         node ?[2J?ok  all",
-        "         to mend it: ??31m",
+        "         fix: ??31m",
     ]
 
 

@@ -96,7 +96,7 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     assert list(farm.nodes()) == ["one"]
     told = farm.run("nodes")
     assert re.search(
-        r"the scheduler refused \d+ messages? of the kind registration: unsigned", told.stderr
+        r"the scheduler rejected \d+ messages? of the kind registration: unsigned", told.stderr
     )
 
     def says(name, text):

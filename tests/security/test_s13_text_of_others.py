@@ -249,4 +249,4 @@ def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
     for file in files:
         for line in file.read_text().splitlines():
             if "stdout.write" in line or "stderr.write" in line:
-                assert "harmless" in line or "Remove the results" in line, line
+                assert "harmless" in line or "Permanently remove the results" in line, line

@@ -117,7 +117,7 @@ class ExperimentCheckpoints:
             there_are = ", ".join(keys[:5]) + (" ..." if len(keys) > 5 else "") or "none"
             raise CheckpointError(
                 f"{without_settings(self.address)} has no checkpoint {name!r}; give a key, or a "
-                f"trial's id or name. There are: {there_are}."
+                f"trial's id or name. It has: {there_are}."
             )
         return found
 
@@ -141,8 +141,8 @@ def opened(experiment: str) -> Iterator[ExperimentCheckpoints]:
         path = folder / FILE_NAME
         if not path.exists():
             raise ConfigError(
-                f"{experiment} is no experiment: there is no {FILE_NAME} in it. Give the folder "
-                "that a search has made, or its address in a store."
+                f"{experiment} is not an experiment: it has no {FILE_NAME}. Give the folder of "
+                "a search, or its address in a store."
             )
         found = recover(path)
         runner = replay_recovered(found)
@@ -163,12 +163,12 @@ def _fetched_journal(address: str, scratch: str) -> Path:
         found = fetch_journal(objects, path, signer, replay=replay_as_far_as_possible)
     except NoSuchObject as error:
         raise ConfigError(
-            f"{without_settings(address)} is no experiment, or its journal has not been copied "
-            "there yet: give the local folder of the search instead."
+            f"{without_settings(address)} is not an experiment, or its journal was not copied "
+            "there yet. Give the local folder of the search."
         ) from error
     except StoreError as error:
         raise StoreError(
-            f"the journal of {without_settings(address)} cannot be read: {error}"
+            f"cannot read the journal of {without_settings(address)}: {error}"
         ) from error
     if found.lost:
         sys.stderr.write(f"{harmless(found.lost)}\n")

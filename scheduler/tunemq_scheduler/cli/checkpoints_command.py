@@ -30,7 +30,10 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     group = groups.add_parser(
         "checkpoints",
         help="list, verify, get or remove the checkpoints of an experiment",
-        description="Works on what an experiment's journal knows, in its folder or in its store.",
+        description=(
+            "Shows and changes the checkpoints that an experiment's journal lists, in its "
+            "folder or in its store."
+        ),
     )
     commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -43,16 +46,18 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         parsers[name] = parser
 
     parsers: dict[str, argparse.ArgumentParser] = {}
-    add("list", list_checkpoints, "show the checkpoints that are kept")
+    add("list", list_checkpoints, "list the checkpoints of an experiment")
     add("verify", verify, "read every byte and compare it with the manifests")
     add("get", get, "copy a checkpoint's verified files into a folder")
     add("rm", remove, "remove checkpoints from the store; not while their search runs")
     naming = "a checkpoint's key; or a trial's id or name, for its newest one"
     parsers["verify"].add_argument("checkpoints", nargs="*", help=f"{naming}; default: all")
     parsers["get"].add_argument("checkpoint", help=naming)
-    parsers["get"].add_argument("folder", nargs="?", help="a new one; default: the key's last part")
+    parsers["get"].add_argument(
+        "folder", nargs="?", help="a new folder; default: the last part of the key"
+    )
     parsers["rm"].add_argument("checkpoints", nargs="+", help=naming)
-    parsers["rm"].add_argument("--yes", action="store_true", help="do not ask")
+    parsers["rm"].add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -77,8 +82,8 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{amount} checkpoints, {total}, in {kept.address}\n")
         if unknown := kept.unknown():
             sys.stdout.write(
-                f"{len(unknown)} more are there that this journal does not know: the search is "
-                "not over, or was killed, or the journal there is an older copy.\n"
+                f"The store has {len(unknown)} more, which this journal does not list: the "
+                "search is running or was killed, or this copy of the journal is older.\n"
             )
     return 0
 
@@ -107,7 +112,7 @@ def get(options: argparse.Namespace) -> int:
         one = kept.named(options.checkpoint)
         target = Path(options.folder or os.path.basename(one.key)).absolute()
         if target.exists():
-            raise CheckpointError(f"{target} is there already; name a folder that is to be made.")
+            raise CheckpointError(f"{target} exists already; name a new folder.")
         for _ in _with_bar([one], "copying"):
             kept.store.get_checkpoint(one.key, one.committed.sha256, target)
     sys.stdout.write(f"{harmless(one.key)} (iteration {one.committed.step}) is in {target}\n")
@@ -122,7 +127,7 @@ def remove(options: argparse.Namespace) -> int:
             sys.stdout.write("nothing was removed\n")
             return 0
         collected = _collected_without(kept, set(chosen))
-    sys.stdout.write(f"{len(chosen)} checkpoints removed, {decimal(collected)} freed\n")
+    sys.stdout.write(f"removed {len(chosen)} checkpoints and freed {decimal(collected)}\n")
     return 0
 
 
@@ -137,7 +142,7 @@ def _agreed(chosen: Iterable[JournalledCheckpoint]) -> bool:
         newest = ", the newest of its trial" if one.is_newest else ""
         sys.stdout.write(f"{clean(one.key)}: {decimal(one.committed.size)}{newest}\n")
     try:
-        return input("Remove for good? [y/N] ").strip().lower() in {"y", "yes"}
+        return input("Remove permanently? [y/N] ").strip().lower() in {"y", "yes"}
     except EOFError:  # no terminal, and no --yes
         return False
 

@@ -33,36 +33,46 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = groups.add_parser(
         "doctor",
-        help="look a farm over, and say what is wrong and how to mend it",
-        description="Looks at a farm's Redis, store, keys, scheduler, nodes, disks and clocks, and"
-        " says of each whether all is well. Run it on the farm's head, as the user and with the"
-        " environment and the options of `tunemq scheduler`, whether that runs or not. It changes"
-        " nothing of the farm; in the store it writes, reads and removes objects called"
-        " .tunemq-probe-... with the keys that it has. It ends within minutes, also where a server"
-        " does not answer.",
-        epilog="Exit codes, for cron: 0 no problem (there may be warnings); 1 at least one problem:"
-        " a part of the farm does not work or others may misuse it; 2 invalid arguments: nothing"
-        " was checked.",
+        help="check a farm, and print the problems with their fixes",
+        description=(
+            "Checks a farm's Redis, store, keys, scheduler, nodes, disks and clocks. Run it on "
+            "the farm's head as the user, and with the environment and the options, of `tunemq "
+            "scheduler`, whether that runs or not. It changes nothing in the farm; in the "
+            "store it writes, reads and removes objects called .tunemq-probe-... with the keys "
+            "that it has. It ends within minutes, even if a server does not answer."
+        ),
+        epilog=(
+            "Exit codes, for cron: 0 no problem (there may be warnings); 1 at least one "
+            "problem: a part of the farm does not work, or others may misuse it; 2 invalid "
+            "arguments, nothing was checked."
+        ),
     )
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"of the farm; default: ${REDIS_VARIABLE}, which is the place for one with a password",
+        help=(
+            f"the farm's address; default: ${REDIS_VARIABLE}, the place for an address with a "
+            "password"
+        ),
     )
     parser.add_argument(
         "--store",
         metavar="ADDRESS",
-        help="of the farm; default: what the farm's scheduler says, and where none answers the"
-        f" --store in ${_OPTIONS_VARIABLE}",
+        help=(
+            "the farm's store; default: the one that the farm's scheduler reports, or if none "
+            f"answers the --store in ${_OPTIONS_VARIABLE}"
+        ),
     )
     parser.add_argument(
         "--store-keys",
         metavar="ROLE=FILE",
         action="append",
         default=[],
-        help="try the store with these keys, too: ROLE is worker or submitter, FILE a credentials"
-        " file as AWS_SHARED_CREDENTIALS_FILE names one; may be given for each role. The"
-        " scheduler's keys are those in the environment",
+        help=(
+            "try the store with these keys, too: ROLE is worker or submitter, FILE a "
+            "credentials file as for AWS_SHARED_CREDENTIALS_FILE; may be given for each role. "
+            "The scheduler's keys come from the environment"
+        ),
     )
     parser.add_argument(
         "--keys",
@@ -77,9 +87,12 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="what the scheduler and workers start on with --insecure is a warning, no problem",
+        help=(
+            "report as warnings, not problems, what --insecure allows the scheduler and "
+            "workers to start with"
+        ),
     )
-    parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=run)
 
 
@@ -118,7 +131,7 @@ def shown(findings: Iterable[Finding]) -> str:
         said = "" if wrong else "; ".join(one.what for one in of_check)
         lines.append(f"{worst.level.value:7}  {check:{width}}  {said}".rstrip())
         for one in wrong:
-            lines += [f"{'':9}{one.what}", f"{'':9}to mend it: {one.fix}"]
+            lines += [f"{'':9}{one.what}", f"{'':9}fix: {one.fix}"]
     lines.append(_sum(found))
     return "".join(f"{_printable(line)}\n" for line in lines)
 
@@ -127,7 +140,7 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
     url = options.redis or environ.get(REDIS_VARIABLE, "")
     if not url:
         raise ConfigError(
-            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+            f"Redis address missing: pass --redis redis://host:6379/0 or set {REDIS_VARIABLE}."
         )
     with installed_packages_first("redis"):
         from tunemq_scheduler.security.doctor.examination import (
@@ -144,8 +157,8 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
         path = os.path.abspath(os.path.expanduser(file))
         if name not in roles or not os.path.isfile(path):
             raise ConfigError(
-                f"--store-keys {given!r} is invalid: give ROLE=FILE with one of the roles"
-                f" {' and '.join(roles)} and a file that exists."
+                f"--store-keys {given!r} is invalid: give ROLE=FILE with one of the roles "
+                f"{' and '.join(roles)} and an existing file."
             )
         of_role = {
             variable: value for variable, value in environ.items() if variable not in KEY_VARIABLES
@@ -190,7 +203,7 @@ def _sum(found: Sequence[Finding]) -> str:
     checks = len({one.check for one in found})
     problems, warnings = _number(found, FindingLevel.PROBLEM), _number(found, FindingLevel.WARNING)
     if not problems and not warnings:
-        return f"{checks} checks: all is well."
+        return f"{checks} checks: no problem found."
     return f"{checks} checks: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}."
 
 

@@ -24,49 +24,56 @@ from tunemq_shared.protocol import farm_requests as r
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
 
-_TRIAL = "its id or name"
+_TRIAL = "id or name of the trial"
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to the command line."""
     ls = add_command(groups, "ls", list_experiments, "list the experiments of a farm")
-    ls.add_argument("--owner", dest="whose", default="", help="only those of this one")
-    ls.add_argument("--active", action="store_true", help="only those that are not over")
+    ls.add_argument("--owner", dest="whose", default="", help="only those of this owner")
+    ls.add_argument("--active", action="store_true", help="only those that have not ended")
 
     show = add_command(groups, "show", show_experiment, "show an experiment and its trials")
     add_experiment(show)
     show.add_argument(
-        "--trials", type=_amount, default=30, metavar="N", help="how many at most; default: 30"
+        "--trials",
+        type=_amount,
+        default=30,
+        metavar="N",
+        help="the largest number of trials to show; default: 30",
     )
 
     logs = add_command(
         groups,
         "logs",
         show_log,
-        "show what an experiment prints, or one of its trials",
+        "show the output of an experiment, or of one of its trials",
         more="Without a trial: the progress of the experiment.",
     )
     add_experiment(logs, trial=_TRIAL)
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
-    logs.add_argument("--tail", type=_amount, metavar="BYTES", help="only the last ones")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the output until it ends")
+    logs.add_argument("--tail", type=_amount, metavar="BYTES", help="only the last N lines")
 
     stop = add_command(groups, "stop", stop_it, "stop an experiment, or one of its trials")
     add_experiment(stop, trial=f"{_TRIAL}; default: all of the experiment")
-    add_experiment(
-        add_command(groups, "pause", pause, "have an experiment give its slots back for a while")
-    )
+    add_experiment(add_command(groups, "pause", pause, "pause an experiment and free its slots"))
     add_experiment(
         add_command(
-            groups, "resume", resume, "go on with an experiment that was paused, stopped, or failed"
+            groups,
+            "resume",
+            resume,
+            "continue an experiment that was paused or stopped, or that failed",
         )
     )
-    retry = add_command(groups, "retry", retry_it, "run trials in ERROR again")
-    add_experiment(retry, trial=f"{_TRIAL}; default: all that are in ERROR")
-    rm = add_command(groups, "rm", remove, "forget an experiment that is over")
+    retry = add_command(groups, "retry", retry_it, "run failed trials (ERROR) again")
+    add_experiment(retry, trial=f"{_TRIAL}; default: all failed trials")
+    rm = add_command(groups, "rm", remove, "remove an ended experiment from the list")
     add_experiment(rm)
-    rm.add_argument("--files", action="store_true", help="remove results and checkpoints, too")
-    rm.add_argument("--yes", action="store_true", help="do not ask before files are removed")
-    why = add_command(groups, "why", tell_why, "say why a trial or an experiment waits, or ended")
+    rm.add_argument("--files", action="store_true", help="also remove results and checkpoints")
+    rm.add_argument("--yes", action="store_true", help="do not ask before removing files")
+    why = add_command(
+        groups, "why", tell_why, "explain why a trial or an experiment waits, or ended"
+    )
     add_experiment(why, trial=_TRIAL)
 
 
@@ -106,7 +113,10 @@ def show_log(client: FarmClient, options: argparse.Namespace) -> int:
     offset = -options.tail if options.tail else 0
     if options.json:
         if options.follow:
-            tell('-f is for people; a program asks for what comes behind "end" itself')
+            tell(
+                "--follow and --json exclude each other; a program asks again, from the "
+                'position in "end"'
+            )
         for page in log_pages(client, name, trial, offset=offset):
             write_json(_page_for_programs(page, name, trial))
         return 0
@@ -174,7 +184,7 @@ def _done(client: FarmClient, request: r.FarmRequest, options: argparse.Namespac
 
 
 def _agreed(name: str) -> bool:
-    sys.stdout.write(f"Remove the results and checkpoints of {name} for good? [y/N] ")
+    sys.stdout.write(f"Permanently remove the results and checkpoints of {name}? [y/N] ")
     sys.stdout.flush()
     try:
         return input().strip().lower() in {"y", "yes"}
@@ -203,5 +213,5 @@ def _page_for_programs(page: a.LogPage, name: str, trial: str) -> dict[str, obje
 def _amount(text: str) -> int:
     number = int(text)
     if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+        raise argparse.ArgumentTypeError(f"{text} is negative")
     return number

@@ -37,8 +37,8 @@ EXIT_NO_SCHEDULER: Final = 75
 
 #: Epilog of each command's help.
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 refused, or failed; 2 and 64 something given is of no use; 69 Redis"
-    " cannot be reached, or takes no writes; 75 no scheduler runs there."
+    "Exit codes: 0 done; 1 refused or failed; 2 and 64 invalid arguments; 69 Redis does not "
+    "answer or accepts no writes; 75 no scheduler runs there."
 )
 
 FarmAction = Callable[["FarmClient", argparse.Namespace], int]
@@ -61,15 +61,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"of the farm, such as rediss://host:6379/0; default:"
-        f" ${REDIS_VARIABLE}, which is the place for one with a password",
+        help=(
+            f"the farm's address, such as rediss://host:6379/0; default: ${REDIS_VARIABLE}, the "
+            "place for an address with a password"
+        ),
     )
     parser.add_argument(
         "--keys",
         metavar="FILE",
-        help=f"your key file of the farm, if it has keys; default: ${KEYS_VARIABLE}",
+        help=f"your key file, if the farm has keys; default: ${KEYS_VARIABLE}",
     )
-    parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(act: FarmAction, options: argparse.Namespace) -> int:
@@ -82,12 +84,12 @@ def run(act: FarmAction, options: argparse.Namespace) -> int:
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
         raise ConfigError(
-            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+            f"Redis address missing: pass --redis redis://host:6379/0 or set {REDIS_VARIABLE}."
         )
     if options.redis and parse_address(url).password:
         tell(
-            "whoever lists this machine's processes sees the password in --redis; give the address"
-            f" in ${REDIS_VARIABLE} instead."
+            "users who list this machine's processes see the password in --redis; set "
+            f"{REDIS_VARIABLE} instead."
         )
     leave_no_core_file()
     with installed_packages_first("redis"):
@@ -127,9 +129,9 @@ def add_experiment(parser: argparse.ArgumentParser, *, trial: str = "") -> None:
         trial: Help for the optional trial argument; empty for none.
     """
     if not trial:
-        parser.add_argument("experiment", metavar="NAME", help="of the experiment")
+        parser.add_argument("experiment", metavar="NAME", help="name of the experiment")
         return
-    parser.add_argument("experiment", metavar="NAME[/TRIAL]", help="of the experiment")
+    parser.add_argument("experiment", metavar="NAME[/TRIAL]", help="name of the experiment")
     parser.add_argument("trial", metavar="TRIAL", nargs="?", default="", help=trial)
 
 

@@ -170,7 +170,9 @@ def _note(row: a.ExperimentRow) -> str:
 def _trial_note(trial: a.TrialRow) -> str:
     told = [trial.note] if trial.note else []
     if trial.preemptions:
-        told.append(f"gave way {trial.preemptions} times" if trial.preemptions > 1 else "gave way")
+        told.append(
+            f"preempted {trial.preemptions} times" if trial.preemptions > 1 else "preempted"
+        )
     if trial.repeated:
         told.append(f"{trial.repeated} step{'' if trial.repeated == 1 else 's'} repeated")
     return ", ".join(told)
@@ -226,7 +228,7 @@ def _troubles(row: a.NodeRow, gpu: a.GpuRow) -> Iterator[str]:
     if gpu.withheld is not None:
         yield device_set_aside(row.node, gpu.uuid, gpu.withheld)
     if gpu.foreign and gpu.foreign not in (gpu.withheld or ""):
-        yield f"GPU {gpu.uuid} of node {row.node} is used by others: {gpu.foreign}"
+        yield f"other processes use GPU {gpu.uuid} of node {row.node}: {gpu.foreign}"
 
 
 def _here(row: a.NodeRow, now: float) -> str:

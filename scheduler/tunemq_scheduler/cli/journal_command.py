@@ -44,8 +44,10 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     group = groups.add_parser(
         "journal",
         help="show, check or salvage the journal of an experiment",
-        description="The journal is what an experiment knows: every result, decision and "
-        "checkpoint, in order. It is the folder 'journal' in that of the experiment.",
+        description=(
+            "The journal records every result, decision and checkpoint of an experiment in "
+            "order. It is the subfolder 'journal' of the experiment's folder."
+        ),
     )
     commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -57,32 +59,38 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show = add(
         "show",
         show_entries,
-        "print what happened, a line for each event",
-        "The number of its turn stands before each; what a turn holds became durable at once. "
-        "Turns for which a snapshot stands are shown as long as their files are kept.",
+        "print the events, one in a line",
+        (
+            "The number before each event is its turn; a turn becomes durable as a whole. Turns "
+            "that a snapshot covers are shown as long as their files exist."
+        ),
     )
     check = add(
         "check",
         check_journal,
-        "read all of it and replay it",
-        "Exit status 0: it is whole, or torn at its end only, which a restart mends; 1: it is "
-        "damaged. It may be in use.",
+        "read and replay the whole journal",
+        (
+            "Exit codes: 0 it is whole, or only its end is incomplete, which a restart repairs; 1 "
+            "it is damaged. The search may be running."
+        ),
     )
     mend = add(
         "salvage",
         salvage_journal,
-        "write what can be read of a damaged journal into a new one",
-        "The damaged one is kept beside it, under another name. Says what was lost. Not while the "
-        "search runs.",
+        "write the readable part of a damaged journal into a new one",
+        (
+            "Keeps the damaged journal beside the new one, under another name, and prints what was "
+            "lost. The search must not run."
+        ),
     )
     where = "the experiment's folder, or its journal"
     for parser in (show, check):
         parser.add_argument("path", help=f"{where}, or the address of its store")
     mend.add_argument("path", help=where)
-    show.add_argument("--trial", metavar="ID", help="only what is about this trial")
+    show.add_argument("--trial", metavar="ID", help="only events of this trial")
     show.add_argument("--tail", metavar="N", type=_count, help="only the last N lines")
-    show.add_argument("--json", action="store_true", help="a JSON object for each line")
-    mend.add_argument("--json", action="store_true", help="a JSON object with what was lost")
+    show.add_argument("--json", action="store_true", help="print a JSON object for each line")
+    mend.add_argument("--json", action="store_true", help="print a JSON object with the losses")
 
 
 # --- show -----------------------------------------------------------------------------------------
@@ -184,23 +192,25 @@ def check_journal(options: argparse.Namespace) -> int:
     with _opened(options.path) as (path, lost):
         if lost:
             sys.stdout.write(
-                f"damaged: {harmless(lost)}\n`tunemq scheduler --take-over` and `Tuner.restore` go "
-                "on from there; the search's folder on the scheduler's machine may have more.\n"
+                f"damaged: {harmless(lost)}\n`tunemq scheduler --take-over` and `Tuner.restore` "
+                "continue from there; the search's folder on the scheduler's machine may have "
+                "more.\n"
             )
             return EXIT_DAMAGED
         verdict = _examined_while_used(path)
         if verdict.damage or verdict.found is None:
             sys.stdout.write("".join(f"damaged: {harmless(line)}\n" for line in verdict.damage))
             sys.stdout.write(
-                "`tunemq journal salvage` writes what can be read into a new journal, and keeps "
-                "this one.\n"
+                "`tunemq journal salvage` writes the readable part into a new journal, and "
+                "keeps this one.\n"
             )
             return EXIT_DAMAGED
         sys.stdout.write("".join(f"{harmless(line)}\n" for line in _described(verdict.found)))
         if verdict.found.cut:
             sys.stdout.write(
-                f"{verdict.found.cut} bytes at the end are of a turn that was not complete, or is "
-                "just being written; nothing was done because of it, and a restart cuts them off.\n"
+                f"{verdict.found.cut} bytes at the end belong to a turn that was not complete, "
+                "or is being written; nothing was done because of it, and a restart cuts them "
+                "off.\n"
             )
     sys.stdout.write("whole\n")
     return 0
@@ -246,7 +256,7 @@ def salvage_journal(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{msgspec.json.encode(done, enc_hook=str).decode()}\n")
         return 0
     if done.kept is None:
-        sys.stdout.write(f"{path} is whole up to its end: {done.turns} turns. Nothing was done.\n")
+        sys.stdout.write(f"{path} is whole: {done.turns} turns. Nothing was done.\n")
         return 0
     lines = [
         *done.damage,
@@ -272,10 +282,10 @@ def told_lost(done: SalvageResult) -> str:
             "*.unrecorded.* and names them."
         )
     if not done.unusable:
-        return "No whole turn is behind the damage; the turns that it hit are lost."
+        return "No turn behind the damage is whole; the turns in it are lost."
     return (
-        f"Lost: turn {done.turns + 1}, and {done.unusable} whole turns behind it, which mean "
-        "nothing without it. Trials go on from the last checkpoints that the new journal knows."
+        f"Lost: turn {done.turns + 1}, and {done.unusable} whole turns behind it, which depend "
+        "on it. Trials continue from the last checkpoints in the new journal."
     )
 
 
@@ -286,11 +296,11 @@ def _lost_history(done: SalvageResult) -> list[str]:
     records = "1 record" if done.lost_records == 1 else f"{done.lost_records} records"
     return [
         (
-            f"Lost: {records} of the history. Finished trials that the search no longer knows: "
+            f"Lost: {records} of the history. The search no longer knows the finished trials "
             f"{trials}; their folders stay as they are."
         ),
         (
-            "Other finished trials may be shown as they were earlier. If the search has a store, "
+            "Other finished trials may appear in an earlier state. If the search has a store, "
             "the copy of the journal there may be whole."
         ),
     ]
@@ -315,20 +325,21 @@ def _opened(given: str) -> Iterator[tuple[Path, str]]:
 def _local(given: str) -> Path:
     if is_remote(given):
         raise ConfigError(
-            f"{given} is a copy in a store, which needs no salvage: `tunemq journal check` says "
-            "what it lacks, and `tunemq scheduler --take-over` and Tuner.restore take the rest."
+            f"{given} is a copy in a store, which needs no salvage: `tunemq journal check` "
+            "prints what it lacks; `tunemq scheduler --take-over` and Tuner.restore use the "
+            "rest."
         )
     path = Path(os.path.expanduser(given.removeprefix("file://"))).absolute()
     for one in (path / FILE_NAME, path):
         if numbers(one, TURNS_SUFFIX) or numbers(one, SNAPSHOT_SUFFIX):
             return one
     raise ConfigError(
-        f"there is no journal at {path}: give the folder that a search has made, or the folder "
-        f"{FILE_NAME} in it."
+        f"there is no journal at {path}: give the folder of a search, or the folder {FILE_NAME} "
+        "in it."
     )
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return int(text)

@@ -29,8 +29,8 @@ from tunemq_shared.signing.key_files import (
 )
 
 _MORE: Final = (
-    "With keys the scheduler, the workers and who submits sign what they say, and take nothing that"
-    " is not signed. docs/security.md says how keys are set up and changed."
+    "With keys the scheduler, the workers and the submitters sign their messages, and reject "
+    "unsigned ones. docs/security.md explains how to set up and change keys."
 )
 
 
@@ -43,36 +43,40 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         parser = commands.add_parser(
             name, help=what, description=f"{what[0].upper()}{what[1:]}. {more}"
         )
-        parser.add_argument("folder", metavar="FOLDER", help="of the farm's key files")
+        parser.add_argument("folder", metavar="FOLDER", help="folder of the farm's key files")
         parser.set_defaults(run=run)
         return parser
 
-    new = add("new", make, "make the keys of a farm", "Says which file goes where.")
-    new.add_argument("names", metavar="NAME", nargs="*", help="of submitters; default: yours")
-    more = add("add", add_submitters, "make keys for further submitters", "")
+    new = add("new", make, "make the keys of a farm", "Prints where each file goes.")
+    new.add_argument("names", metavar="NAME", nargs="*", help="names of submitters; default: yours")
+    more = add("add", add_submitters, "make keys for more submitters", "")
     gone = add(
         "remove",
         remove_submitters,
-        "take the keys of submitters away",
-        "What they have submitted goes on.",
+        "remove the keys of submitters",
+        "Their submitted searches continue.",
     )
     for parser in (more, gone):
-        parser.add_argument("names", metavar="NAME", nargs="+", help="of submitters")
-    steps = "Keys are changed in three steps, while all goes on: rotate, promote, drop; after each"
-    steps = f"{steps} the files are copied to where they are used."
-    rotate = add("rotate", rotate_keys, "begin to change keys: new ones are believed", steps)
-    promote = add("promote", promote_keys, "go on: the new keys sign", steps)
-    drop = add("drop", drop_keys, "end it: the old keys are not believed any more", steps)
+        parser.add_argument("names", metavar="NAME", nargs="+", help="names of submitters")
+    steps = (
+        "Change keys in three steps, without stopping anything: rotate, promote, drop. After each"
+    )
+    steps = f"{steps} copy the files to where they are used."
+    rotate = add("rotate", rotate_keys, "step 1: add new keys, which are accepted", steps)
+    promote = add("promote", promote_keys, "step 2: sign with the new keys", steps)
+    drop = add("drop", drop_keys, "step 3: no longer accept the old keys", steps)
     for parser in (rotate, promote, drop):
         parser.add_argument(
             "names",
             metavar="WHOSE",
             nargs="*",
-            help=f"{WORKER!r}, for those of scheduler and workers, {JOURNALS!r}, for those of the "
-            f"copies of journals, or submitters; default: all but {JOURNALS!r}",
+            help=(
+                f"{WORKER!r} for the keys of scheduler and workers, {JOURNALS!r} for those of "
+                f"the copies of journals, or submitters; default: all but {JOURNALS!r}"
+            ),
         )
-    show = add("show", show_keys, "list keys, without what is secret in them", "")
-    show.add_argument("--json", action="store_true", help="answer in JSON, for programs")
+    show = add("show", show_keys, "list keys, without their secrets", "")
+    show.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def make(options: argparse.Namespace) -> int:
@@ -80,14 +84,14 @@ def make(options: argparse.Namespace) -> int:
     folder = KeyFolder(options.folder)
     files = folder.create(options.names or [login_name()])
     _say(
-        f"Made the keys of a farm, in {folder.path}, which nobody else may read. Copy each file to"
-        " where it is used, in a way that nobody listens to, such as scp, and with mode 600:"
+        f"Made the keys of a farm in {folder.path}, which only you may read. Copy each file to "
+        "where it is used, over an encrypted channel such as scp, with mode 600:"
     )
     _say_places(folder, files)
     _say(
-        f"Restart the scheduler, and then each worker, with its own file by --keys or"
-        f" ${KEYS_VARIABLE}: from then on they take nothing that is not signed."
-        f" Keep {folder.path}: further commands change the files there."
+        "Restart the scheduler, then each worker, with its own file by --keys or "
+        f"${KEYS_VARIABLE}: from then on they reject unsigned messages. Keep {folder.path}: "
+        "further commands change the files there."
     )
     return 0
 
@@ -105,10 +109,7 @@ def remove_submitters(options: argparse.Namespace) -> int:
     """Run ``keys remove``."""
     folder = KeyFolder(options.folder)
     files = folder.remove(options.names)
-    _say(
-        f"There are no keys of {_joined(options.names)} any more. The farm believes them until you"
-        " copy:"
-    )
+    _say(f"Removed the keys of {_joined(options.names)}. The farm accepts them until you copy:")
     _say_places(folder, files)
     return 0
 
@@ -118,9 +119,11 @@ def rotate_keys(options: argparse.Namespace) -> int:
     return _step(
         options,
         KeyFolder.rotate,
-        "There are new keys, which are believed and do not sign yet. Copy:",
-        f"When all have them (each says within seconds that it read its key file again), go on:"
-        f" {_next('promote', options)}",
+        "Made new keys, which will be accepted but do not sign yet. Copy:",
+        (
+            "When all have them (each logs within seconds that it read its key file again): "
+            f"{_next('promote', options)}"
+        ),
     )
 
 
@@ -129,9 +132,11 @@ def promote_keys(options: argparse.Namespace) -> int:
     return _step(
         options,
         KeyFolder.promote,
-        "The new keys sign; the old ones are still believed. Copy:",
-        "When all have them, and some minutes after that, since what is under way is signed with"
-        f" the old ones: {_next('drop', options)}",
+        "The new keys sign; the old ones are still accepted. Copy:",
+        (
+            "When all have them, wait some minutes, until no message that the old keys signed is "
+            f"on its way: {_next('drop', options)}"
+        ),
     )
 
 
@@ -140,7 +145,7 @@ def drop_keys(options: argparse.Namespace) -> int:
     return _step(
         options,
         KeyFolder.drop,
-        "The old keys are gone. They are believed until you copy, at last:",
+        "Removed the old keys. The farm accepts them until you copy, for the last time:",
         "",
     )
 

@@ -46,9 +46,11 @@ def main(
     parser = argparse.ArgumentParser(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",
-        epilog="A search on this machine is started from a script, or by `tunemq run`: see the"
-        " README. `tunemq report` reports a result from within a trial of `tunemq run`; `tunemq"
-        " health` says whether a scheduler or a worker is well.",
+        epilog=(
+            "A script, or `tunemq run`, starts a search on this machine: see the README. A "
+            "program of `tunemq run` reports results with `tunemq report`; `tunemq health` "
+            "tells whether a scheduler or a worker is healthy."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"tunemq {version}")
     groups = parser.add_subparsers(metavar="COMMAND")

@@ -26,12 +26,16 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         groups,
         "nodes",
         nodes,
-        "list the nodes of a farm, or change what they are for",
-        more="drain: nothing new is placed there, what runs is saved and goes on elsewhere."
-        " resume: it is used again. retire: it is drained, and its worker ends.",
+        "list the nodes of a farm; drain, resume or retire one",
+        more=(
+            "drain: no new trial is placed there; its trials save and continue on other nodes. "
+            "resume: use it again. retire: drain it, then end its worker."
+        ),
     )
-    parser.add_argument("change", nargs="?", choices=tuple(_REQUESTS), help="default: list them")
-    parser.add_argument("node", nargs="?", metavar="NODE", help="its name, or its instance")
+    parser.add_argument(
+        "change", nargs="?", choices=tuple(_REQUESTS), help="default: list the nodes"
+    )
+    parser.add_argument("node", nargs="?", metavar="NODE", help="its name or its instance")
 
 
 def nodes(client: FarmClient, options: argparse.Namespace) -> int:
@@ -58,12 +62,12 @@ def _tell_of(rejected: Sequence[a.RejectionRow]) -> None:
         if row.reason not in OFTEN_HONEST:
             who = f"node {row.node}" if row.node else "the scheduler"
             messages = "1 message" if row.times == 1 else f"{row.times} messages"
-            tell(f"{who} refused {messages} of the kind {row.kind}: {row.reason}")
+            tell(f"{who} rejected {messages} of the kind {row.kind}: {row.reason}")
 
 
 def _changed(client: FarmClient, options: argparse.Namespace) -> int:
     if options.node is None:
-        raise ConfigError(f"which node? Write: tunemq nodes {options.change} NODE")
+        raise ConfigError(f"name the node: tunemq nodes {options.change} NODE")
     done = client.ask(_REQUESTS[options.change](node=options.node), a.RequestDone)
     if options.json:
         write_json(done)

@@ -26,20 +26,21 @@ brace. It prints its results as lines such as "loss=0.3", or calls `tunemq repor
 
   tunemq run --space space.yaml --metric loss --num-samples 20 -- ./train.sh --lr {lr}
 
-Options may also stand behind PROGRAM; what is none of these is the program's. Behind -- all is.
+Everything after -- is passed to PROGRAM. Without -- the options of tunemq run may also follow
+PROGRAM, and PROGRAM gets the rest.
 """
 _EPILOG = """\
-The space, a YAML or JSON file: a line a parameter, such as
+SPACE is a YAML or JSON file with one parameter in a line:
   lr: {loguniform: [1e-4, 1e-1]}      layers: {choice: [1, 2, 3]}      epochs: 20
 Domains: uniform, quniform, loguniform, qloguniform, randint, qrandint, lograndint, qlograndint,
 randn, qrandn, choice, grid_search.
 
-Programs find in their environment TUNEMQ_PARAM_LR and so on, TUNEMQ_CONFIG (a JSON file with all
-parameters), TUNEMQ_TRIAL_ID, TUNEMQ_TRIAL_DIR, TUNEMQ_CHECKPOINT (a folder to go on from, empty at
-first) and TUNEMQ_CHECKPOINT_DIR (where to put a checkpoint before its result is printed).
+PROGRAM has these variables: TUNEMQ_PARAM_LR and so on, TUNEMQ_CONFIG (a JSON file with all
+parameters), TUNEMQ_TRIAL_ID, TUNEMQ_TRIAL_DIR, TUNEMQ_CHECKPOINT (the folder to continue from,
+empty at first) and TUNEMQ_CHECKPOINT_DIR (where to write a checkpoint before printing its result).
 
-Exit codes: 0 there is a best configuration; 1 no trial has a result; 2 or 64 something given is of
-no use; 130 Ctrl-C. See docs/executables.md.
+Exit codes: 0 there is a best configuration; 1 no trial has a result; 2 or 64 invalid arguments;
+130 Ctrl-C. See docs/executables.md.
 """
 #: Parts of names of metrics that are minimised by default.
 _LESS_IS_BETTER: Final = ("loss", "err")
@@ -49,7 +50,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = groups.add_parser(
         "run",
-        help="search the best configuration of any program",
+        help="search for the best configuration of any program",
         usage=_USAGE,
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -57,33 +58,43 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         allow_abbrev=False,  # else the program's --lr could abbreviate an option
         add_help=False,  # -h may be the program's
     )
-    parser.add_argument("--help", action="help", help="show this and exit")
+    parser.add_argument("--help", action="help", help="show this help and exit")
 
     def add(option: str, metavar: str, what: str, kind: Callable[[str], Any] = str) -> None:
         parser.add_argument(option, metavar=metavar, help=what, type=kind, action=_Once)
 
     whole, number = _number(int), _number(float)
-    add("--space", "FILE", "the search space; needed where the arguments name parameters")
-    add("--metric", "NAME", "the metric to optimise; default: none, every trial just runs")
-    add("--mode", "MODE", "min or max; default: min if `loss` or `err` is in the metric's name")
-    add("--num-samples", "N", "how often the space is sampled; a grid is walked as often", whole)
+    add("--space", "FILE", "the search space; needed if the arguments name parameters")
+    add("--metric", "NAME", "the metric to optimise; default: none, every trial runs to its end")
+    add("--mode", "MODE", "min or max; default: min if the metric's name contains `loss` or `err`")
+    add(
+        "--num-samples", "N", "number of samples from the space; of a grid, number of passes", whole
+    )
     add("--search", "NAME", "random (the default) or optuna; options as for --scheduler")
     add("--scheduler", "NAME", "fifo (the default) or asha,max_t=81,grace_period=3")
-    add("--max-concurrent", "N", "how many trials run at once; default: as many as fit", whole)
-    add("--cpus", "N", "of each trial; default: 1", number)
-    add("--gpus", "N", "of each trial, also a part such as 0.5", number)
-    add("--resources", "NAME=N,...", "what else each trial takes, such as memory=2e9")
-    add("--max-failures", "N", "how often a trial is tried again, from its checkpoint", whole)
-    add("--time-budget", "SECONDS", "of the whole search", number)
-    add("--seed", "N", "of the configurations", whole)
-    add("--name", "NAME", "of the search and its folder")
-    add("--results", "DIR", "the folder above it; default: $TUNEMQ_RESULTS or ~/tunemq_results")
-    add("--storage", "ADDRESS", "where checkpoints go, such as s3://bucket/prefix")
-    add("--metrics-from", "SOURCE", "stdout (the default), report, or a file of JSON lines")
-    add("--pattern", "REGEX", "of lines with metrics, such as 'loss (?P<loss>\\S+)'")
-    add("--cwd", "DIR", "where the program runs; default: here")
+    add(
+        "--max-concurrent", "N", "number of trials that run at once; default: as many as fit", whole
+    )
+    add("--cpus", "N", "CPUs for each trial; default: 1", number)
+    add("--gpus", "N", "GPUs for each trial; fractions such as 0.5 are allowed", number)
+    add("--resources", "NAME=N,...", "other resources for each trial, such as memory=2e9")
+    add("--max-failures", "N", "number of retries of a failed trial, from its checkpoint", whole)
+    add("--time-budget", "SECONDS", "time limit of the whole search", number)
+    add("--seed", "N", "seed of the configurations", whole)
+    add("--name", "NAME", "name of the search and its folder")
+    add("--results", "DIR", "folder for results; default: $TUNEMQ_RESULTS or ~/tunemq_results")
+    add("--storage", "ADDRESS", "address of the checkpoints, such as s3://bucket/prefix")
+    add(
+        "--metrics-from",
+        "SOURCE",
+        "where results come from: stdout (the default), report, or a file of JSON lines",
+    )
+    add("--pattern", "REGEX", "pattern of lines with metrics, such as 'loss (?P<loss>\\S+)'")
+    add("--cwd", "DIR", "working folder of PROGRAM; default: this one")
     parser.add_argument(
-        "--json", action="store_true", help="print the best configuration as JSON, and no table"
+        "--json",
+        action="store_true",
+        help="print the best configuration as JSON instead of a table",
     )
     parser.set_defaults(run=run, command_line=[])
 
@@ -105,18 +116,18 @@ def take_command(options: argparse.Namespace, unknown: list[str], behind: list[s
     """
     if unknown and behind:
         raise ConfigError(
-            f"{shlex.join(unknown)} is no option of tunemq run; what is the program's stands "
-            "behind --."
+            f"{shlex.join(unknown)} is not an option of tunemq run; put the arguments of "
+            "PROGRAM after --."
         )
     options.command_line = behind or unknown
     if not options.command_line or options.command_line[0].startswith("-"):
-        given = f", and {options.command_line[0]} is no option" if options.command_line else ""
-        raise ConfigError(f"there is no program to run{given}: {_USAGE}; see tunemq run --help.")
+        given = f", and {options.command_line[0]} is not an option" if options.command_line else ""
+        raise ConfigError(f"the program to run is missing{given}: {_USAGE}; see tunemq run --help.")
     for name in ("metric", "mode", "name", "results", "storage", "search", "scheduler"):
         value = getattr(options, name)
         if value is not None and "{" in value:
             raise ConfigError(
-                f"--{name} {value} was taken for an option of tunemq run. If it is the program's, "
+                f"--{name} {value} was read as an option of tunemq run. If it is the program's, "
                 f"put -- before the program: {_USAGE}."
             )
 
@@ -228,8 +239,8 @@ def _number(kind: type[int | float]) -> Callable[[str], int | float]:
             return kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no {'whole ' if kind is int else ''}number; if it is the program's, "
-                "put -- before the program"
+                f"{text!r} is not a {'whole ' if kind is int else ''}number; if it is the "
+                "program's, put -- before the program"
             ) from None
 
     return read
@@ -241,8 +252,8 @@ def _mode(options: argparse.Namespace) -> Any:
     if any(part in options.metric.lower() for part in _LESS_IS_BETTER):
         return "min"
     raise ConfigError(
-        f"--metric {options.metric}: say whether less or more of it is better, with --mode min or "
-        "--mode max."
+        f"--metric {options.metric}: say with --mode min or --mode max whether less or more is "
+        "better."
     )
 
 
@@ -271,7 +282,7 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
     for pair in filter(None, text.split(",")):
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"{option}: {pair!r} is no NAME=VALUE, such as max_t=81.")
+            raise ConfigError(f"{option}: {pair!r} is not NAME=VALUE, such as max_t=81.")
         try:
             pairs[name] = json.loads(value)
         except NO_JSON:

@@ -55,43 +55,50 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     group = groups.add_parser(
         "store",
         help="serve a folder as the store of a farm that has neither MinIO nor NFS",
-        description="A store for small farms: a folder of one machine, over S3, by rclone.",
+        description="A store for small farms: one folder of one machine, over S3, by rclone.",
     )
     commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
     what = "serve a folder of this machine to all machines of the farm, until Ctrl-C or SIGTERM"
     parser = commands.add_parser(
         "serve",
         help=what,
-        description=f"{what[0].upper()}{what[1:]}. Runs `rclone serve s3` ({_INSTALL_RCLONE})."
-        " Searches keep their checkpoints there with"
-        f" RunConfig(storage_path='s3://{BUCKET}/PREFIX?endpoint=http://HOST:PORT'). Whoever has"
-        " the keys may read, change and remove all that is in the folder.",
-        epilog="Exit codes: 0 it was told to stop; 1 rclone ended by itself; 64 something given is"
-        " of no use.",
+        description=(
+            f"{what[0].upper()}{what[1:]}. Runs `rclone serve s3` ({_INSTALL_RCLONE}). Searches "
+            "keep their checkpoints there with "
+            f"RunConfig(storage_path='s3://{BUCKET}/PREFIX?endpoint=http://HOST:PORT'). The "
+            "holder of the keys may read, change and remove everything in the folder."
+        ),
+        epilog="Exit codes: 0 stopped by a signal; 1 rclone ended by itself; 64 invalid arguments.",
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="made if it is not there")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="created if it does not exist")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
-        help="where to listen; no HOST for all of this machine's addresses; default: %(default)s,"
-        " which no other machine reaches",
+        help=(
+            "address to listen on; without HOST all addresses of this machine; default: "
+            "%(default)s, which no other machine reaches"
+        ),
     )
     parser.add_argument(
         "--keys",
         metavar="FILE",
         type=Path,
-        help="the keys that clients need, as an AWS credentials file; made, for its owner only, if"
-        f" it is not there; default: DIR/{KEYS}",
+        help=(
+            "the keys that clients need, as an AWS credentials file; created for its owner "
+            f"only if it does not exist; default: DIR/{KEYS}"
+        ),
     )
     parser.add_argument(
         "--cert",
         metavar="FILE",
         type=Path,
-        help="speak https only, with this certificate (PEM); clients name it, or who signed it,"
-        " with ca_file=FILE in the address",
+        help=(
+            "use https only, with this certificate (PEM); clients give it, or its authority's, "
+            "as ca_file=FILE in the address"
+        ),
     )
-    parser.add_argument("--key", metavar="FILE", type=Path, help="its key (PEM)")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the certificate's key (PEM)")
     parser.set_defaults(run=serve)
 
 
@@ -108,7 +115,7 @@ def serve(options: argparse.Namespace) -> int:
     leave_no_core_file()
     host, port = parse_listen(options.listen)
     if bool(options.cert) != bool(options.key):
-        raise ConfigError("--cert and --key go together; give both.")
+        raise ConfigError("--cert and --key belong together; give both.")
     tls = [f"--cert={options.cert}", f"--key={options.key}"] if options.cert else []
     program = find_rclone()
     folder = options.folder.absolute()
@@ -146,12 +153,12 @@ def serve(options: argparse.Namespace) -> int:
         )
         if not tls and not is_on_loopback(endpoint if host not in _WILDCARDS else ""):
             _say(
-                "It is reached without TLS: everybody on the network can read and change what is"
-                " stored. Use it on a trusted network only, or give --cert and --key.\n"
+                "There is no TLS: every machine on the network can read and change what is "
+                "stored. Use a trusted network only, or give --cert and --key.\n"
             )
     _sync_until_it_ends(child, locked)
     if not is_told:
-        sys.stderr.write(f"rclone ended by itself, with code {child.returncode}; see above.\n")
+        sys.stderr.write(f"rclone ended by itself with code {child.returncode}; see above.\n")
         return 1
     _say("Stopped.\n")
     return 0
@@ -168,15 +175,15 @@ def find_rclone() -> str:
     oldest = ".".join(map(str, _OLDEST))
     if program is None:
         raise ConfigError(
-            f"rclone {oldest} or newer is missing, which serves the folder: {_INSTALL_RCLONE}."
+            f"rclone {oldest} or newer, which serves the folder, is missing: {_INSTALL_RCLONE}."
         )
     said = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout
     found = re.match(r"rclone v(\d+)\.(\d+)\.(\d+)", said)
     if found is None or tuple(map(int, found.groups())) < _OLDEST:
         version = said.partition("\n")[0] or "no rclone"
         raise ConfigError(
-            f"{program} is {version}, which shows objects that are half written; {oldest} or newer"
-            f" is needed: {_INSTALL_RCLONE}."
+            f"{program} is {version}, which shows half-written objects; {oldest} or newer is "
+            f"needed: {_INSTALL_RCLONE}."
         )
     return program
 
@@ -189,14 +196,15 @@ def _locked(folder: Path) -> int:
         locked = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} cannot be served: {error.filename}: {error.strerror}; give one"
-            " that you may write."
+            f"cannot serve the folder {folder}: {error.filename}: {error.strerror}; give one "
+            "that you may write."
         ) from error
     try:
         fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise ConfigError(
-            f"another process serves the folder {folder}; end that, or serve another one."
+            f"another process serves the folder {folder}; end that process, or serve another "
+            "folder."
         ) from None
     return locked
 
@@ -212,11 +220,11 @@ def _keys_in(file: Path) -> tuple[str, str]:
     except FileExistsError:
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(
-                f"others than their owner may read the keys in {file}: chmod 600 {file}, or remove"
-                " it, so that the next start makes other keys."
+                f"other users may read the keys in {file}: chmod 600 {file}, or remove it, and "
+                "the next start makes other keys."
             ) from None
     except OSError as error:
-        raise StoreError(f"the keys cannot be written to {file}: {error.strerror}.") from error
+        raise StoreError(f"cannot write the keys to {file}: {error.strerror}.") from error
     keys = find_keys({"AWS_SHARED_CREDENTIALS_FILE": str(file)})
     return keys.access_key, keys.secret_key
 
@@ -231,9 +239,9 @@ def _remove_incomplete(folder: Path) -> None:
                     file.unlink()
                 except OSError as error:
                     raise ConfigError(
-                        f"the incomplete upload {file} cannot be removed: {error.strerror}; make"
-                        f" its folder writable (findmnt -T {file}; lsattr {file}), or remove the"
-                        " file yourself."
+                        f"cannot remove the incomplete upload {file}: {error.strerror}; make "
+                        f"its folder writable (findmnt -T {file}; lsattr {file}), or remove the "
+                        "file yourself."
                     ) from error
 
 

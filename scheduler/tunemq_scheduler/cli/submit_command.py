@@ -22,57 +22,78 @@ if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
 
 _MORE = (
-    'The Tuner that the script defines (the part of it under `if __name__ == "__main__"` does not'
-    " run) is run by the farm's scheduler, on the farm's nodes. Without --detach its progress is"
-    " shown here until it is over; Ctrl-C then leaves it running."
+    "The farm's scheduler runs the script's Tuner on the farm's nodes; the part of the script "
+    'under `if __name__ == "__main__"` does not run. Without --detach the command shows the '
+    "progress until the search ends; Ctrl-C then leaves the search running."
 )
 _EPILOG = (
-    "Exit codes: 0 queued (--detach), or finished; 1 refused, failed or stopped; 2 and 64 something"
-    " given is of no use; 69 Redis cannot be reached; 75 no scheduler runs there; 130 Ctrl-C, it"
-    " goes on."
+    "Exit codes: 0 queued (--detach), or finished; 1 refused, failed or stopped; 2 and 64 "
+    "invalid arguments; 69 Redis does not answer; 75 no scheduler runs there; 130 Ctrl-C, the "
+    "search continues."
 )
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the command line."""
     parser = add_command(
-        groups, "submit", submit, "hand a script's search to a farm", more=_MORE, epilog=_EPILOG
+        groups, "submit", submit, "submit a script's search to a farm", more=_MORE, epilog=_EPILOG
     )
-    parser.add_argument("script", metavar="SCRIPT[:NAME]", help="NAME of its Tuner; default: tuner")
-    parser.add_argument("--name", default="", help="of the experiment; default: one is made up")
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT[:NAME]",
+        help="variable of the script that holds the Tuner; default: tuner",
+    )
+    parser.add_argument(
+        "--name", default="", help="name of the experiment; default: a generated name"
+    )
     parser.add_argument(
         "--owner",
-        help="whose it is; default: whose key file it is; without one, the name you are logged in"
-        " with",
+        help=(
+            "owner of the experiment; default: the owner of the key file; without one, your "
+            "login name"
+        ),
     )
     parser.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="higher ones first; default: 0"
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="higher priorities run first; default: 0",
     )
     parser.add_argument(
         "--folder",
         metavar="DIR",
-        help="the folder with the code that is sent; it holds the script. Default: the script, and"
-        " its folder if it imports modules from there",
+        help=(
+            "the folder of code to send; it contains the script. Default: the script, and its "
+            "folder if it imports modules from there"
+        ),
     )
     parser.add_argument(
         "--python",
         metavar="PATH",
-        help="the interpreter of the search and its trials, such as a virtual environment's, as"
-        " the farm's machines find it; default: theirs",
+        help=(
+            "the interpreter of the search and its trials, for instance of a virtual "
+            "environment, as a path on the farm's machines; default: theirs"
+        ),
     )
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable of their environment; as often as needed. With NAME alone it has the value"
-        " that it has here: for what is secret, since others see a command's arguments",
+        help=(
+            "an environment variable for the search and its trials; may be repeated. NAME "
+            "alone takes the value from your environment: use it for secrets, because other "
+            "users see a command's arguments"
+        ),
     )
     parser.add_argument(
         "--preload",
         metavar="MODULES",
-        help="what trials find imported already, with commas between; default: what the code"
-        " imports",
+        help=(
+            "modules that trials find imported, separated by commas; default: those that the "
+            "code imports"
+        ),
     )
     parser.add_argument(
         "--detach", action="store_true", help="print the experiment's name, and do not wait"
@@ -121,8 +142,8 @@ def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bo
         page: LogPage = follow(client, name, show=show, tell=tell)
     except KeyboardInterrupt:
         tell(
-            f"{name} goes on. Follow it with: tunemq logs -f {name}; stop it with: tunemq stop"
-            f" {name}"
+            f"{name} continues. Follow it with: tunemq logs -f {name}; stop it with: tunemq "
+            f"stop {name}"
         )
         return 130
     if is_json:
@@ -136,7 +157,7 @@ def _variables(given: list[str]) -> dict[str, str]:
     for one in given:
         name, equals, value = one.partition("=")
         if not name:
-            raise ConfigError(f"--env {one!r} is not usable: write NAME=VALUE, or NAME.")
+            raise ConfigError(f"--env {one!r} is invalid: write NAME=VALUE, or NAME.")
         if not equals and name not in os.environ:
             raise ConfigError(
                 f"--env {name} takes the value from your environment, where it is not set; set it,"
@@ -152,5 +173,5 @@ def _modules(given: str | None) -> tuple[str, ...] | None:
     modules = tuple(part.strip() for part in given.split(",") if part.strip())
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
-            raise ConfigError(f"--preload {module!r} is no name of a module.")
+            raise ConfigError(f"--preload {module!r} is not the name of a module.")
     return modules
