@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
+#: `remove_tree` removes this many levels, twice as many as a path can have. A live trial could add
+#: levels as fast as it removes them.
+MAX_DEPTH: Final = 4_000
+
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,10 +40,11 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
 
 
 def remove_tree(top: str | os.PathLike[str]) -> None:
-    """Remove a folder and its content, whatever the permissions; unremovable entries stay.
+    """Remove a folder and its content, whatever the permissions.
 
-    Deep folders are first renamed into the top folder, level by level, so that neither paths nor
-    the number of open folders grow with the depth.
+    Unremovable entries stay, and those below `MAX_DEPTH` levels, which another call removes. Deep
+    folders are first renamed into the top folder, level by level, so that neither paths nor the
+    number of open folders grow with the depth.
     """
     try:
         top_fd = os.open(top, _OPEN)
@@ -47,11 +52,9 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
         return
     try:
         _make_writable(top_fd)
-        has_moved = True
-        while has_moved:
-            has_moved = False
-            for name in _names(top_fd):
-                has_moved |= _empty(name, top_fd)
+        for _ in range(MAX_DEPTH):
+            if not any([_empty(name, top_fd) for name in _names(top_fd)]):
+                break
     finally:
         os.close(top_fd)
     with suppress(OSError):

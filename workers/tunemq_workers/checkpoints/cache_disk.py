@@ -16,6 +16,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -31,6 +32,8 @@ from tunemq_workers.runtime.reactor import Reactor
 #: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
 
+#: Folders of a checkpoint whose sizes count.
+_MAX_FOLDERS: Final = 100_000
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
 _T = TypeVar("_T")
 
@@ -146,7 +149,8 @@ def _remove_if_possible(root: str, key: str) -> None:
 def measure(root: str, key: str) -> Inodes:
     """Return the bytes that a checkpoint takes, by inode; skip files that cannot be accessed."""
     inodes: dict[tuple[int, int], int] = {}
-    for path, _, names in walk(os.path.join(root, key)):
+    # A live trial could add folders as fast as they are counted.
+    for path, _, names in islice(walk(os.path.join(root, key)), _MAX_FOLDERS):
         for name in ("", *names):
             try:
                 status = os.lstat(os.path.join(path, name))

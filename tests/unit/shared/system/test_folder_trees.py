@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tunemq_shared.system import folder_trees
 from tunemq_shared.system.folder_trees import remove_tree, walk
 
 DEPTH = 3_000
@@ -43,6 +44,41 @@ def test_deep_folders_are_removed(depth, tmp_path, make_deep):
 
     remove_tree(top)
 
+    assert os.listdir(tmp_path) == []
+
+
+def test_remove_tree_of_a_folder_that_a_live_process_deepens_ends(tmp_path):
+    """A trial keeps a deep folder open and adds a level for each one that is removed."""
+    top = tmp_path / "top"
+    top.mkdir()
+    at = os.open(top, os.O_RDONLY)
+    levels = []
+
+    def deepen():
+        nonlocal at
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        levels.append(at)
+        at = below
+
+    def listdir(fd):
+        """List a folder of `remove_tree`; meanwhile the trial adds a level at the bottom."""
+        deepen()
+        if len(levels) > 100:
+            os.close(levels.pop(0))
+        return os.listdir(fd)
+
+    for _ in range(50):
+        deepen()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_trees, "MAX_DEPTH", 500)
+        patch.setattr(folder_trees, "_names", listdir)
+        remove_tree(top)
+
+    assert top.exists()
+    for fd in (at, *levels):
+        os.close(fd)
+    remove_tree(top)
     assert os.listdir(tmp_path) == []
 
 
