@@ -33,6 +33,7 @@ from tunemq_scheduler.experiment.open_experiment import (
 from tunemq_scheduler.experiment.search_run import SearchRun, grid_of
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal import JournalHeader
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
@@ -50,7 +51,7 @@ from tunemq_shared.base.errors import (
     RunSuperseded,
 )
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.checkpoints.open_store import open_objects, open_store
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, Environment, ExperimentResumed
 from tunemq_shared.signing.key_files import journal_signer
@@ -117,27 +118,28 @@ class Experiment:
             plan = self._plan(CodePackage(blobs=BlobFolder(Path(farm.folder) / "blobs")))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
-            search = self._search(plan, executor, opened)
+            with self._copied(opened) as copy:
+                search = self._search(plan, executor, opened, copy)
 
-            def stop_now() -> None:
-                search.drop()
-                farm.end_now()
-                executor.wake()
-
-            signals = StopSignals(search.interrupt, stop_now)
-            with signals, search.shown(lambda: signals.received is not None):
-                try:
-                    executor.open(plan)
-                    self._begin(search)
-                    search.loop.run(until=lambda: search.is_killed)
-                except RunSuperseded:
+                def stop_now() -> None:
                     search.drop()
-                    raise
-                except RedisUnavailable:
-                    if not search.is_killed:  # otherwise the farm ended on request, before the loop
+                    farm.end_now()
+                    executor.wake()
+
+                signals = StopSignals(search.interrupt, stop_now)
+                with signals, search.shown(lambda: signals.received is not None):
+                    try:
+                        executor.open(plan)
+                        self._begin(search)
+                        search.loop.run(until=lambda: search.is_killed)
+                    except RunSuperseded:
+                        search.drop()
                         raise
-                finally:
-                    executor.close(now=search.is_killed)
+                    except RedisUnavailable:
+                        if not search.is_killed:  # otherwise the farm ended on request
+                            raise
+                    finally:
+                        executor.close(now=search.is_killed)
             return search.results()
 
     def _may_ask_for_gpus(self, opened: OpenExperiment) -> bool:
@@ -149,13 +151,13 @@ class Experiment:
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
         opened = self._open()
-        with opened.journal, self._noted_end():
-            return self._run_in_process(opened)
+        with opened.journal, self._noted_end(), self._copied(opened) as copy:
+            return self._run_in_process(opened, copy)
 
-    def _run_in_process(self, opened: OpenExperiment) -> ResultGrid:
+    def _run_in_process(self, opened: OpenExperiment, copy: JournalCopy | None) -> ResultGrid:
         plan = self._plan(CodePackage(blobs=BlobFolder(Path(self.folder) / ".debug")))
         executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
-        search = self._search(plan, executor, opened, max_trials=1)
+        search = self._search(plan, executor, opened, copy, max_trials=1)
         with search.shown(lambda: False):
             failed: list[BaseException] = []
 
@@ -256,9 +258,10 @@ class Experiment:
         runner, unrecorded = opened.runner, opened.unrecorded
         has_notices = unrecorded is not None and bool(unrecorded.notices)
         if has_notices or any(not trial.is_finished for trial in runner.live.values()):
-            search = self._search(opened.plan, InProcessExecutor({}), opened)
-            with search.shown(lambda: True):
-                search.loop.resume(event)
+            with self._copied(opened) as copy:
+                search = self._search(opened.plan, InProcessExecutor({}), opened, copy)
+                with search.shown(lambda: True):
+                    search.loop.resume(event)
         return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
 
     def _take_checkpoint(self) -> None:
@@ -310,9 +313,34 @@ class Experiment:
         plan: ExperimentPlan,
         executor: TrialExecutor,
         opened: OpenExperiment,
+        copy: JournalCopy | None,
         max_trials: int | None = None,
     ) -> SearchRun:
-        if self._store_address:
+        return SearchRun(
+            self.prepared,
+            plan,
+            executor,
+            opened,
+            self._claim,
+            copy,
+            max_trials=max_trials,
+            nodes_may_come=self._settings.nodes_may_come,
+        )
+
+    @contextlib.contextmanager
+    def _copied(
+        self, opened: OpenExperiment, wake: Callable[[], None] = lambda: None
+    ) -> Iterator[JournalCopy | None]:
+        """Claim the experiment's store, if it has one, and keep a copy of the journal there.
+
+        Args:
+            opened: the experiment.
+            wake: called when the copy has grown.
+        """
+        if not self._store_address:
+            yield None
+            return
+        if self._own_record is None:
             self._write_record(
                 RunRecord(
                     holder=LeaseHolder.this_process(),
@@ -322,7 +350,18 @@ class Experiment:
                     experiment_id=self._id,
                 )
             )
-        return SearchRun(self.prepared, plan, executor, opened, self._claim, max_trials=max_trials)
+        with open_objects(self._store_address) as objects:
+            copy = JournalCopy(
+                opened.journal,
+                objects,
+                self._message_signer,
+                copied=wake,
+                check=self._claim.check,
+            )
+            try:
+                yield copy
+            finally:
+                copy.close()
 
 
 def storage_for(prepared: PreparedSearch) -> StorageLocation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +16,7 @@ from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNo
 from tunemq_scheduler.experiment.final_cleanup import settle_store
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.callback_states import CallbackStates
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
@@ -32,6 +34,7 @@ from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.objects.store_address import without_settings
 
 #: Seconds that an interrupted search spends on copying its last files to its store.
 INTERRUPTED_COPY_S: Final = 5.0
@@ -43,8 +46,6 @@ class SearchRun:
     Attributes:
         is_over: whether the loop has ended.
         is_killed: whether to skip everything that remains; set by `drop`.
-        when_copied: calls an irreversible function: at once, or, if the journal is copied, once the
-            copy contains the reason for it.
 
     Args:
         prepared: its checked input.
@@ -52,6 +53,8 @@ class SearchRun:
         executor: runs its trials; opened and closed by the caller.
         opened: the experiment.
         claim: this run's claim to the experiment's store.
+        copy: the copy of the journal there, if it has a store. A checkpoint is deleted once the
+            copy no longer refers to it.
         max_trials, nodes_may_come: see `ExperimentLoop`.
     """
 
@@ -62,6 +65,7 @@ class SearchRun:
         executor: TrialExecutor,
         opened: OpenExperiment,
         claim: StoreClaim,
+        copy: JournalCopy | None = None,
         *,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
@@ -69,7 +73,9 @@ class SearchRun:
         run, tune = prepared.run, prepared.tune
         self.is_over = self.is_killed = False
         self._prepared, self._opened, self._claim = prepared, opened, claim
-        self.when_copied: Callable[[Callable[[], None]], None] = lambda call: call()
+        self._copy = copy
+        #: Deletions, each with the turn that must be in the journal's copy first.
+        self._removals: deque[tuple[int, Removal]] = deque()
         self.display = display_for(run.progress_reporter, verbose=run.verbose)
         callbacks: list[Callback] = [
             JsonLoggerCallback(opened.unsynced),
@@ -147,6 +153,7 @@ class SearchRun:
             self.is_over = True
             try:
                 loop.close()
+                self._end_copy()
                 self._claim.expire()  # the end deletes and copies the most, so check the claim anew
                 settle_store(
                     loop,
@@ -200,9 +207,30 @@ class SearchRun:
         self._claim.check_known()
         self._opened.take_snapshot()
         self._states.turn_ended()
+        self._remove_copied()
 
     def _discard(self, removal: Removal) -> None:
-        self.when_copied(lambda: self._remove(removal))
+        self._removals.append((self._opened.journal.turn, removal))
+
+    def _remove_copied(self) -> None:
+        """Carry out the deletions whose turns are in the journal's copy, if there is one."""
+        if self._copy is not None:
+            for text in self._copy.notices():
+                self.dispatcher.notices(text)
+        while self._removals and (self._copy is None or self._removals[0][0] <= self._copy.turn):
+            self._remove(self._removals.popleft()[1])
+
+    def _end_copy(self) -> None:
+        """Complete the journal's copy; keep the checkpoints that it still refers to."""
+        if self._copy is not None and not self.is_killed:
+            self._copy.close()
+        self._remove_copied()
+        if self._removals and not self.is_killed:
+            place = without_settings(self.loop.plan.store_address)
+            self.dispatcher.notices(
+                f"The copy of the journal in {place} lacks the last turns, so expired checkpoints "
+                "stay there; `tunemq checkpoints rm` removes them."
+            )
 
     def _remove(self, removal: Removal) -> None:
         self.collector.discard(removal)

@@ -224,8 +224,8 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         return list(self._notes.notes)
 
     def notices(self) -> list[str]:
-        """Return recent incidents of the transport and of the journal's copy."""
-        notices, self._notices = self._notices + self.copy_notices(), []
+        """Return recent incidents of the transport."""
+        notices, self._notices = self._notices, []
         return notices
 
     # --- the end ----------------------------------------------------------------------------------

@@ -7,14 +7,12 @@ the same attempts; it restarts no running trial.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
@@ -31,14 +29,11 @@ from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
-from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_scheduler.storage.run_record import RunRecord
-from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
 from tunemq_shared.signing.key_files import journal_signer
@@ -137,9 +132,9 @@ class FarmExperiment(Experiment):
                 )
             )
             executor = farm.executor()
-            with self._copied(opened, executor):
-                search = self._search(plan, executor, opened)
-                search.when_copied = executor.when_copied
+            with self._copied(opened, executor.wake) as copy:
+                executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
+                search = self._search(plan, executor, opened, copy)
                 self._run(search, executor, opened)
             return search.results()
 
@@ -230,23 +225,6 @@ class FarmExperiment(Experiment):
             search.loop.reattach()
         self._has_begun = True
 
-    def _search(
-        self,
-        plan: ExperimentPlan,
-        executor: TrialExecutor,
-        opened: OpenExperiment,
-        max_trials: int | None = None,
-    ) -> SearchRun:
-        return SearchRun(
-            self.prepared,
-            plan,
-            executor,
-            opened,
-            self._claim,
-            max_trials=max_trials,
-            nodes_may_come=True,
-        )
-
     def _note(self, *, is_over: bool) -> None:
         """Record who runs this experiment, for later runs and other machines.
 
@@ -288,10 +266,10 @@ class FarmExperiment(Experiment):
         """
         runner, farm = opened.runner, self._farm
         executor = farm.executor()
-        search = self._search(self._outlined, executor, opened)
-        search.when_copied = executor.when_copied
-        view = ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
-        with self._copied(opened, executor):
+        with self._copied(opened, executor.wake) as copy:
+            executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
+            search = self._search(self._outlined, executor, opened, copy)
+            view = ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
             try:
                 executor.watch(search, view)
                 executor.open(self._outlined)
@@ -307,23 +285,3 @@ class FarmExperiment(Experiment):
                 else:
                     executor.leave()
         self._claim.check_known()
-
-    @contextmanager
-    def _copied(self, opened: OpenExperiment, executor: RelayedExecutor) -> Iterator[None]:
-        """Keep a copy of the journal in the experiment's store, if it has one."""
-        if not self._store_address:
-            yield
-            return
-        with open_objects(self._store_address) as objects:
-            copy = JournalCopy(
-                opened.journal,
-                objects,
-                self._message_signer,
-                copied=executor.wake,
-                check=self._claim.check,
-            )
-            executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
-            try:
-                yield
-            finally:
-                copy.close()

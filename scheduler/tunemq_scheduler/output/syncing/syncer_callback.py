@@ -58,7 +58,7 @@ _SILENT_S: Final = 5.0
 #: Files that the scheduler writes into a trial's folder; all others are artifacts of the trial.
 _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_CSV, ERROR_FILE})
 #: Excludes all of the experiment's folder but its files and journal: other folders are trials'.
-_IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
+_WITH_JOURNAL: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 #: Attributes of `SyncerCallback` that are reset in another process.
 _IN_FLIGHT: Final = {
     *("_bell", "_condemned", "_given_up", "_sync_queues"),
@@ -71,8 +71,9 @@ _log = logging.getLogger(__name__)
 class SyncerCallback(LoggerCallback):
     """Copy a search's files to a destination, during the search and at its end.
 
-    *What.* The files in the experiment's folder itself (above all the journal), and each trial's
-    folder: results, output, artifacts, and with ``carries_checkpoints`` its checkpoints.
+    *What.* The files in the experiment's folder itself, and each trial's folder: results, output
+    and artifacts. With ``carries_checkpoints`` also the journal and the checkpoints; otherwise the
+    destination is the search's store, which has both.
 
     *When.* The experiment's files every ``sync_period`` seconds. A trial's folder likewise, from
     its second iteration or its tenth second of training on (`MIN_ITERATIONS_VARIABLE` and
@@ -339,8 +340,9 @@ class SyncerCallback(LoggerCallback):
 
     def _experiment_queue(self) -> SyncQueue:
         if self._experiment is None:
+            excluded = _WITH_JOURNAL if self.carries_checkpoints else ("*/*",)
             self._experiment = self._new_lane(
-                "the experiment", self.local_dir, self.remote_dir, lambda _: _IN_FOLDERS
+                "the experiment", self.local_dir, self.remote_dir, lambda _: excluded
             )
         return self._experiment
 
