@@ -339,3 +339,32 @@ def test_why_of_a_paused_search_names_trials_that_have_not_saved(farm):
     assert all(trial in line for trial in trials), (line, trials)
     farm.open_gate("stays", 10)
     eventually(lambda: "is PAUSED" in farm.tunemq("why", "stays"), within=60, every=0.2)
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_search_whose_file_is_damaged_is_failed_until_the_file_is_put_back(farm):
+    farm.submit(Search(name="search", trials=1, steps=20, has_gate=True))
+    farm.open_gate("search", 5)
+    farm.wait_for_steps("search", 1, 5)
+    farm.kill_scheduler()
+    path = farm.results / ".farm" / "experiments" / "search.json"
+    whole, recorded = path.read_bytes(), farm.recorded("search")
+    path.write_bytes(whole[:100])
+    farm.start_scheduler()
+    row = farm.wait_for("search", "FAILED")
+    assert f"{path} is damaged" in row.reason
+    assert "tunemq rm search" in row.reason
+    assert row.reason in farm.said()
+    resumed = farm.run("resume", "search")
+    assert resumed.returncode == 1
+    assert row.reason in resumed.stderr
+    assert farm.recorded("search") == recorded
+    assert path.read_bytes() == whole[:100]
+    farm.kill_scheduler()
+    path.write_bytes(whole)  # as it says
+    farm.start_scheduler()
+    farm.open_gate("search", 20)
+    farm.wait_for("search", "FINISHED")
+    farm.check_results("search")

@@ -23,7 +23,13 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.small_files import make_folder, rejected, write_beside
-from tunemq_scheduler.farm.service.queue_entry import ENTRY_VERSION, ID_DIGITS, LEGAL, QueueEntry
+from tunemq_scheduler.farm.service.queue_entry import (
+    ENTRY_VERSION,
+    ID_DIGITS,
+    LEGAL,
+    QueueEntry,
+    damaged_entry,
+)
 from tunemq_scheduler.storage.folders import safe_name
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError, JournalFull
 from tunemq_shared.base.failpoints import failpoint
@@ -32,8 +38,6 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, Submitte
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
-#: Files that were set aside because they cannot be read.
-_DAMAGED: Final = ".damaged"
 
 
 class ExperimentQueue:
@@ -67,7 +71,7 @@ class ExperimentQueue:
         self._unsaved: dict[str, str] = {}
         #: Grows with each change.
         self.changes = 0
-        #: Files that could not be read and were set aside, as lines for people.
+        #: Files that could not be read, as lines for people.
         self.damaged: list[str] = []
         make_folder(self._folder)
         with self._on_disk(self._folder, "read"):
@@ -199,8 +203,8 @@ class ExperimentQueue:
 
     @staticmethod
     def may(entry: QueueEntry, state: State) -> bool:
-        """Return whether an experiment's state allows this change."""
-        return state in LEGAL[entry.state]
+        """Return whether an experiment's state and its file allow this change."""
+        return state in LEGAL[entry.state] and not entry.is_damaged
 
     def remove(self, name: str) -> None:
         """Forget a finished experiment.
@@ -286,12 +290,16 @@ class ExperimentQueue:
                 raise msgspec.ValidationError("it is that of another experiment")
         except (*UNDECODABLE, KeyError, TypeError) as error:
             # One damaged file is no reason to stop a farm with hundreds of experiments.
-            path.replace(path.with_suffix(_DAMAGED))
-            self.damaged.append(
-                f"{path} cannot be read ({error}); its experiment is not queued any more, the file"
-                f" is kept as {path.with_suffix(_DAMAGED).name}."
+            name, at = path.stem, path.stat().st_mtime
+            why = (
+                f"{path} is damaged ({error}), so this search cannot run. Put that file back from a"
+                " backup and start the scheduler again; or forget the search and keep its results"
+                f" folder: tunemq rm {name}"
             )
-            return
+            self.damaged.append(f"{name}: {why}")
+            if name != safe_name(name, "experiment"):
+                return
+            entry = damaged_entry(name, at, why)
         self._put(entry)
 
     def _write(self, entry: QueueEntry) -> None:

@@ -171,7 +171,7 @@ class FarmApi:
             experiments=tuple(
                 self._row(entry)
                 for entry in entries
-                if not request.owner or entry.owner == request.owner
+                if not request.owner or entry.owner == request.owner or entry.is_damaged
             )
         )
 
@@ -414,7 +414,10 @@ class FarmApi:
 
     def _may(self, entry: QueueEntry, state: State, done: str) -> None:
         if not self._queue.may(entry, state):
-            raise RequestRejected(f"experiment {entry.name} is {entry.state} and cannot be {done}.")
+            why = f": {entry.reason}" if entry.is_damaged else "."
+            raise RequestRejected(
+                f"experiment {entry.name} is {entry.state} and cannot be {done}{why}"
+            )
 
     def _needs_process(self, entry: QueueEntry, so: str) -> None:
         if not self._experiments.has(entry.name):

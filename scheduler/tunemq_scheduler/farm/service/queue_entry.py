@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, SubmittedCode
+from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ScriptCode, SubmittedCode
+from tunemq_shared.protocol.node_orders import BlobRef
 
 ENTRY_VERSION: Final = 1
 #: The length of `QueueEntry.id`.
@@ -46,7 +47,8 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the name of the experiment and its folder; unique, and valid as a file name.
-        id: five hexadecimal digits, unique; all ids of its trials begin with it.
+        id: five hexadecimal digits, unique; all ids of its trials begin with it. Empty if its file
+            is damaged.
         number: grows with each submission.
         submitted, started, ended: Unix times; the last two of its newest run.
         reason: why it is in its state, in words.
@@ -82,6 +84,11 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.is_over
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether its file cannot be read; it is never written then, so that the file stays."""
+        return not self.id
+
+    @property
     def turn(self) -> tuple[int, int]:
         """The sort key among waiting experiments: the lowest is next."""
         return -self.priority, self.number
@@ -98,3 +105,18 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
             ended=at if state.is_over else None,
             runs=self.runs + begins,
         )
+
+
+def damaged_entry(name: str, at: float, reason: str) -> QueueEntry:
+    """Return the entry of an experiment whose file, written at this time, cannot be read."""
+    return QueueEntry(
+        name=name,
+        id="",
+        owner="",
+        number=0,
+        submitted=at,
+        ended=at,
+        state=State.FAILED,
+        reason=reason,
+        code=ScriptCode(bundle=BlobRef("", 0, ""), script=""),
+    )

@@ -157,7 +157,7 @@ def test_a_half_written_change_at_any_byte_leaves_what_was_before(queue, tmp_pat
         assert not (tmp_path / "q" / "a.new").exists()
 
 
-def test_a_damaged_file_is_set_aside_and_told_and_the_others_stay(queue, tmp_path):
+def test_experiment_whose_file_is_damaged_is_failed_and_the_file_stays(queue, tmp_path):
     for name in "abc":
         add(queue, name)
     path = tmp_path / "q" / "b.json"
@@ -165,20 +165,37 @@ def test_a_damaged_file_is_set_aside_and_told_and_the_others_stay(queue, tmp_pat
     for size in range(0, len(whole) - 1, 11):
         path.write_bytes(whole[:size])
         found = again(queue)
-        assert names(found.all()) == ["a", "c"]
-        (line,) = found.damaged
-        assert "b.json" in line
-        assert (tmp_path / "q" / "b.damaged").read_bytes() == whole[:size]
+        assert names(found.waiting()) == ["a", "c"]
+        (failed,) = found.in_state(State.FAILED)
+        assert failed.name == "b"
+        for part in (str(path), "backup", "tunemq rm b"):
+            assert part in failed.reason
+        assert found.damaged == [f"b: {failed.reason}"]
+        assert not found.may(failed, State.QUEUED)
+        assert path.read_bytes() == whole[:size]
+    path.write_bytes(whole)  # as it says
+    assert names(again(queue).waiting()) == ["a", "b", "c"]
 
 
-def test_a_file_under_another_name_is_no_experiment(queue, tmp_path):
+def test_experiment_whose_file_is_damaged_can_be_removed(queue, tmp_path):
     add(queue, "a")
-    (tmp_path / "q" / "z.json").write_bytes((tmp_path / "q" / "a.json").read_bytes())
+    (tmp_path / "q" / "a.json").write_bytes(b"{")
+    found = again(queue)
+    found.remove("a")
+    assert found.all() == again(queue).all() == []
+    add(found, "a")
+
+
+def test_file_under_another_name_is_a_damaged_experiment(queue, tmp_path):
+    add(queue, "a")
+    for name in ("z", "no name"):
+        (tmp_path / "q" / f"{name}.json").write_bytes((tmp_path / "q" / "a.json").read_bytes())
 
     found = again(queue)
 
-    assert names(found.all()) == ["a"]
-    assert len(found.damaged) == 1
+    assert names(found.waiting()) == ["a"]
+    assert names(found.in_state(State.FAILED)) == ["z"], "no experiment has the other name"
+    assert len(found.damaged) == 2
 
 
 def test_a_file_of_a_later_version_is_left_alone_and_refused(queue, tmp_path):
