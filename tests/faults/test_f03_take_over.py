@@ -109,6 +109,34 @@ def test_f03_a_lost_search_keeps_its_trials_and_the_queue_until_it_is_submitted(
         farm.check_results(name)
 
 
+@pytest.mark.parametrize("bad", [b"nonsense", b"x" * 2**17, b"huge term"])
+def test_f03_take_over_with_a_bad_last_run_passes_that_search_over(
+    farm, storage, minio, bucket, bad
+):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    for name in ("lost", "damaged"):
+        farm.submit(Search(name=name, trials=1, steps=20, has_gate=True))
+        farm.open_gate(name, 5)
+        farm.wait_for_steps(name, 1, 5)
+    lose_the_machine(farm)
+    with minio.objects(bucket, "searches/damaged") as objects:
+        record = msgspec.json.decode(objects.get_bytes("journal/last_run", limit=2**16)[1:])
+        huge = b"\0" + msgspec.json.encode({**record, "term": 2**60})
+        objects.put_bytes("journal/last_run", huge if bad == b"huge term" else bad)
+    both = [f"{storage}/{name}" for name in ("lost", "damaged")]
+    start_elsewhere(farm, "--store", storage, "--take-over", both[0], "--take-over", both[1])
+    passed_over = f"--take-over {both[1]} is passed over: journal/last_run"
+    eventually(lambda: passed_over in farm.said(), message=lambda: str(farm))
+    assert f"Tuner.restore('{both[1]}')" in farm.said()
+    submit_again(farm, "lost")
+    submit_again(farm, "damaged")
+    assert "there is an experiment at" in farm.wait_for("damaged", "FAILED").reason
+    farm.open_gate("lost", 20)
+    farm.wait_for("lost", "FINISHED")
+    farm.check_results("lost")
+
+
 def test_f03_take_over_from_a_copy_with_a_hole_goes_on_from_before_it(farm, storage, minio, bucket):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")

@@ -102,7 +102,7 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
 
     refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
     refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)
-    lost = find_lost_searches(service.take_over, store, keys)
+    lost = find_lost_searches(service.take_over, store, keys, _tell)
     farm = FarmConfig(
         url=service.url,
         keys=keys,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,7 +17,11 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
+from tunemq_shared.objects.object_store import (
+    NoSuchObject,
+    ObjectSizeMismatch,
+    ObjectStore,
+)
 from tunemq_shared.signing.message_signing import (
     InvalidSignature,
     MessageSigner,
@@ -30,6 +34,8 @@ RECORD: Final = "scheduler"
 _KEY: Final = f"{FILE_NAME}/last_run"
 _MOST_BYTES: Final = 2**16
 _CONTEXT: Final = RECORD.encode()
+#: Redis counts terms as floating point numbers; a term is about the Unix time.
+_Term = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +54,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     holder: LeaseHolder
-    term: int
+    term: _Term
     run: int
     is_warm: bool
     is_over: bool = False
@@ -117,6 +123,8 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
         content = objects.get_bytes(_KEY, limit=_MOST_BYTES)
     except NoSuchObject:
         return None
+    except ObjectSizeMismatch as error:
+        raise _unreadable(_KEY, error) from error
     try:
         if not message_signer.is_signed:  # a script without keys may restore a farm's search
             return _decoded(unchecked_body(content), _KEY)
@@ -162,7 +170,14 @@ def _decoded(data: bytes, place: str) -> RunRecord:
     try:
         return msgspec.json.decode(data, type=RunRecord)
     except UNDECODABLE as error:
-        raise JournalError(f"{place} cannot be read: {error}.") from error
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: str, error: Exception) -> JournalError:
+    return JournalError(
+        f"{place}, which says who ran this search last, cannot be read: {error}. If no other"
+        " scheduler runs this search, remove it and start again."
+    )
 
 
 def _path(folder: str) -> Path:

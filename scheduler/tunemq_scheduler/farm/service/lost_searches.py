@@ -6,14 +6,14 @@ It continues here when it is submitted again. Until then its nodes keep running 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
 from tunemq_scheduler.storage.run_record import stored_record
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
-from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.s3_address import parse_address, parse_beside
@@ -49,7 +49,7 @@ class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_lost_searches(
-    addresses: Iterable[str], store: str, keys: LiveKeys
+    addresses: Iterable[str], store: str, keys: LiveKeys, tell: Callable[[str], None]
 ) -> dict[str, LostSearch]:
     """Read the records of these searches from their stores.
 
@@ -58,6 +58,7 @@ def find_lost_searches(
             missing settings.
         store: the farm's, as a canonical address.
         keys: the keys of the farm, with which the lost scheduler signed.
+        tell: shows a line about each search whose record is damaged or forged.
 
     Returns:
         The searches by their names.
@@ -65,10 +66,20 @@ def find_lost_searches(
     Raises:
         ConfigError: an address is not that of a farm's search.
         StoreError: a store cannot be reached.
-        JournalError: another program wrote the stored data.
     """
-    found = (_read(address, store, keys) for address in addresses)
-    return {one.name: one for one in found}
+    found: dict[str, LostSearch] = {}
+    for address in addresses:
+        try:
+            one = _read(address, store, keys)
+        except JournalError as error:  # no reason to serve none of the farm's searches
+            place = without_settings(address)
+            tell(
+                f"--take-over {place} is passed over: {error} Then `Tuner.restore({place!r})` in a"
+                " script continues it; or put the object back, and start the scheduler again."
+            )
+        else:
+            found[one.name] = one
+    return found
 
 
 def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
