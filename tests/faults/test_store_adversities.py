@@ -9,6 +9,7 @@ import pytest
 from tests.support.searches.killed_searches import NODE
 from tests.support.stores.own_store import own_bucket, server, start
 from tests.support.waiting import eventually
+from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
@@ -50,19 +51,25 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
     search.is_whole()
 
 
-def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_other(
+def test_of_two_searches_that_got_the_same_place_at_once_one_has_it_and_the_other_is_named(
     start, server, own_bucket
 ):
     # As on two machines: each has a results folder, and neither sees the other's search yet.
-    first = start(trials=2, steps=18, step_s=0.1, gate=6)
-    second = start(trials=2, steps=36, step_s=0.1, same_place=first, gate=6)
-    first.wait_for(m.CheckpointCommitted, trial=first.trial(0), n=1)
-    second.wait_for(m.CheckpointCommitted, trial=second.trial(0), n=1)
-    assert first.store_address() == second.store_address()
-    assert first.kill_the_node()  # so that it looks for leftovers in the end
-    for search in (first, second):
-        search.open_gate(36)
-    for search in (first, second):
-        assert search.ends() == 0, str(search)
-        search.is_undisturbed()
-        search.is_restorable()
+    both = [start(trials=2, steps=18, gate=6)]
+    both.append(start(trials=2, steps=18, same_place=both[0], gate=6))
+    eventually(lambda: any(one.process.poll() is not None for one in both), message=lambda: both)
+    (ended,) = (one for one in both if one.process.poll() is not None)
+    (stays,) = (one for one in both if one is not ended)
+    assert ended.store_address() == stays.store_address()
+    assert b"Another search" in ended.said, str(ended)
+    assert f"process {stays.process.pid} on".encode() in ended.said, str(ended)
+    assert stays.kill_the_node()  # so that it looks for leftovers in the end
+    stays.open_gate(18)
+    assert stays.ends() == 0, str(stays)
+    stays.is_undisturbed()
+    stays.is_whole()
+    # The journal in the store is that of one search, which can be restored from there.
+    objects = server.objects(own_bucket, stays.store_address().partition("?")[0].split("/", 3)[3])
+    with objects:
+        turns = objects.get_bytes(f"{FILE_NAME}/000001.turns", limit=2**24)
+    assert turns == (stays.folder / "search" / FILE_NAME / "000001.turns").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +13,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.storage import store_claim
 from tunemq_scheduler.storage.run_record import RunRecord, store_record
 from tunemq_scheduler.storage.store_claim import StoreClaim
-from tunemq_shared.base.errors import RunSuperseded, StoreError
+from tunemq_shared.base.errors import ConfigError, RunSuperseded, StoreError
 from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = pytest.mark.integration
@@ -94,10 +95,25 @@ def test_run_without_a_store_has_nothing_to_look_at():
     claim.check()
 
 
-def test_record_of_another_search_at_the_same_address_supersedes_no_run(address):
+def test_claim_of_another_search_is_refused_and_names_the_holder(address):
+    first, other = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
+    record = msgspec.structs.replace(a_record(), experiment_id="aaaaa")
+    first.write(record)
+    with pytest.raises(ConfigError, match=rf"Another search has .*process {os.getpid()} on"):
+        other.write(msgspec.structs.replace(a_record(), experiment_id="bbbbb"))
+    assert first.stored() == record
+    first.expire()
+    first.check()
+
+
+def test_claim_that_another_search_wrote_at_the_same_moment_leaves_one(address):
     first, other = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
     first.write(msgspec.structs.replace(a_record(), experiment_id="aaaaa"))
-    other.write(msgspec.structs.replace(a_record(2), experiment_id="bbbbb"))
-    for claim in (first, other, first):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(other, "stored", lambda *_: None)  # as it was before the first one wrote
+        other.write(msgspec.structs.replace(a_record(), experiment_id="bbbbb"))
+    for claim in (first, other):
         claim.expire()
-        claim.check()
+    with pytest.raises(RunSuperseded, match="Another search claimed"):
+        first.check()
+    other.check()

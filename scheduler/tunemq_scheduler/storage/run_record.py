@@ -49,8 +49,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         is_over: whether it made the nodes forget the experiment: then a further run needs a new
             stream, because nodes number their events from 1 again.
         events_key: the stream of its events; empty for an embedded farm.
-        experiment_id: the experiment's id; two searches of one name that started at once share an
-            address, and neither is a later run of the other.
+        experiment_id: the experiment's id; another search that started at once under this name
+            finds it in the store, and does not begin.
     """
 
     holder: LeaseHolder

@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from tunemq_scheduler.storage.run_record import RunRecord, store_record, stored_record
-from tunemq_shared.base.errors import JournalError, RunSuperseded, StoreError
+from tunemq_shared.base.errors import ConfigError, JournalError, RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken, retried
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import without_settings
@@ -47,12 +47,21 @@ class StoreClaim:
         """Claim the store for this run, or update this run's record.
 
         Raises:
+            ConfigError: another search has the store: both began before either had claimed it.
             RunSuperseded: another run has claimed it since this one did.
+            JournalError: the record in the store cannot be read.
             StoreError: the store cannot be reached.
         """
         self.expire()
         self.check()
         if self._address:
+            stored = self.stored() if self._record is None else None
+            if stored is not None and _is_other(stored, record):
+                raise ConfigError(
+                    f"Another search has {without_settings(self._address)}: {stored.holder}."
+                    " Both would write to the same journal there; start this one again, under"
+                    " another name."
+                )
             with open_objects(self._address) as objects:
                 retried(
                     lambda: store_record(objects, record, self._message_signer),
@@ -99,10 +108,12 @@ class StoreClaim:
             RunSuperseded: `check` found another run.
         """
         if self._later is not None:
+            is_other = self._record is not None and _is_other(self._later, self._record)
             raise RunSuperseded(
-                f"Another run of this search claimed {without_settings(self._address)}:"
-                f" {self._later.holder}. This run ends and leaves the store to that one; what this"
-                " run recorded is in its own results folder."
+                f"Another {'search' if is_other else 'run of this search'} claimed"
+                f" {without_settings(self._address)}: {self._later.holder}. This run ends and"
+                " leaves the store to that one; what this run recorded is in its own results"
+                " folder."
             )
 
     def _read(self, cancel: CancelToken | None) -> None:
@@ -114,15 +125,14 @@ class StoreClaim:
                 stored = self.stored(cancel)
             except JournalError as error:
                 raise StoreError(str(error)) from error
-            if stored is not None and _is_later(stored, self._record):
+            if stored is not None and stored.holder.token != self._record.holder.token:
                 self._later = stored
             self._read_at = began
 
 
-def _is_later(stored: RunRecord, ours: RunRecord) -> bool:
-    """Whether the stored record is of another run of the same experiment."""
-    is_another = stored.holder.token != ours.holder.token
-    return is_another and stored.experiment_id == ours.experiment_id
+def _is_other(stored: RunRecord, ours: RunRecord) -> bool:
+    """Whether the stored record is of another search; older TuneMQ wrote no id."""
+    return stored.experiment_id not in {"", ours.experiment_id}
 
 
 def _now() -> float:
