@@ -26,6 +26,7 @@ from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
+from tunemq_scheduler.storage.run_record import last_heard
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.safe_text import repr_of
@@ -242,12 +243,13 @@ def _check_newest(address: str, folder: str) -> None:
     Both would write to the same place in the store, and the other machine's progress would be lost.
     """
     with open_objects(address) as objects:
-        is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_signer())
-    if is_behind:
+        if not has_others(objects, Path(folder) / FILE_NAME, journal_signer()):
+            return
         raise ConfigError(
             f"the search at {without_settings(address)} went on elsewhere since it was left in "
-            f"{folder}; rename that folder, so that the newest state is brought here, or restore "
-            "the folder itself to go on from there, which gives up what was done since."
+            f"{folder} ({last_heard(objects, journal_signer())}); rename that folder, so that the "
+            "newest state is brought here, or restore the folder itself to go on from there, which "
+            "gives up what was done since."
         )
 
 
@@ -273,9 +275,14 @@ def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
             journal = Path(folder) / FILE_NAME
-            found = fetch_journal(
-                objects, journal, message_signer, replay=replay_as_far_as_possible
-            )
+            try:
+                found = fetch_journal(
+                    objects, journal, message_signer, replay=replay_as_far_as_possible
+                )
+            except JournalError as error:  # a run that is alive may be the cause
+                heard = last_heard(objects, message_signer)
+                error.args = (f"{error} The last run there: {heard}.",)
+                raise
     except NoSuchObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "

@@ -7,10 +7,11 @@ import datetime as dt
 import fcntl
 import os
 import socket
+import time
 import weakref
 from pathlib import Path
 
-from tunemq_scheduler.journal.journal_layout import LOCK
+from tunemq_scheduler.journal.journal_layout import LOCK, TURNS_SUFFIX
 from tunemq_shared.base.errors import JournalError, JournalLocked
 
 
@@ -58,8 +59,8 @@ class JournalLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JournalLocked(
-                f"{self._path.parent} is being written already: {_holder(self._descriptor)}. "
-                "Wait for its end, or end it."
+                f"{self._path.parent} is being written already: {_holder(self._descriptor)}; last "
+                f"heard {_silent_s(self._path.parent):.0f} s ago. Wait for its end, or end it."
             ) from error
         except OSError as error:
             raise JournalError(f"{self._path} cannot be locked: {error.strerror}.") from error
@@ -82,6 +83,15 @@ class JournalLock:
 def _holder(descriptor: int) -> str:
     said = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
     return said or "by a process that has not said who it is"
+
+
+def _silent_s(folder: Path) -> float:
+    """Return how long nothing was written to a journal, in seconds."""
+    try:
+        written = max(one.stat().st_mtime for one in (folder, *folder.glob(f"*{TURNS_SUFFIX}")))
+    except FileNotFoundError:  # the holder has just removed an old file
+        return 0.0
+    return max(0.0, time.time() - written)
 
 
 #: A descriptor in a forked process would hold the lock after its owner's death.

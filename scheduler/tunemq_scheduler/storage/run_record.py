@@ -8,6 +8,7 @@ machine.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -149,6 +150,22 @@ def store_record(objects: ObjectStore, record: RunRecord, message_signer: Messag
         StoreError: the store cannot be reached.
     """
     objects.put_bytes(_KEY, message_signer.close(msgspec.json.encode(record), _CONTEXT))
+
+
+def last_heard(objects: ObjectStore, message_signer: MessageSigner) -> str:
+    """Return who ran the experiment in a store last, and how long ago it wrote; for messages.
+
+    Raises:
+        StoreError: the store cannot be reached.
+    """
+    written = max((one.modified for one in objects.list(f"{FILE_NAME}/")), default=0.0)
+    try:
+        record = stored_record(objects, message_signer)
+    except JournalError:
+        record = None
+    holder = "an unknown process" if record is None else record.holder
+    ago = max(0.0, time.time() - written)
+    return f"{holder}, last heard {ago:.0f} s ago by the clocks of the store and this machine"
 
 
 def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str) -> None:
