@@ -242,7 +242,7 @@ def test_files_are_removed_only_if_that_was_meant(queued, tunemq, monkeypatch):
     assert queued.queue.get("exp") is not None
     out = tunemq("rm", "exp", "--files", "--yes")
     assert out == "exp is removed with its results and checkpoints\n"
-    assert queued.experiments.told == [("forget", "exp", "True")]
+    assert queued.experiments.told == [("remove_files", "exp"), ("forget", "exp")]
 
 
 def test_why_says_why(queued, tunemq):

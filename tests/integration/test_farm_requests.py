@@ -198,7 +198,7 @@ def test_an_experiment_goes_through_its_life_by_requests(api, client):
 
     assert api.queue.all() == []
     assert [told[0] for told in api.experiments.told] == [
-        *("pause", "resume", "stop_trial", "stop", "forget"),
+        *("pause", "resume", "stop_trial", "stop", "remove_files", "forget"),
     ]
     assert api.experiments.told[3] == ("stop", "exp", "stopped by ann")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -88,8 +89,14 @@ class FakeExperimentControl:
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
         return ()
 
-    def forget(self, name: str, *, with_files: bool) -> None:
-        self.told.append(("forget", name, str(with_files)))
+    def forget(self, name: str) -> None:
+        self.told.append(("forget", name))
+
+    def remove_files(self, name: str) -> Future[None]:
+        self.told.append(("remove_files", name))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def _check(self, trial: str) -> None:
         if trial not in self.trials:

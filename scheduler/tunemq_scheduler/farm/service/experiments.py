@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -677,11 +678,13 @@ class RunningExperiments:
         """Return the path of an experiment's or a trial's log."""
         return self._folders.log(name, trial)
 
-    def forget(self, name: str, *, with_files: bool) -> None:
-        """Forget a removed experiment, and optionally delete its files."""
+    def forget(self, name: str) -> None:
+        """Forget a removed experiment."""
         self._details.forget(name)
-        if with_files:
-            self._folders.remove(name)
+
+    def remove_files(self, name: str) -> Future[None]:
+        """Delete the files of an ended experiment; see `ResultsFolders.remove`."""
+        return self._folders.remove(name)
 
     def _connection(self, name: str) -> ExperimentConnection:
         one = self._running[name]

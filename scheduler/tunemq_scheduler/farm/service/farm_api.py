@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -17,11 +19,13 @@ from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue, chec
 from tunemq_scheduler.farm.service.log_pages import read_page
 from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
 from tunemq_scheduler.farm.service.request_handler import DeferredAnswer, RequestCaller
-from tunemq_shared.base.errors import ConfigError, RequestRejected
+from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.protocol import farm_requests as r
 
 #: The most rows of trials in one answer.
 _MOST_TRIALS: Final = 1000
+#: How long a removal of files may take before its answer says that it is not done.
+_REMOVED_WITHIN_S: Final = 20.0
 #: The most nodes without a store connection to name.
 _MOST_TROUBLES: Final = 3
 
@@ -31,6 +35,17 @@ class TrialCounts(NamedTuple):
 
     trials: dict[str, int]
     total: int | None
+
+
+class _Removal(NamedTuple):
+    """A removal of an experiment's files: of those in the store, its answer, and when that is due.
+
+    The experiment stays in the queue until all are removed.
+    """
+
+    stored: Future[None]
+    answer: DeferredAnswer[a.RequestDone]
+    until: float
 
 
 class ExperimentControl(Protocol):
@@ -80,8 +95,11 @@ class ExperimentControl(Protocol):
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
         """Return the scheduler's processes whose store requests fail now."""
 
-    def forget(self, name: str, *, with_files: bool) -> None:
-        """Forget a removed experiment, and delete its results and checkpoints if wanted."""
+    def forget(self, name: str) -> None:
+        """Forget a removed experiment."""
+
+    def remove_files(self, name: str) -> Future[None]:
+        """Delete an experiment's results; see `ResultsFolders.remove`."""
 
 
 class NodeControl(Protocol):
@@ -137,6 +155,7 @@ class FarmApi:
     ) -> None:
         self._queue, self._experiments, self._nodes = queue, experiments, nodes
         self._results, self._farm = results, farm
+        self._removals: dict[str, _Removal] = {}
 
     # --- experiments ------------------------------------------------------------------------------
 
@@ -276,7 +295,9 @@ class FarmApi:
         reason = f"retried by {caller.owner}"
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=trial))
 
-    def remove(self, request: r.RemoveExperiment, caller: RequestCaller) -> a.RequestDone:
+    def remove(
+        self, request: r.RemoveExperiment, caller: RequestCaller
+    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
         """Forget a finished experiment."""
         del caller
         entry = self._entry(request.name)
@@ -284,10 +305,51 @@ class FarmApi:
             raise RequestRejected(
                 f"experiment {entry.name} is {entry.state}; stop it first: tunemq stop {entry.name}"
             )
+        if request.with_files:
+            return self._remove_files(entry.name)
         self._queue.remove(entry.name)
-        self._experiments.forget(entry.name, with_files=request.with_files)
-        what = "with its results and checkpoints" if request.with_files else "; its files are left"
-        return a.RequestDone(text=f"{entry.name} is removed{'' if what[0] == ';' else ' '}{what}")
+        self._experiments.forget(entry.name)
+        text = f"{entry.name} is removed; its files are left"
+        if (removal := self._removals.pop(entry.name, None)) is not None:
+            removal.answer.reject(text)
+        return a.RequestDone(text=text)
+
+    def _remove_files(self, name: str) -> DeferredAnswer[a.RequestDone]:
+        """Remove an experiment once its store has nothing of it; until then it can be repeated."""
+        known = self._removals.get(name)
+        if known is not None and known.answer.outcome is None:
+            return known.answer
+        stored = self._experiments.remove_files(name) if known is None else known.stored
+        removal = _Removal(stored, DeferredAnswer(), time.monotonic() + _REMOVED_WITHIN_S)
+        self._removals[name] = removal
+        self.turn()
+        return removal.answer
+
+    def turn(self) -> None:
+        """Answer those who wait for the removal of files."""
+        for name, one in list(self._removals.items()):
+            repeat = (
+                f"Repeat it: tunemq rm --files {name}; or leave what is there: tunemq rm {name}"
+            )
+            if not one.stored.done():
+                if time.monotonic() > one.until:
+                    one.answer.reject(
+                        f"what the store has of {name} is still being removed. {repeat}"
+                    )
+                continue
+            del self._removals[name]
+            if (error := one.stored.exception()) is not None:
+                one.answer.reject(f"the results of {name} are removed, but {error} {repeat}")
+                continue
+            try:
+                self._queue.remove(name)
+            except JournalFull as full:
+                one.answer.reject(f"the files of {name} are removed, but {full} {repeat}")
+                continue
+            self._experiments.forget(name)
+            one.answer.resolve(
+                a.RequestDone(text=f"{name} is removed with its results and checkpoints")
+            )
 
     def why(
         self, request: r.ExplainState, caller: RequestCaller
@@ -413,6 +475,8 @@ class FarmApi:
         return self._queue.get(name) is not None or (self._results / name).exists()
 
     def _may(self, entry: QueueEntry, state: State, done: str) -> None:
+        if entry.name in self._removals:
+            raise RequestRejected(f"experiment {entry.name} is being removed.")
         if not self._queue.may(entry, state):
             why = f": {entry.reason}" if entry.is_damaged else "."
             raise RequestRejected(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.ipc.watched_process import OUTPUT
-from tunemq_shared.base.errors import ConfigError, TuneError
+from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.objects.store_address import is_remote, join
+from tunemq_shared.objects.store_address import is_remote, join, without_settings
 from tunemq_shared.system.folder_trees import remove_tree
 
 
@@ -22,16 +24,13 @@ class ResultsFolders:
         results: the folder of all experiments.
         trash: where folders wait for deletion; leftovers of an earlier process are deleted, too.
         store: the farm's store.
-        notices: shows a line to people; called from another thread.
     """
 
-    def __init__(
-        self, results: Path, trash: Path, store: str, notices: Callable[[str], None]
-    ) -> None:
-        self._results, self._trash, self._store, self._notices = results, trash, store, notices
+    def __init__(self, results: Path, trash: Path, store: str) -> None:
+        self._results, self._trash, self._store = results, trash, store
         make_folder(trash)
         for left in trash.iterdir():
-            self._remove_soon(left, "")
+            _start(remove_tree, left)
 
     def log(self, name: str, trial: str) -> Path | None:
         """Return the path of an experiment's log, or of a trial's; None if there is none yet.
@@ -48,8 +47,11 @@ class ResultsFolders:
             path = found / "stdout"
         return path if path.exists() else None
 
-    def remove(self, name: str) -> None:
-        """Delete an experiment's results and checkpoints; its name is free at once.
+    def remove(self, name: str) -> Future[None]:
+        """Delete an experiment's results at once, and begin to delete what the store has of it.
+
+        Returns:
+            Done when the store has nothing of it, or with the reason why it has.
 
         Raises:
             ConfigError: its folder cannot be moved.
@@ -63,22 +65,27 @@ class ResultsFolders:
             raise ConfigError(
                 f"{self._results / name} cannot be removed: {error.strerror}."
             ) from error
-        self._remove_soon(place, join(self._store, name) if is_remote(self._store) else "")
+        _start(remove_tree, place)
+        done: Future[None] = Future()
+        if is_remote(self._store):
+            _start(_delete_stored, join(self._store, name), done)
+        else:
+            done.set_result(None)
+        return done
 
-    def _remove_soon(self, folder: Path, store: str) -> None:
-        threading.Thread(
-            target=self._remove, args=(folder, store), name="removal", daemon=True
-        ).start()
 
-    def _remove(self, folder: Path, store: str) -> None:
-        remove_tree(folder)
-        if not store:
-            return
-        try:
-            with open_objects(store) as objects:
-                objects.delete([one.key for one in objects.list()])
-        except TuneError as error:
-            self._notices(f"What {store} has cannot be removed: {error}")
+def _start(target: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=target, args=arguments, name="removal", daemon=True).start()
+
+
+def _delete_stored(address: str, done: Future[None]) -> None:
+    try:
+        with open_objects(address) as objects:
+            objects.delete([one.key for one in objects.list()])
+    except Exception as error:  # noqa: BLE001  told to the person who asked for it
+        done.set_exception(StoreError(f"{without_settings(address)} is not removed: {error}"))
+    else:
+        done.set_result(None)
 
 
 def _folders(folder: Path) -> Iterator[Path]:

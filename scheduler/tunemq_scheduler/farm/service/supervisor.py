@@ -122,7 +122,7 @@ class Supervisor:
             self._allocator,
             self._start_connection,
             end_trial_processes=self._end_trial_processes,
-            folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store, tell),
+            folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store),
             max_running=farm.settings.max_running,
             pause_grace_s=farm.settings.preempt_grace_s,
             unresponsive_after_s=farm.settings.unresponsive_after_s,
@@ -142,10 +142,10 @@ class Supervisor:
         )
         self._nodes = FarmNodes(folder / "nodes.json", self._transport, self._allocator)
         known = described(farm.store, str(me), farm.results)
-        api = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
+        self._api = FarmApi(self._queue, self._experiments, self._nodes, Path(farm.results), known)
         done = DoneRequests(folder / "requests")
         self._server = RequestServer(
-            farm.url, api, done, lambda: lease.term, farm.keys, self._transport.rejections.add
+            farm.url, self._api, done, lambda: lease.term, farm.keys, self._transport.rejections.add
         )
         self._announcement = announcing(lease.term)
         self._output = self._output_reader() if is_remote(farm.store) else None
@@ -201,6 +201,7 @@ class Supervisor:
         self._experiments.forget_nodes(self._nodes.turn())
         with contextlib.suppress(RedisUnavailable):  # the transport reports it
             self._server.turn()
+        self._api.turn()
         self._experiments.turn()
         self._experiments.offer()
         self._transport.send()

@@ -83,7 +83,7 @@ class Farm:
             FairShareAllocator(FarmSettings().fair_share_settings()),
             self._start,
             end_trial_processes=lambda key: None,
-            folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
+            folders=ResultsFolders(folder, folder / "trash", str(folder)),
             max_running=max_running,
             pause_grace_s=30.0,
             unresponsive_after_s=timeout_s,

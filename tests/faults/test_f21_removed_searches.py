@@ -1,0 +1,68 @@
+"""`tunemq rm --files` while the store is away says what is left and how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.stores.object_servers import ObjectServer, running_minio
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        yield server
+
+
+@pytest.fixture
+def farm(tmp_path: Path, store: ObjectServer) -> Iterator[FarmService]:
+    with farm_service(tmp_path, starts=False) as farm:
+        farm.of_home = dict.fromkeys(("head", "laptop", "one"), store.environ)
+        yield farm
+
+
+@pytest.mark.parametrize("is_silent", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_f21_removal_while_the_store_is_away_names_what_is_left_and_can_be_repeated(
+    farm, store, is_silent
+):
+    bucket = store.create_bucket()
+    farm.start_scheduler("--store", f"s3://{bucket}/searches")
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=1, steps=3))
+    farm.wait_for("search", "FINISHED")
+    (store.freeze if is_silent else store.kill)()
+    refused = farm.run("rm", "--files", "--yes", "search")
+    assert refused.returncode == 1, refused
+    assert "tunemq rm --files search" in refused.stderr
+    if is_silent:
+        assert "still being removed" in refused.stderr
+        assert "is being removed" in farm.run("resume", "search").stderr
+        store.thaw()
+    else:
+        assert f"s3://{bucket}/searches/search is not removed" in refused.stderr
+        store.start()
+    assert farm.rows()["search"].state == "FINISHED"
+    done = farm.tunemq("rm", "--files", "--yes", "search")  # as it says
+    assert done == "search is removed with its results and checkpoints\n"
+    assert farm.rows() == {}
+    assert not (farm.results / "search").exists()
+    with store.objects(bucket, "searches/search") as objects:
+        assert list(objects.list()) == []
+
+
+@pytest.mark.slow
+def test_f21_search_whose_checkpoints_cannot_be_removed_can_be_forgotten(farm, store):
+    farm.start_scheduler("--store", f"s3://{store.create_bucket()}/searches")
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=1, steps=3))
+    farm.wait_for("search", "FINISHED")
+    store.freeze()
+    assert farm.run("rm", "--files", "--yes", "search").returncode == 1
+    assert "its files are left" in farm.tunemq("rm", "search")
+    assert farm.rows() == {}
+    store.thaw()
