@@ -65,7 +65,8 @@ def test_a_user_who_may_administer_redis_is_found(redis: SecuredRedis):
 @pytest.mark.parametrize("role", ROLES)
 def test_doctor_names_each_right_that_a_roles_user_lacks(redis: SecuredRedis, role: str):
     (line,) = (one for one in SHIPPED_USERS.splitlines() if one.startswith(f"user {role} "))
-    rights = {part[1:] for part in line.split() if part.startswith("+")} - {"ping", "select"}
+    rights = {part[1:] for part in line.split() if part.startswith("+")}
+    rights -= {"ping", "select", "acl|log"}  # without the last, doctor only says less
     for right in rights:
         # Redis 6.2 takes no subcommand away.
         redis.client.execute_command("ACL", "SETUSER", role, f"-{right.split('|')[0]}")

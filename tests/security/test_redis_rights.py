@@ -84,3 +84,36 @@ def test_scheduler_whose_user_loses_a_right_waits_for_it_and_says_which(
         farm.check_results("first")
         assert log.read_text().count("the rights of its role") < 5, log.read_text()
         assert "Traceback" not in log.read_text()
+
+
+def test_changed_password_scheduler_worker_and_doctor_name_the_user_and_the_fix(
+    redis: SecuredRedis, tmp_path: Path
+):
+    with secured_farm(tmp_path / "farm", redis) as farm:
+        farm.add_worker("one", 1)
+        farm.has_nodes("one")
+        logs = {
+            "scheduler": farm.folder / "head" / "scheduler.log",
+            "worker": farm.folder / "one" / "worker.log",
+        }
+        for user in logs:
+            redis.client.execute_command("ACL", "SETUSER", user, "resetpass", ">the-new-one")
+            redis.client.execute_command("CLIENT", "KILL", "USER", user)
+        try:
+            for user, log in logs.items():
+                told = f"refuses the user '{user}'"
+                eventually(lambda told=told, log=log: told in log.read_text(), message=log.read_text)
+                assert "invalid username-password pair" in log.read_text()
+                assert "$TUNEMQ_REDIS" in log.read_text()
+            eventually(lambda: not redis.client.exists("tunemq:scheduler"))
+            url = redis.url("scheduler", password="the-new-one")
+            said = farm.run("doctor", variables={"TUNEMQ_REDIS": url}).stdout
+            for user in logs:
+                assert f"refuses the login of '{user}'" in said
+        finally:
+            for user in logs:
+                password = f">{redis.password(user)}"
+                redis.client.execute_command("ACL", "SETUSER", user, "resetpass", password)
+        farm.has_nodes("one")
+        for log in logs.values():
+            assert log.read_text().count("refuses the user") < 5, log.read_text()

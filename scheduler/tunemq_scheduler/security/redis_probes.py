@@ -6,6 +6,7 @@ The most important one needs no rights: whether Redis lets a stranger in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -16,14 +17,17 @@ from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisRefusesWrites
 from tunemq_scheduler.transport.redis.redis_memory import PROBE
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
+from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker import redis_dangers, redis_keys
-from tunemq_shared.broker.redis_address import RedisAddress, parse_address
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 from tunemq_shared.broker.redis_release import RedisRelease, release_in_hello, release_in_info
 
 EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
-RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
+RIGHTS, LOGINS, REMOTE_CONTROL = "redis-rights", "redis-logins", "celery-remote-control"
 
+#: A process that Redis does not let in tries again within this time (seconds).
+_LOGIN_S: Final = 60.0
 _KEEPS_ALL: Final = "noeviction"
 #: From this version of Redis and Valkey on, a user's right can be limited to reading a key.
 _READ_ONLY_KEYS: Final = (7,)
@@ -77,6 +81,7 @@ def probe(url: str) -> list[Finding]:
             _check_aof(address, told),
             _check_writes(address, line),
             _check_rights(address, line, _release(line, told)),
+            *_rejected_logins(address, line),
             _check_remote_control(address, line),
         ]
     finally:
@@ -199,6 +204,24 @@ def _check_rights(address: RedisAddress, line: RedisConnection, release: RedisRe
         f"{address.user!r} may administer Redis at {address}, which nobody of a farm has to.",
         "give it the rights that its role has in deploy/redis/users.acl.",
     )
+
+
+def _rejected_logins(address: RedisAddress, line: RedisConnection) -> Iterator[Finding]:
+    """Report users whose logins Redis rejects now; yields nothing without the right to see them."""
+    for entry in _asked(line, "ACL", "LOG") or ():
+        facts = dict(zip(entry[::2], entry[1::2], strict=True))
+        if facts[b"reason"] != b"auth" or float(facts[b"age-seconds"]) > _LOGIN_S:
+            continue
+        user = harmless(facts[b"username"].decode(errors="replace"))
+        place = re.search(rb"addr=(\S+)", facts[b"client-info"])
+        where = f" from {harmless(place[1].decode(errors='replace'))}" if place else ""
+        yield warning(
+            LOGINS,
+            f"Redis at {address} refuses the login of {user!r}{where}: its password there is"
+            " another one.",
+            f"write its present password into ${REDIS_VARIABLE} of that process and start it"
+            f" again, or give that user this password back in Redis (ACL SETUSER).",
+        )
 
 
 # --- data -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
     ├─ TransportError                          Redis is unreachable or sends unreadable data
     │   └─ RedisUnavailable                    ... for this many seconds, at that address
+    │       └─ RedisRejectsUser                ... which answers, but rejects our user
     ├─ SchedulerSuperseded                     another scheduler took over the farm
     │   └─ RunSuperseded                       another run continued the search
     ├─ NoScheduler                             the farm has no scheduler, or it does not answer
@@ -96,6 +97,10 @@ class TransportError(TuneError):
 
 class RedisUnavailable(TransportError, ConnectionError):
     """Redis cannot be reached."""
+
+
+class RedisRejectsUser(RedisUnavailable):
+    """Redis answers, but rejects the login or a right that this process cannot work without."""
 
 
 class SchedulerSuperseded(TuneError, RuntimeError):

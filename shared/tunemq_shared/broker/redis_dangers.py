@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.broker.redis_address import DEFAULT_USER, REDIS_VARIABLE, RedisAddress
 from tunemq_shared.broker.redis_release import VALKEY, RedisRelease
 
 _TIMEOUT_S: Final = 2.0
@@ -25,6 +25,9 @@ _USERS: Final = (
     "load deploy/redis/users.acl (aclfile in redis.conf), which switches the default user off, and"
     " give each role its own: redis://scheduler:PASSWORD@host:6379/0."
 )
+
+#: The first words of a rejected login.
+LOGIN_REJECTED: Final = ("WRONGPASS ", "NOAUTH ")
 
 #: What to do if Redis forbids a command to the user of a role.
 LACKS_RIGHTS: Final = "give its user the rights of its role in deploy/redis/users.acl"
@@ -41,6 +44,16 @@ class RedisRisk(NamedTuple):
     check: str
     what: str
     fix: str
+
+
+def login_rejected(address: RedisAddress, answer: object) -> str:
+    """Say which user Redis does not let in, why, and what to do."""
+    return (
+        f"Redis at {address} refuses the user {address.user or DEFAULT_USER!r}"
+        f" ({str(answer).rstrip('.')}): write"
+        f" its present password into ${REDIS_VARIABLE} and start this again, or give it the"
+        " password back in Redis (ACL SETUSER)."
+    )
 
 
 def dangers(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]:

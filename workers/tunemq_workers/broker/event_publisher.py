@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
-from tunemq_shared.base.errors import RedisUnavailable
+from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import RedisAddress
@@ -50,6 +50,7 @@ from tunemq_workers.broker.redis_client import (
     RedisCommand,
     RedisCommandError,
     RedisReply,
+    user_rejected,
 )
 from tunemq_workers.system.trial_user import own_files
 
@@ -132,6 +133,8 @@ class EventPublisher:
         self._renewals = 0
         self._looked_at = float("-inf")
         self._failures = 0
+        #: The reason that the newest `RedisLost` gave.
+        self._told = ""
 
     def start(self) -> None:
         """Start the thread."""
@@ -163,7 +166,7 @@ class EventPublisher:
             try:
                 self._turn(order)
             except RedisUnavailable as problem:
-                self._lost(order, str(problem))
+                self._lost(order, problem)
 
     def _pause(self) -> float:
         """Return the seconds until the thread has to act without an order."""
@@ -234,7 +237,7 @@ class EventPublisher:
             replies = client.pipeline(_WATCH_ANEW)
             for reply in replies:
                 if isinstance(reply, RedisCommandError) and not reply.is_wrong_type:
-                    raise RedisUnavailable(f"Redis at {self._address} refuses events: {reply}")
+                    raise user_rejected(self._address, "events", reply)
             self._note_watched(replies[-1])
         return self._watched == generation
 
@@ -328,7 +331,7 @@ class EventPublisher:
             if not isinstance(reply, RedisCommandError) or (reply is lease and reply.is_full):
                 continue
             if not reply.is_wrong_type:
-                raise RedisUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
+                raise user_rejected(self._address, "the lease", reply)
         # A key of the wrong type counts as missing: the scheduler deletes it.
         generation = self._unless_wrong(redis_keys.GENERATION, generation)
         fields = self._unless_wrong(self._reply, fields) or [None] * (len(_ANSWERS) + len(keys))
@@ -384,14 +387,17 @@ class EventPublisher:
                     self._signing.reject_key(redis_keys.NODES)
                 self._post(RegistrationFailed())
             else:
-                raise RedisUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
+                raise user_rejected(self._address, "the hello", reply)
 
-    def _lost(self, order: PublisherOrder | None, reason: str) -> None:
+    def _lost(self, order: PublisherOrder | None, problem: RedisUnavailable) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
         self._failures += 1
-        if self._failures == 1:
+        reason, is_rejected = str(problem), isinstance(problem, RedisRejectsUser)
+        # A lost connection often comes first, and does not tell why Redis rejects the next one.
+        if self._failures == 1 or (is_rejected and reason != self._told):
+            self._told = reason
             _log.warning("pump.out_of_reach reason=%r", reason)
             self._post(RedisLost(reason))
         if isinstance(order, AppendBatches):

@@ -109,7 +109,7 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True)
 class RedisLost:
-    """Report: Redis is unreachable; sent once an outage."""
+    """Report: Redis is unreachable; sent once an outage, and again if it then rejects the user."""
 
     reason: str
 

@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import BinaryIO, Final, TypeAlias
 
-from tunemq_shared.base.errors import RedisUnavailable, TransportError
+from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_address import RedisAddress
-from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
+from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS, LOGIN_REJECTED, login_rejected
 
 RedisArgument: TypeAlias = bytes | bytearray | str | int
 RedisCommand: TypeAlias = Sequence[RedisArgument]
@@ -54,7 +54,8 @@ class RedisClient:
         address: the address of Redis.
 
     Raises:
-        RedisUnavailable: Redis is unreachable or rejects the credentials.
+        RedisUnavailable: Redis is unreachable.
+        RedisRejectsUser: Redis rejects the credentials.
     """
 
     def __init__(self, address: RedisAddress) -> None:
@@ -96,7 +97,7 @@ class RedisClient:
         for reply in self.pipeline(commands) if commands else ():
             if isinstance(reply, RedisCommandError):
                 self.close()
-                raise RedisUnavailable(f"Redis at {address} refused us: {reply}") from reply
+                raise user_rejected(address, "the login", reply)
 
     def _read(self, depth: int = 0) -> RedisReply:
         line = self._replies.readline(_LONGEST_LINE)
@@ -128,6 +129,15 @@ class RedisClient:
         if len(data) != size + 2:
             raise ConnectionResetError("it closed the connection")
         return data[:-2]
+
+
+def user_rejected(
+    address: RedisAddress, what: str, reply: RedisCommandError
+) -> RedisRejectsUser:
+    """Return the error for a reply without which a connection is useless."""
+    if str(reply).startswith(LOGIN_REJECTED):
+        return RedisRejectsUser(login_rejected(address, reply))
+    return RedisRejectsUser(f"Redis at {address} refuses {what}: {reply}.")
 
 
 def _number(text: bytes, most: int) -> int:

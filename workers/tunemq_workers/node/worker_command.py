@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tunemq_shared.base.errors import ConfigError, RedisUnavailable
+from tunemq_shared.base.errors import ConfigError, RedisRejectsUser, RedisUnavailable
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 from tunemq_shared.signing.live_keys import KeyRole, find_keys
@@ -137,7 +137,11 @@ def _find_redis(address: RedisAddress) -> RedisReply:
     Raises:
         RedisUnavailable: Redis cannot be reached, or rejects the connection.
     """
-    from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError
+    from tunemq_workers.broker.redis_client import (
+        RedisClient,
+        RedisCommandError,
+        user_rejected,
+    )
 
     started = time.monotonic()
     is_told = False
@@ -146,11 +150,13 @@ def _find_redis(address: RedisAddress) -> RedisReply:
             client = RedisClient(address)
             try:
                 reply, registration = client.pipeline([["PING"], ["HELLO", 2]])
+                if isinstance(reply, RedisCommandError):
+                    raise user_rejected(address, "PING", reply)
             finally:
                 client.close()
         except RedisUnavailable as problem:
             tried = time.monotonic() - started
-            if isinstance(problem.__cause__, RedisCommandError):
+            if isinstance(problem, RedisRejectsUser):
                 raise
             if tried >= _TIMEOUT_S:
                 raise RedisUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
@@ -159,8 +165,6 @@ def _find_redis(address: RedisAddress) -> RedisReply:
                 _tell(f"{problem} Trying for {_TIMEOUT_S:g} s.")
             time.sleep(_RETRY_S)
         else:
-            if isinstance(reply, RedisCommandError):
-                raise RedisUnavailable(f"Redis at {address} refused us: {reply}.") from reply
             return registration
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
     NoPermissionError,
     OutOfMemoryError,
@@ -22,9 +23,9 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from tunemq_scheduler.transport.redis.bounded_replies import BoundedParser, TooLong
-from tunemq_shared.base.errors import RedisUnavailable, TransportError
+from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_address import parse_address
-from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
+from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS, login_rejected
 
 RedisCommand = Sequence[str | bytes | int]
 
@@ -75,8 +76,8 @@ class RedisConnection:
 
     def __init__(self, url: str) -> None:
         address = parse_address(url)
-        #: The address without credentials, for messages.
-        self.address = str(address)
+        #: For messages, in which it shows no password.
+        self.address = address
         pool = ConnectionPool.from_url(
             address.url(),
             protocol=2,
@@ -209,6 +210,8 @@ class RedisConnection:
 
     def _broken(self, error: object) -> RedisUnavailable:
         self.close()
+        if isinstance(error, AuthenticationError):
+            return RedisRejectsUser(login_rejected(self.address, error))
         return RedisUnavailable(f"Redis at {self.address} cannot be reached: {error}")
 
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from tunemq_scheduler.transport.redis.celery_publisher import CeleryPublisher
 from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisConnection
 from tunemq_scheduler.transport.redis.stream_reader import StreamReader
-from tunemq_shared.base.errors import RedisUnavailable, TransportError
+from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable, TransportError
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
 
 #: The pause between attempts to reach a Redis that is away.
@@ -88,9 +88,10 @@ class RedisLink:
         if self._away_since is None:
             self._away_since = now
         self._away_because = str(error)
-        if LACKS_RIGHTS in self._away_because:
+        if isinstance(error, RedisRejectsUser) or LACKS_RIGHTS in self._away_because:
             if self._away_because != self._told or now > self._told_until:
-                self.notices.append(f"{error}. The scheduler waits for that; trials go on.")
+                why = self._away_because.rstrip(".")
+                self.notices.append(f"{why}. The scheduler waits for that; trials go on.")
             self._told, self._told_until = self._away_because, now + _TOLD_FOR_S
         self.close()
         self.ask_backing()
