@@ -11,6 +11,7 @@ for other machines', and where locks do not work, only folders unchanged for a d
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -26,6 +27,8 @@ from tunemq_shared.system.plain_files import open_plain, open_regular
 STAGING: Final = ".staging"
 
 _LOCK: Final = ".lock"
+#: How many names `new` tries.
+_CLAIMS: Final = 10
 _ABANDONED_S: Final = 24 * 3600.0
 
 
@@ -45,13 +48,29 @@ class StagingFolder:
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
         """Make a new folder to fill and rename; if it is still there at the end, it is removed."""
-        folder = self.name()
-        with _held(folder.with_name(folder.name + _LOCK)):
+        folder, lock, fd = self._claim()
+        try:
             folder.mkdir()
+            yield folder
+        finally:
+            remove_tree(folder)
             try:
-                yield folder
+                lock.unlink(missing_ok=True)
             finally:
-                remove_tree(folder)
+                os.close(fd)
+
+    def _claim(self) -> tuple[Path, Path, int]:
+        """Return a free path, and the path and descriptor of its lock file, which is held."""
+        for _ in range(_CLAIMS):
+            folder = self.name()
+            lock = folder.with_name(folder.name + _LOCK)
+            fd = open_regular(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            if _try_lock(fd) is not False and _is_at(fd, lock):
+                return folder, lock, fd
+            os.close(fd)  # removed as a leftover before we held it, or a trial locked it
+        raise BlockingIOError(
+            errno.EWOULDBLOCK, "another process locks or removes each new file", str(self._folder)
+        )
 
     def name(self) -> Path:
         """A free path to which a doomed folder can be renamed; needs no disk space.
@@ -90,23 +109,6 @@ def measure(folder: Path) -> RemovedFiles:
                 size += os.lstat(os.path.join(path, name)).st_size
                 files += 1
     return RemovedFiles(files, size)
-
-
-@contextlib.contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """Make and hold a new lock file; remove it at the end."""
-    while True:
-        fd = open_regular(lock, os.O_RDWR | os.O_CREAT)
-        try:
-            if _try_lock(fd) is False or not _is_at(fd, lock):
-                continue  # another process removed it as a leftover before we held it
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(fd)
 
 
 @contextlib.contextmanager

@@ -137,6 +137,58 @@ def test_a_writer_whose_lock_was_taken_for_a_leftover_takes_another(
         assert staging.remove_leftovers() == (0, 0)
 
 
+@pytest.mark.parametrize("locked", [1, 50])
+def test_new_folder_whose_lock_a_trial_holds_for_long_gets_another_name_or_fails(
+    staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: int
+) -> None:
+    held: list[int] = []
+    opened: list[Path] = []
+
+    def lock_first(path: Path, flags: int) -> int:
+        fd = open_regular(path, flags)
+        opened.append(path)
+        assert len(opened) < 50, "it tries for ever"
+        if len(held) < locked:  # a trial is faster
+            held.append(os.open(path, os.O_RDWR))
+            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+
+    open_regular = module.open_regular
+    monkeypatch.setattr(module, "open_regular", lock_first)
+    try:
+        if locked == 1:
+            with staging.new() as folder:
+                assert folder.is_dir()
+        else:
+            with pytest.raises(BlockingIOError, match="locks or removes"), staging.new():
+                pass
+    finally:
+        for fd in held:
+            os.close(fd)
+    staging.remove_leftovers()
+    assert everything(tmp_path) == []
+
+
+def test_leftovers_whose_locks_others_hold_for_long_cost_no_time(
+    staging: StagingFolder, tmp_path: Path
+) -> None:
+    flocked, with_lease = leave(staging), leave(staging)
+    began, used = time.monotonic(), time.process_time()
+    with (
+        open(f"{flocked}.lock", "r+b") as file,
+        leased(with_lease.with_name(f"{with_lease.name}.lock")),
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(20):
+            assert staging.remove_leftovers().files == 0
+            with staging.new():
+                pass
+    assert time.monotonic() - began < 5.0
+    assert time.process_time() - used < 2.0
+    assert flocked.exists()
+    assert with_lease.exists()
+
+
 def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Path, **_: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No such file", str(self))
