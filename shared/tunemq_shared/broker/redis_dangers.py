@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from tunemq_shared.broker.redis_address import DEFAULT_USER, REDIS_VARIABLE, RedisAddress
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress
 from tunemq_shared.broker.redis_release import VALKEY, RedisRelease
 
 _TIMEOUT_S: Final = 2.0
@@ -49,7 +49,7 @@ class RedisRisk(NamedTuple):
 def login_rejected(address: RedisAddress, answer: object) -> str:
     """Say which user Redis does not let in, why, and what to do."""
     return (
-        f"Redis at {address} refuses the user {address.user or DEFAULT_USER!r}"
+        f"Redis at {address} refuses the user {address.user or 'default'!r}"
         f" ({str(answer).rstrip('.')}): write"
         f" its present password into ${REDIS_VARIABLE} and start this again, or give it the"
         " password back in Redis (ACL SETUSER)."
