@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,6 +156,13 @@ def test_two_workers_do_not_share_a_working_folder(worker, server, scheduler, tm
     assert second.ends() == 64
     assert f"process {worker.process.pid}" in second.said
     assert "--name" in second.said
+
+
+def test_worker_whose_workdir_is_removed_ends_and_names_the_folder(worker, scheduler):
+    worker.instance_id(scheduler)
+    shutil.rmtree(worker.workdir)
+    assert worker.ends() == 70
+    assert f"its --workdir {worker.workdir} was removed" in worker.said
 
 
 def test_ctrl_c_ends_an_idle_worker_at_once_and_deregisters(worker, scheduler):

@@ -25,6 +25,8 @@ _STARTING_S: Final = 15.0
 #: delay.
 _STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
+#: After this many ends in a row the node gives up.
+_MOST_DEATHS: Final = 10
 #: Seconds that consumer and forkserver get to end when the node ends.
 _CLOSE_S: Final = 1.0
 
@@ -43,6 +45,7 @@ class ConsumerProcess:
         on_command: takes a task's argument.
         on_rejected: takes the reason for which the consumer rejected a message.
         on_death: called when the consumer ended by itself; `start_if_none` starts another.
+        on_failing: called with the reason when no consumer works for long.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class ConsumerProcess:
         on_command: Callable[[bytes], None],
         on_rejected: Callable[[str], None],
         on_death: Callable[[], None],
+        on_failing: Callable[[str], object],
     ) -> None:
         self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_command, self._on_death = on_ready, on_command, on_death
-        self._on_rejected = on_rejected
+        self._on_rejected, self._on_failing = on_rejected, on_failing
         self._forkserver: ChildProcess | None = None
         self._consumer: FrameConnection | None = None
         self._is_ready = self._is_redis_away = False
@@ -93,6 +97,7 @@ class ConsumerProcess:
         moment, too. The new consumer does all of its start except connecting while Redis is away.
         """
         self._is_redis_away = True
+        self._deaths_in_a_row = 0  # they may be consequences
         if self._is_ready:
             self.restart("Redis is away")
 
@@ -158,7 +163,7 @@ class ConsumerProcess:
 
     def _forkserver_died(self) -> None:
         _log.warning("consumer.forkserver_died")
-        self._deaths_in_a_row += 1
+        self._count_death()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
@@ -194,6 +199,7 @@ class ConsumerProcess:
         # While Redis is away no consumer can become ready, and a restart would only delay the next
         # one.
         if self._consumer is consumer and not self._is_ready and not self._is_redis_away:
+            self._count_death()
             self._drop_forkserver()  # the forkserver may be what hangs
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 
@@ -213,9 +219,17 @@ class ConsumerProcess:
         _log.warning("consumer.died log=consumer.log")
         if self._is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
             self._deaths_in_a_row = 0
-        self._deaths_in_a_row += 1
+        self._count_death()
         self._drop()
         self._on_death()
+
+    def _count_death(self) -> None:
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row == _MOST_DEATHS:
+            # Without a consumer the node receives no command, and its searches would wait for it.
+            self._on_failing(
+                f"its Celery consumer ended {_MOST_DEATHS} times in a row; consumer.log says why"
+            )
 
     def _drop(self) -> None:
         """Forget the consumer; closing its socket ends it."""

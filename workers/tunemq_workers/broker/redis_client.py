@@ -131,9 +131,7 @@ class RedisClient:
         return data[:-2]
 
 
-def user_rejected(
-    address: RedisAddress, what: str, reply: RedisCommandError
-) -> RedisRejectsUser:
+def user_rejected(address: RedisAddress, what: str, reply: RedisCommandError) -> RedisRejectsUser:
     """Return the error for a reply without which a connection is useless."""
     if str(reply).startswith(LOGIN_REJECTED):
         return RedisRejectsUser(login_rejected(address, reply))

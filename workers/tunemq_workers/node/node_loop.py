@@ -52,7 +52,7 @@ from tunemq_workers.logs.failure_output import FailureOutput
 from tunemq_workers.logs.log_watch import LogWatch
 from tunemq_workers.logs.output_caps import OutputCaps
 from tunemq_workers.node.key_watch import KeyWatch
-from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_REPLACED
+from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
@@ -219,6 +219,7 @@ class NodeLoop:
             on_command=self._obey,
             on_rejected=partial(signing.reject_command, why="is no task of ours"),
             on_death=self._consumer_died,
+            on_failing=partial(self.stop, exit_code=EXIT_BROKEN, grace_s=grace_s),
         )
 
     def run(self) -> int:

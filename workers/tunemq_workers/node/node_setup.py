@@ -193,6 +193,7 @@ def run_node(
     threading.excepthook = partial(_on_thread_death, reactor, loop)
     if watched is not None:
         reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
+    _end_without_workdir(watch, reactor, loop, folder, grace_s)
     if prewarmed is not None:
         _prewarm(pool, prewarmed)
     _look_after_workdir(reactor, disk, options.workdir, cache if account else None)
@@ -283,6 +284,16 @@ def _take_rights(options: argparse.Namespace, account: UserAccount | None) -> No
         act_for(account)
     elif options.farm and os.geteuid() == 0:
         _log.warning("node.trials_as_root")
+
+
+def _end_without_workdir(
+    watch: MachineWatch | None, reactor: Reactor, loop: NodeLoop, folder: str, grace_s: float
+) -> None:
+    # The next start makes all that was in it; until then no helper process can start there.
+    if watch is not None:
+        gone = f"its --workdir {folder} was removed; start it again"
+        end = partial(loop.stop, gone, EXIT_BROKEN, grace_s=grace_s)
+        watch.on_removed = partial(reactor.post, end)
 
 
 def _look_after_workdir(

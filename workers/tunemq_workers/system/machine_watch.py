@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -54,6 +53,8 @@ class MachineWatch:
         #: Set by the node's loop.
         self.trial_processes = self.outbox = self.cache = 0
         self.store = StoreTraffic()
+        #: Called in the thread while the folder does not exist.
+        self.on_removed: Callable[[], None] = lambda: None
         self._folder, self._gpus = folder, gpus
         self._folders = tuple(folders)
         self._about = about
@@ -100,8 +101,13 @@ class MachineWatch:
 
     def _look(self) -> None:
         disk_free = disk_size = disk_free_inodes = None
-        with suppress(OSError):
+        try:
             disk = os.statvfs(self._folder)
+        except FileNotFoundError:
+            self.on_removed()
+        except OSError:
+            pass  # these values are unknown then
+        else:
             disk_free = float(disk.f_bavail * disk.f_frsize)
             disk_size = float(disk.f_blocks * disk.f_frsize)
             # Some file systems, such as btrfs, have no fixed number of inodes and report 0.
