@@ -92,3 +92,23 @@ def test_a_folder_that_the_search_went_on_without_is_not_taken_for_the_newest(
         tune.Tuner.restore(place, train)
     folder = str(tmp_path / "one machine" / "search")
     assert tune.Tuner.restore(folder, train).get_results().num_errors == 2, "if that is meant"
+
+
+def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(
+    tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
+) -> None:
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "results"))
+    assert searched(tmp_path, minio.address(bucket, "searches")).num_errors == 2
+    place = minio.address(bucket, "searches/search")
+    shutil.rmtree(tmp_path / "results" / "search")
+    (tmp_path / "results" / "search").mkdir()
+
+    first = tune.Tuner.restore(place, train, resume_errored=True).fit()
+    (tmp_path / "mended").touch()
+    second = tune.Tuner.restore(place, train, resume_errored=True).fit()
+
+    assert first.experiment_path == str(tmp_path / "results" / "search_2")
+    assert second.experiment_path == first.experiment_path
+    assert second.num_errors == 0
+    (tmp_path / "results" / "search").rmdir()
+    Path(second.experiment_path).rename(tmp_path / "results" / "search")  # looked at afterwards

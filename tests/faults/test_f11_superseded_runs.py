@@ -59,7 +59,7 @@ def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
     for number in range(2):
         first.wait_for(m.ResultReported, trial=first.trial(number), step=10)
     prefix = "prefix/0/search"
-    eventually(lambda: f"{FILE_NAME}/000001.turns" in journal_in(minio, bucket, prefix))
+    eventually(lambda: f"{FILE_NAME}/last_run" in journal_in(minio, bucket, prefix))
     first.kill(first.trial_pids()[0])  # so that its end looks for what that left in the store
     with stopped([first.process.pid]) if sleeps else contextlib.nullcontext():
         second = start(same_place=first, restores=True, **options)

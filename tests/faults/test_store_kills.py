@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.searches.chain_searches import ChainSearch, chain_searches
 from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -74,3 +75,21 @@ def test_fifty_killed_hosts_and_fifty_killed_nodes(start: Start, round_: int) ->
         nodes += search.kill_the_node()
     assert nodes == 5, str(search)
     check(search, INTERVALS_OF_A_NODE * search.save_every)
+
+
+def test_script_that_is_killed_is_restored_from_its_bucket_with_its_last_checkpoints(
+    start: Start,
+) -> None:
+    """Only the last checkpoint is kept, and nothing of the script's machine."""
+    options = {"trials": 2, "steps": 30, "save_every": 1, "kept": 1}
+    first = start(gate=20, **options)
+    for number in range(2):
+        first.wait_for(m.ResultReported, trial=first.trial(number), step=20)
+    first.open_gate(30)
+    first.wait_for(m.ResultReported, trial=first.trial(0), step=22)
+    first.process.kill()
+
+    second = start(same_place=first, restores=True, **options)
+
+    assert second.ends() == 0, str(second)
+    second.is_undisturbed()

@@ -21,9 +21,12 @@ from tests.unit.scheduler.journals import (
     state_of,
     take_snapshot,
 )
+from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.experiment import restore
 from tunemq_scheduler.journal import FILE_NAME, Journal, journal_copy, recover
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.storage.run_record import RunRecord, read_record
 from tunemq_shared.base.errors import BugError, JournalError, RunSuperseded
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
@@ -518,3 +521,31 @@ def test_superseded_run_neither_hides_nor_removes_the_copy_of_the_later_one(
             assert copied.close(within_s=60) is is_later
             assert copied.notices() == []
     assert fetched(objects, tmp_path / "fetched") == after(after(((), ()), TURNS[0]), TURNS[1])
+
+
+def test_bringing_a_search_that_is_cut_off_before_its_end_can_be_repeated(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal appears last, with the record of the last run: both count only together."""
+    with Journal.create(tmp_path / "search", HEADER) as journal:
+        for turn in TURNS:
+            journal.append(turn)
+        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
+    holder = LeaseHolder.this_process()
+    record = RunRecord(holder=holder, term=3, run=1, is_warm=True, events_key="tunemq:events:x")
+    monkeypatch.setattr(restore, "open_objects", lambda _address: objects)
+    folder = tmp_path / "brought"
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "write_record", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            restore.bring_experiment("s3://unused", str(folder), SIGNER, record)
+    assert not (folder / FILE_NAME).exists()
+
+    assert restore.bring_experiment("s3://unused", str(folder), SIGNER, record) == ""
+    assert recover(folder / FILE_NAME).turn == len(TURNS)
+    assert read_record(str(folder)) == record
+    assert [one.name for one in folder.iterdir()] == [FILE_NAME]

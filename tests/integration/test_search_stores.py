@@ -110,7 +110,7 @@ def test_what_the_search_writes_is_in_the_bucket_too(minio, bucket):
     (result,) = fit(train, name="mine", storage_path=f"s3://{bucket}/searches")
 
     keys = set(objects_in(minio, bucket))
-    assert "searches/mine/journal/000001.turns" in keys
+    assert "searches/mine/journal/000001/ready" in keys
     assert f"searches/mine/{result.trial_name}/result.json" in keys
 
 

@@ -33,5 +33,7 @@ def call_plugin(who: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwarg
     finally:
         if os.getpid() != process:
             # The standard error may hold text that the parent writes, too.
-            os.write(2, f"{who} forked a process that left it; TuneMQ ends that process.\n".encode())
+            os.write(
+                2, f"{who} forked a process that left it; TuneMQ ends that process.\n".encode()
+            )
             os._exit(os.EX_SOFTWARE)

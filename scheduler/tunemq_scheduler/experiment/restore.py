@@ -6,6 +6,7 @@ Some may be replaced; those by which earlier trials were judged may not.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.journal import FILE_NAME, read_header, recover
+from tunemq_scheduler.journal import FILE_NAME, journal_layout, read_header, recover
 from tunemq_scheduler.journal.copied_objects import TUNER
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others
 from tunemq_scheduler.results.result_grid import ResultGrid
@@ -26,7 +27,7 @@ from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
-from tunemq_scheduler.storage.run_record import last_heard
+from tunemq_scheduler.storage.run_record import RunRecord, last_heard, write_record
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.safe_text import repr_of
@@ -44,6 +45,8 @@ from tunemq_shared.trainable.attached import attached_to
 #: The most bytes of a trial's file that is copied back; these are logs and results.
 _MOST_BYTES: Final = 2**32
 _CHECKPOINT: Final = "checkpoint_"
+#: The folder, in an experiment's, to which its journal is fetched.
+_FETCHED: Final = ".fetched"
 _log = logging.getLogger(__name__)
 
 
@@ -223,8 +226,7 @@ def _fetched(address: str) -> str:
     shown = without_settings(address).rstrip("/")
     name = shown.rpartition("/")[2]
     storage = results_folder(None)
-    here = os.path.join(storage, name)
-    if _is_of(here, shown):
+    if here := _newest_folder(storage, name, shown):
         _check_newest(address, here)
         return here
     folder = make_experiment_folder(storage, name, is_new=True)
@@ -235,6 +237,19 @@ def _fetched(address: str) -> str:
         remove_tree(folder)
         raise
     return folder
+
+
+def _newest_folder(storage: str, name: str, shown: str) -> str:
+    """Return the folder with the experiment's newest state on this machine; "" if there is none.
+
+    Another experiment may have had the name, so that this one has a number behind it.
+    """
+    folders = [
+        os.path.join(storage, name),
+        *glob.glob(os.path.join(glob.escape(storage), f"{glob.escape(name)}_[0-9]*")),
+    ]
+    found = [folder for folder in folders if _is_of(folder, shown)]
+    return max(found, key=lambda folder: recover(Path(folder) / FILE_NAME).turn, default="")
 
 
 def _check_newest(address: str, folder: str) -> None:
@@ -253,14 +268,19 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -> str:
-    """Copy an experiment without its checkpoints from its store into an empty folder.
+def bring_experiment(
+    address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
+) -> str:
+    """Copy an experiment without its checkpoints from its store into a folder without a journal.
+
+    The journal appears there last, and complete: before, the experiment can be brought again.
 
     Args:
         address: the experiment's address in the store.
         folder: the target.
         message_signer: verifies the search's journals. With keys, it accepts only a journal and a
             Tuner that the scheduler signed.
+        record: the record of the last run, to be stored beside the journal.
 
     Returns:
         What the journal's copy lacked, for messages; empty if nothing.
@@ -274,7 +294,10 @@ def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -
     try:
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
-            journal = Path(folder) / FILE_NAME
+            fetched = Path(folder, _FETCHED)
+            remove_tree(fetched)  # an earlier attempt was killed
+            fetched.mkdir()
+            journal = fetched / FILE_NAME
             try:
                 found = fetch_journal(
                     objects, journal, message_signer, replay=replay_as_far_as_possible
@@ -285,14 +308,24 @@ def bring_experiment(address: str, folder: str, message_signer: MessageSigner) -
                 raise
     except NoSuchObject as error:
         raise ConfigError(
-            f"{without_settings(address)} is no experiment, or its journal has not been copied "
-            "there yet: give the local folder of the search instead."
+            f"{without_settings(address)} is not an experiment, or its journal was not copied "
+            "there yet. Give the local folder of the search."
         ) from error
-    copied, tuner = Path(folder, FILE_NAME, TUNER), Path(folder, TUNER_FILE)
+    copied, tuner = journal / TUNER, Path(folder, TUNER_FILE)
     if copied.exists():
         copied.replace(tuner)
     elif message_signer.is_signed:
         tuner.unlink(missing_ok=True)
+    if record is not None:
+        write_record(str(fetched), record)
+    try:
+        journal.rename(Path(folder, FILE_NAME))
+    except OSError as error:
+        raise JournalError(
+            f"the journal cannot be brought to {folder}: {error.strerror}; move that folder away."
+        ) from error
+    journal_layout.sync_folder(Path(folder))
+    fetched.rmdir()
     return found.lost
 
 

@@ -53,7 +53,8 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     try:
         _make_writable(top_fd)
         for _ in range(MAX_DEPTH):
-            if not any([_empty(name, top_fd) for name in _names(top_fd)]):
+            # A list, because each entry has to be removed, not only those up to a deep folder.
+            if not any([_empty(name, top_fd) for name in _names(top_fd)]):  # noqa: C419
                 break
     finally:
         os.close(top_fd)
