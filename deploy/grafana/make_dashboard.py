@@ -122,7 +122,7 @@ ROWS: Final = {
         ),
         stat(
             "GPUs busy",
-            "The part of the time in which the farm's GPUs do something, whoever uses them.",
+            "The share of time in which the farm's GPUs are busy, with all users.",
             "avg(tunemq_gpu_busy_ratio{{F}})",
             unit="percentunit",
             noValue="not said",
@@ -175,7 +175,7 @@ ROWS: Final = {
             colors=SEARCHES,
         ),
         lines(
-            "Searches that are over",
+            "Ended searches",
             "By how they ended; a search that is removed is not counted any more.",
             (
                 'sum by (state) (tunemq_experiments{{F},state=~"FINISHED|STOPPED|FAILED"})',
@@ -197,7 +197,7 @@ ROWS: Final = {
         ),
         lines(
             "GPU memory",
-            "What is taken of all GPUs' memory, by whomever, and what there is.",
+            "Used and total memory of all GPUs, with all users.",
             ("sum(tunemq_gpu_memory_bytes{{N}})", "there is"),
             ("sum(tunemq_gpu_memory_used_bytes{{N}})", "taken"),
             unit="bytes",
@@ -249,7 +249,7 @@ ROWS: Final = {
         ),
         lines(
             "Nodes by state",
-            "Silent ones were not heard for longer than their lease: their trials go on elsewhere.",
+            "Silent nodes sent nothing for longer than their lease: their trials continue elsewhere.",
             ("sum by (state) (tunemq_nodes{{F}})", "{{state}}"),
             stacked=True,
             colors=NODES,
@@ -275,7 +275,7 @@ ROWS: Final = {
         ),
         lines(
             "Memory left",
-            "Of each node's machine, whoever has the rest.",
+            "Of each node's machine, with all users.",
             ("tunemq_node_memory_available_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
@@ -294,7 +294,7 @@ ROWS: Final = {
         ),
         lines(
             "Copies of checkpoints",
-            "What a node keeps so that trials go on there without asking the store.",
+            "Copies of checkpoints on a node, with which trials continue there without the store.",
             ("tunemq_node_cache_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
@@ -353,7 +353,7 @@ ROWS: Final = {
         ),
         lines(
             "Disks of the head",
-            "What is left; dashed: their size.",
+            "Free space; dashed: size.",
             ("min by (disk) (tunemq_head_disk_free_bytes{{F}})", "{{disk}}"),
             ("min by (disk) (tunemq_head_disk_size_bytes{{F}})", "{{disk}}, size"),
             unit="bytes",
@@ -442,7 +442,7 @@ ROWS: Final = {
         ),
         lines(
             "Memory of the scheduler",
-            "Of its own process; each search has another one.",
+            "Of the scheduler's process; each search has another one.",
             (
                 "process_resident_memory_bytes{{F}} and on (instance) tunemq_redis_away",
                 "{{instance}}",
