@@ -262,6 +262,9 @@ def _make_read_only(folder: Path) -> None:
 
 def _fetched(ref: BlobRef, folder: BlobFolder) -> BlobRef:
     if not ref.store:
+        is_file = os.path.isfile(ref.path) and os.access(ref.path, os.R_OK)
+        if not is_file and Path(ref.path).parent.is_dir():  # else the store may not be mounted yet
+            raise BlobCorrupt(f"the bundle {ref.path} is no regular file, or may not be read.")
         verify(Path(ref.path), ref)
         return ref
     with open_blobs(ref.store) as blobs:

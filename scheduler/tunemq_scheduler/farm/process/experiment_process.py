@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
@@ -45,6 +44,7 @@ from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import unpacked
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
+from tunemq_shared.system.plain_files import read_plain
 from tunemq_shared.system.process_control import set_name
 from tunemq_shared.system.standard_streams import tell
 
@@ -144,7 +144,7 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
     if ref.store:
         with open_blobs(ref.store) as blobs:
             ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
-    return TunerParts(*load_tuner_parts(Path(ref.path).read_bytes()))
+    return TunerParts(*load_tuner_parts(read_plain(ref.path)))
 
 
 def _in_environment(parts: TunerParts, job: ExperimentJob) -> TunerParts:

@@ -86,6 +86,25 @@ def test_the_same_files_make_the_same_bundle_wherever_they_are(blobs, project, t
     assert bundle(other, blobs) != ref
 
 
+@pytest.mark.parametrize("kind", ["fifo", "nothing", "folder"])
+def test_a_bundle_that_is_no_file_stays_none(blobs, project, tmp_path, kind):
+    ref = bundle(project, blobs)
+    Path(ref.path).unlink()
+    make = {"fifo": os.mkfifo, "folder": os.mkdir}.get(kind)
+    if make is not None:
+        make(ref.path)
+    with pytest.raises(BlobCorrupt, match="no regular file"):
+        unpacked(ref, tmp_path / "code")
+
+
+def test_a_bundle_in_a_store_that_is_not_mounted_may_come(blobs, project, tmp_path):
+    ref = bundle(project, blobs)
+    Path(ref.path).parent.rename(tmp_path / "away")
+    with pytest.raises(StoreError) as error:
+        unpacked(ref, tmp_path / "code")
+    assert not isinstance(error.value, BlobCorrupt)
+
+
 def test_nobody_can_change_what_was_unpacked_and_programs_stay_programs(blobs, project, tmp_path):
     folder = unpacked(bundle(project, blobs), tmp_path / "code")
     for path in (folder, *folder.rglob("*")):
