@@ -101,6 +101,7 @@ class EventDriver:
         self,
         turns: Iterable[Iterable[m.JournalRecord]],
         note: Note = lambda _command, _trial: None,
+        after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """Replay the turns of a journal.
 
@@ -111,6 +112,7 @@ class EventDriver:
             for entry in turn:
                 self.handle(entry.event, entry.answers)
             self.end_turn(note)
+            after_turn()
 
     def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
         if self.runner.is_current(event.trial, event.attempt):

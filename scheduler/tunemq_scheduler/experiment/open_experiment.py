@@ -140,6 +140,8 @@ def take_up(
     prepared: PreparedSearch,
     make_plan: MakePlan,
     when_locked: Callable[[], None] = lambda: None,
+    *,
+    after_turn: Callable[[], None] = lambda: None,
 ) -> OpenExperiment:
     """Open an existing experiment: replay its journal to the algorithms and repair its files.
 
@@ -148,6 +150,7 @@ def take_up(
         prepared: the checked input, with algorithms that were not used yet.
         make_plan: makes the plan from the journal's header.
         when_locked: called once this process has exclusive access.
+        after_turn: called after each replayed turn.
 
     Raises:
         JournalLocked: another process has it open.
@@ -165,7 +168,7 @@ def take_up(
         runner = begin(found)
         log_repair = LogRepair(runner)
         driver = EventDriver(runner, algorithms, plan)
-        driver.replay(found.turns, log_repair.note)
+        driver.replay(found.turns, log_repair.note, after_turn)
         log_repair.finish()
         unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced, log_repair.rebuild)
         unrecorded.remove()

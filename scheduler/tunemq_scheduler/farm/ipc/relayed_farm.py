@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
@@ -31,6 +33,14 @@ class RelayedFarm:
             SchedulerSuperseded: another scheduler may have replaced the supervisor.
         """
         self._connection.check()
+
+    def say_alive(self) -> None:
+        """Report that nothing hangs; see `SupervisorConnection.say_alive`."""
+        self._connection.say_alive()
+
+    def alive(self) -> AbstractContextManager[None]:
+        """Report meanwhile that nothing hangs; see `SupervisorConnection.alive`."""
+        return self._connection.alive()
 
     def executor(self) -> RelayedExecutor:
         """Create a trial executor for one run."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -28,7 +31,7 @@ ALIVE_EVERY_S: Final = 5.0
 class SupervisorConnection:
     """Sends and receives messages, and knows whether the supervisor still has the farm's lease.
 
-    One thread calls all methods except `wake`.
+    One thread at a time calls all methods except `wake`.
 
     Args:
         sock: connected with the supervisor.
@@ -109,6 +112,28 @@ class SupervisorConnection:
             else:
                 self._select(left)
 
+    def say_alive(self) -> None:
+        """Report at times, during work of many short steps, that nothing hangs."""
+        self._select(0.0)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Report that nothing hangs while the farm's own code transfers much."""
+        is_done = threading.Event()
+
+        def report() -> None:
+            while not (is_done.is_set() or self.is_lost):
+                self._select(None)
+
+        reporter = threading.Thread(target=report, name="alive", daemon=True)
+        reporter.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            self.wake()
+            reporter.join()
+
     def take(self) -> list[r.ToExperiment]:
         """Return the received messages, except lease proofs."""
         taken = list(self._inbox)
@@ -173,11 +198,11 @@ class SupervisorConnection:
             message = r.decode_for_experiment(payload)
             if isinstance(message, r.LeaseProof):
                 self._heard_at = max(self._heard_at, message.at)
-                self._say_alive()
+                self._answer_proof()
             else:
                 self._inbox.append(message)
 
-    def _say_alive(self) -> None:
+    def _answer_proof(self) -> None:
         now = time.monotonic()
         if now - self._alive_at >= ALIVE_EVERY_S:
             self._alive_at = now

@@ -80,7 +80,8 @@ def run_on_farm(
     lost = ""
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
-        lost = bring_experiment(place.copy, place.folder, message_signer, record)
+        with farm.alive():
+            lost = bring_experiment(place.copy, place.folder, message_signer, record)
     prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,

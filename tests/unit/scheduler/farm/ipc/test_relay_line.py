@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.waiting import eventually
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import supervisor_connection as module
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
@@ -68,6 +69,34 @@ def test_a_beat_behind_other_messages_is_heard_and_those_are_not_lost(ends):
     say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
     assert [message.id for message in line.take()] == list(range(20))
+
+
+def test_it_says_that_it_lives_during_a_long_transfer_and_during_many_short_steps(
+    ends, monkeypatch
+):
+    line, supervisor = ends
+    monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
+
+    def heard(number: int) -> bool:
+        found.extend(map(r.decode_for_supervisor, supervisor.receive()))
+        return found == [r.ExperimentAlive()] * number
+
+    found: list[r.ToSupervisor] = []
+    with line.alive():
+        say(supervisor, r.LeaseProof(time.monotonic()))
+        eventually(lambda: heard(1))
+    say(supervisor, r.LeaseProof(time.monotonic()))
+    assert heard(1)  # nobody reads
+    line.say_alive()
+    assert heard(2)
+
+
+def test_a_transfer_ends_although_the_supervisor_has_gone(ends):
+    line, supervisor = ends
+    with line.alive():
+        supervisor.close()
+    line.wait(1.0)
+    assert line.is_lost
 
 
 def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
