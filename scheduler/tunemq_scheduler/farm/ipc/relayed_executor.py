@@ -245,6 +245,13 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         )
         self.is_left = True
 
+    def report_over(self) -> None:
+        """Report a search that was over before this run."""
+        self._tell_status()
+        if self._status_reporter is not None:
+            said = self._status_reporter.search_ended()
+            self._connection.send(msgspec.structs.replace(said, is_interrupted=False))
+
     def leave(self) -> None:
         """Detach silently: nodes keep the trials for the next run."""
         self.is_left = True

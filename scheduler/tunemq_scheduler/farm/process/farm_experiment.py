@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
@@ -120,6 +121,8 @@ class FarmExperiment(Experiment):
             if self._event is not None and not has_work(opened, self._event, self.prepared):
                 if self._is_warm:
                     self._end_search_late(opened)
+                else:
+                    self._report_over(opened)
                 return self._is_over_already(opened, self._event)
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
@@ -174,7 +177,10 @@ class FarmExperiment(Experiment):
         if self._resume is None:
             opened = super()._open()
         else:
-            opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
+            opened = take_up(
+                *(Path(self.folder), self.prepared, self._outline, self._keep),
+                after_turn=self._farm.say_alive,
+            )
         try:
             if self._resume is not None:
                 self._event = self._begun(opened, self._resume)
@@ -188,6 +194,10 @@ class FarmExperiment(Experiment):
             opened.journal.close()
             raise
         return opened
+
+    def _plan(self, code_package: CodePackage) -> ExperimentPlan:
+        with self._farm.alive():  # an upload may take long
+            return super()._plan(code_package)
 
     @staticmethod
     def _stream(opened: OpenExperiment, first: int | None = None) -> str:
@@ -257,6 +267,15 @@ class FarmExperiment(Experiment):
         except (JournalError, SchedulerSuperseded):
             return False  # nodes continue, and the next scheduler takes them over
         return True
+
+    def _report_over(self, opened: OpenExperiment) -> None:
+        """Report a search that is over: the process that ended it may not have said all."""
+        executor = self._farm.executor()
+        search = self._search(self._outlined, executor, opened, None)
+        executor.watch(
+            search, ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
+        )
+        executor.report_over()
 
     def _end_search_late(self, opened: OpenExperiment) -> None:
         """Tell nodes that the search has ended, which the previous run did not.
