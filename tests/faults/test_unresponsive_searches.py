@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.storage.run_record import read_record
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.protocol.messages import BlobRef
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -23,6 +29,20 @@ class Hangs(tune.Callback):
         self.results += 1
         if self.results == 3:
             time.sleep(3600)
+"""
+#: Its script does not return when it is loaded.
+HANGS_AT_ONCE = """
+import time
+time.sleep(3600)
+"""
+#: Its last callback waits for a file.
+ENDS_LATER = """
+import os, time
+
+class EndsLater(tune.Callback):
+    def on_experiment_end(self, trials, **info):
+        while not os.path.exists({gate!r}):
+            time.sleep(0.05)
 """
 LEAVES_A_THREAD = """
 import threading, time
@@ -103,3 +123,69 @@ def test_search_that_is_over_ends_although_its_process_does_not(
     farm.wait_for("next", "FINISHED")
     farm.check_results("stays")
     farm.check_results("next")
+
+
+@_settings("max_running = 1\nunresponsive_after_s = 6")
+def test_search_whose_script_does_not_return_fails_and_says_so_to_those_that_wait(
+    farm: FarmService,
+):
+    farm.submit(Search(name="hangs", trials=1, code=HANGS_AT_ONCE))
+    farm.submit(Search(name="next", trials=1))
+    eventually(lambda: "has not answered for" in farm.rows()["hangs"].trouble, within=60)
+    assert "its script, what that imports, or the setup" in farm.tunemq("why", "hangs")
+    assert "all places (max_running = 1) are taken by hangs (does not answer)" in farm.tunemq(
+        "why", "next"
+    )
+    hangs = farm.wait_for("hangs", "FAILED")
+    assert "its own code did not return for 6 s, 3 times" in hangs.reason
+    assert "search.py" in hangs.reason  # where it hung
+    farm.wait_for("next", "FINISHED")
+
+
+@_settings("unresponsive_after_s = 30")
+def test_search_that_hangs_stops_although_the_scheduler_is_started_again_meanwhile(
+    farm: FarmService,
+):
+    farm.submit(Search(name="hangs", trials=1, code=HANGS_AT_ONCE))
+    farm.wait_for("hangs", "RUNNING")
+    farm.tunemq("stop", "hangs")
+    farm.kill_scheduler()
+    farm.start_scheduler()
+    eventually(lambda: "it is killed in" in farm.rows()["hangs"].trouble, within=60)
+    assert "is killed now" in farm.tunemq("stop", "hangs")
+    assert "stopped by" in farm.wait_for("hangs", "STOPPED", within=60).reason
+    farm.tunemq("rm", "hangs", "--yes")
+
+
+@pytest.mark.parametrize("kind", ["pickled Tuner", "bundle"])
+def test_search_whose_code_is_no_file_fails(farm: FarmService, kind: str):
+    os.mkfifo(farm.folder / "fifo")
+    ref = BlobRef(sha256="0" * 64, size=0, path=str(farm.folder / "fifo"))
+    pickled = kind == "pickled Tuner"
+    code = r.PickledCode(tuner=ref) if pickled else r.ScriptCode(bundle=ref, script="a.py")
+    farm.has_nodes("one")
+    with FarmClient(farm.url) as client:
+        client.ask(r.SubmitExperiment(name="odd", code=code), a.ExperimentSubmitted)
+    assert "no regular file" in farm.wait_for("odd", "FAILED", within=60).reason
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
+def test_search_that_ends_while_the_scheduler_is_away_keeps_its_trials(
+    farm: FarmService, is_killed: bool
+):
+    gate = str(farm.folder / "ends")
+    code = ENDS_LATER.format(gate=gate)
+    farm.submit(Search(name="ends", trials=2, code=code, run="callbacks=[EndsLater()],"))
+    eventually(lambda: farm.rows()["ends"].trials.get("TERMINATED") == 2, within=90)
+    folder = str(farm.results / "ends")
+    eventually(lambda: (record := read_record(folder)) and record.is_over, within=60)
+    if is_killed:
+        farm.kill_scheduler()
+    else:
+        farm.scheduler.terminate()
+        farm.scheduler.wait()
+    farm.start_scheduler()
+    ends = farm.wait_for("ends", "FINISHED")
+    assert ends.trials["TERMINATED"] == 2
+    shown = farm.json("show", "ends")
+    assert [row["status"] for row in shown["trials"]] == ["TERMINATED"] * 2

@@ -58,6 +58,13 @@ class FakeExperimentControl:
     def stop(self, name: str, reason: str) -> None:
         self.told.append(("stop", name, reason))
 
+    def stop_again(self, name: str) -> str:
+        self.told.append(("stop_again", name))
+        return "its process is killed in 3 s unless it ends"
+
+    def places(self) -> str:
+        return ""
+
     def pause(self, name: str, reason: str) -> None:
         self.told.append(("pause", name, reason))
 

@@ -164,7 +164,7 @@ class ExperimentConnection:
         self._asked: dict[int, Callable[[ExperimentReply], None]] = {}
         self._kinds: dict[int, type[RequestDone | ExperimentDetail | r.TrialExplanation]] = {}
         self._last_id = 0
-        #: For how many seconds a running search has been silent, because its code may hang.
+        #: For how many seconds its process has been silent, because its code may hang.
         self.silent_s = 0.0
         self._beat_at = time.monotonic()
         self._exit_within_s = exit_within_s
@@ -215,6 +215,26 @@ class ExperimentConnection:
         return f"the threads {threads}" if threads else "an exit handler (atexit)"
 
     @property
+    def likely_reason(self) -> str:
+        """The likely reason for its silence."""
+        if self.held_up_by:
+            return f"its process waits for {self.held_up_by}; all else is done"
+        if self.has_ended_search:
+            return (
+                "its trials are done, and on_experiment_end of its callbacks or the copying of its"
+                " files takes long"
+            )
+        if not self.events_key:
+            return (
+                "its code (its script, what that imports, or the setup of a callback) has not"
+                " returned while it is loaded"
+            )
+        return (
+            "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
+            " not returned"
+        )
+
+    @property
     def watched(self) -> int:
         """Readable when the process has changed its state, which `attend` handles."""
         return self._process.watched
@@ -263,8 +283,8 @@ class ExperimentConnection:
         """Forward a lease proof with its monotonic time in seconds; called once a second."""
         self._send(r.LeaseProof(at))
         now = time.monotonic()
-        if self.events_key:  # time in which the supervisor was suspended does not count
-            self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
+        # Time in which the supervisor was suspended does not count.
+        self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
         self._beat_at = now
 
     def offer(self, offer: m.NodeOffered) -> None:
@@ -377,9 +397,11 @@ class ExperimentConnection:
 
     def _end_search(self, message: r.SearchEnded) -> None:
         if self._client is not None:
-            self._search_ended = message
             self._client.close()
             self._client = None
+        elif self.events_key:
+            return
+        self._search_ended = message
 
     def _acknowledge(self, message: r.EventsAcknowledged) -> None:
         if self._client is None:
@@ -390,7 +412,8 @@ class ExperimentConnection:
 
     def _attach(self, message: r.ExperimentAttached) -> None:
         before, key = self.job.events_key, message.events_key
-        if self.events_key or not key.startswith(redis_keys.events(self.job.prefix)):
+        is_late = bool(self.events_key) or self.has_ended_search
+        if is_late or not key.startswith(redis_keys.events(self.job.prefix)):
             self._trespassed(f"it asked for the events of {key}")
             return
         if before and before != key:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -55,6 +56,11 @@ _HANGS_AT_MOST: Final = 3
 _LAST_STEPS_S: Final = 3600.0
 #: Nodes end unwanted trials within this time; only then are their slots free.
 _FREED_AFTER_S: Final = 10.0
+#: The kinds of trouble in words, and how many experiments an explanation names.
+_TROUBLES: Final = MappingProxyType(
+    {"silent": "does not answer", "failing": "fails", "version": "waits for another version"}
+)
+_NAMED: Final = 16
 #: The file beside the queue with the stream of each experiment's events.
 STREAMS: Final = "streams.json"
 
@@ -71,7 +77,7 @@ class _ExperimentRun:
         ends, deaths: how many of its processes in a row ended soon after their start, and how many
             of these died.
         failure: how the last of these ended, in words; valid as long as ``ends``.
-        began_at: when the newest start was tried; None before the first.
+        begun_at: when its newest process had loaded the code and begun; None before.
         restart_at: when to start the next process.
         ends_for: the state to enter after its process has ended, and ``because``, the reason; None
             if it should not end. It ends once its trials have saved and given back their slots.
@@ -91,7 +97,7 @@ class _ExperimentRun:
     ends: int = 0
     deaths: int = 0
     failure: str = ""
-    began_at: float | None = None
+    begun_at: float | None = None
     restart_at: float = 0.0
     ends_for: State | None = None
     because: str = ""
@@ -261,7 +267,7 @@ class RunningExperiments:
             if one.connection is not None:
                 self._attend(one, one.connection)
             elif now >= one.restart_at:
-                self._begin(one)
+                self._begin(one, is_first=False)
         for name, due in list(self._leaving.items()):
             if now >= due:
                 del self._leaving[name]
@@ -350,8 +356,9 @@ class RunningExperiments:
         ]
         if len(staying) < self._max_running:
             return True  # some are ending already
-        last = min(staying, key=lambda entry: (entry.priority, -entry.number))
-        if last.priority >= priority:
+        running = [entry for entry in staying if entry.state is State.RUNNING]
+        last = min(running, key=lambda entry: (entry.priority, -entry.number), default=None)
+        if last is None or last.priority >= priority:
             return False
         self._end(self._running[last.name], State.QUEUED, "made way for a higher priority")
         return True
@@ -364,14 +371,16 @@ class RunningExperiments:
         self._allocator.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
         if entry.name in self._streams.keys:
             self._allocator.expect(entry.name)
-        self._begin(one)
+        self._begin(one, is_first=True)
 
-    def _begin(self, one: _ExperimentRun) -> None:
+    def _begin(self, one: _ExperimentRun, *, is_first: bool) -> None:
         entry = self._queue.get(one.name)
         if entry is None or entry.is_over:
             self._forget(one)
             return
-        is_first, one.began_at = one.began_at is None, time.monotonic()
+        one.begun_at = None
+        if entry.state is State.STOPPING and one.end_by is None:  # the previous supervisor set it
+            one.end_by = time.monotonic() + _STOP_WITHIN_S
         try:
             one.connection = self._start_connection(entry, self._streams.keys.get(one.name, ""))
         except ConfigError as error:
@@ -393,6 +402,7 @@ class RunningExperiments:
         if one.ends and _is_steady(one):
             one.ends = one.deaths = 0
         if connection.events_key:
+            one.begun_at = one.begun_at or time.monotonic()
             self._streams.put(one.name, connection.events_key)
             self._queue.begun(one.name)
             if one.waits:
@@ -458,7 +468,7 @@ class RunningExperiments:
                 f" {_HANGS_AT_MOST} times of that; `tunemq stop {one.name}` stops the search"
             )
         since = f"the process of {one.name} has not answered for {connection.silent_s:.0f} s"
-        return f"{since}: {_silence(connection)}; {then}"
+        return f"{since}: {connection.likely_reason}; {then}"
 
     def _limit_s(self, connection: ExperimentConnection) -> float:
         limit_s = self._unresponsive_after_s
@@ -478,8 +488,9 @@ class RunningExperiments:
 
     def _keep(self, name: str, connection: ExperimentConnection) -> None:
         """Keep the process's last report for requests after its end."""
-        if connection.status is not None and self._queue.get(name) is not None:
-            self._queue.count(name, connection.status.counts, connection.status.total)
+        known = self.counts(name)
+        if known is not None and self._queue.get(name) is not None:
+            self._queue.count(name, *known)
         if connection.process_exit is not None and connection.process_exit.detail:
             self._details.keep(name, connection.process_exit.detail)
 
@@ -571,9 +582,12 @@ class RunningExperiments:
     def counts(self, name: str) -> TrialCounts | None:
         """Return the trial counts that its process reported last."""
         connection = self._running[name].connection if name in self._running else None
-        if connection is not None and connection.status is not None:
-            return TrialCounts(connection.status.counts, connection.status.total)
+        # A process that has just begun may not know the trials of earlier ones yet.
+        status = connection.status if connection is not None else None
         entry = self._queue.get(name)
+        is_known = entry is not None and any(entry.trials.values())
+        if status is not None and (any(status.counts.values()) or not is_known):
+            return TrialCounts(status.counts, status.total)
         return None if entry is None else TrialCounts(entry.trials, entry.total)
 
     def trouble(self, name: str) -> str:
@@ -581,9 +595,20 @@ class RunningExperiments:
         one = self._running.get(name)
         if one is None or one.waits:
             return ""
-        if one.connection is not None and one.connection.events_key:
+        if one.connection is not None and (one.is_silent or one.connection.events_key):
             return self._why_silent(one, one.connection) if one.is_silent else ""
         return _failed(one) if one.ends else ""
+
+    def places(self) -> str:
+        """Return which experiments hold all places; empty if there is a free one."""
+        if len(self._running) < self._max_running:
+            return ""
+        kinds = self.troubles()
+        names = sorted(self._running, key=lambda name: name not in kinds)
+        shown = [f"{name} ({_TROUBLES[kinds[name]]})" if name in kinds else name for name in names]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        by = ", ".join(shown[:_NAMED]) + more
+        return f"all places (max_running = {self._max_running}) are taken by {by}"
 
     def detail(
         self, name: str, trials: int
@@ -615,6 +640,15 @@ class RunningExperiments:
         one.end_by = time.monotonic() + within_s
         if one.connection is not None:
             one.connection.ask(r.StopSearch(reason))
+
+    def stop_again(self, name: str) -> str:
+        """Kill the process of a stopping search if it is silent; return what happens, in words."""
+        one, now = self._running[name], time.monotonic()
+        if one.is_silent:
+            one.end_by = now
+            return "its process does not answer, and is killed now"
+        left_s = max(0.0, (one.end_by or now) - now)
+        return f"its process is killed in {left_s:.0f} s unless it ends"
 
     def pause(self, name: str, reason: str) -> None:
         """Have an experiment save and end, until it is resumed."""
@@ -654,7 +688,7 @@ class RunningExperiments:
                 lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
             )
         use = connection.store_use
-        failed = (_failed(one),) if one.ends else silence
+        failed = silence or ((_failed(one),) if one.ends else ())
         if connection.usage is None:
             return a.Explanation(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in connection.usage.held.values())
@@ -699,7 +733,7 @@ class RunningExperiments:
 
 def _is_steady(one: _ExperimentRun) -> bool:
     """Return whether its newest process has run long enough that earlier ends do not count."""
-    return one.began_at is not None and time.monotonic() >= one.began_at + _STEADY_S
+    return one.begun_at is not None and time.monotonic() >= one.begun_at + _STEADY_S
 
 
 def _trouble_kind(one: _ExperimentRun) -> str:
@@ -718,21 +752,6 @@ def _failed(one: _ExperimentRun) -> str:
         f"It starts again in {wait_s:.0f} s." if one.connection is None else "It started again."
     )
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
-
-
-def _silence(connection: ExperimentConnection) -> str:
-    """Return the likely reason for a process's silence."""
-    if connection.held_up_by:
-        return f"its process waits for {connection.held_up_by}; all else is done"
-    if connection.has_ended_search:
-        return (
-            "its trials are done, and on_experiment_end of its callbacks or the copying of its"
-            " files takes long"
-        )
-    return (
-        "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has not"
-        " returned"
-    )
 
 
 def _holds(one: _ExperimentRun) -> bool:

@@ -68,6 +68,12 @@ class ExperimentControl(Protocol):
     def stop(self, name: str, reason: str) -> None:
         """Stop an experiment; its state is STOPPING until it has stopped."""
 
+    def stop_again(self, name: str) -> str:
+        """Kill a stopping experiment's process if it is silent; return what happens, in words."""
+
+    def places(self) -> str:
+        """Return which experiments hold all places; empty if another one may start."""
+
     def pause(self, name: str, reason: str) -> None:
         """Take an experiment's slots from it; its state is PAUSED."""
 
@@ -236,6 +242,8 @@ class FarmApi:
         if request.trial:
             self._needs_process(entry, "so none of its trials can be stopped")
             return self._experiments.stop_trial(entry.name, request.trial, reason)
+        if entry.state is State.STOPPING and self._experiments.has(entry.name):
+            return _done(entry, f"is STOPPING already; {self._experiments.stop_again(entry.name)}")
         if entry.state is State.STOPPING or entry.is_over:
             return _done(entry, f"is {entry.state} already")
         if self._experiments.has(entry.name):
@@ -375,6 +383,8 @@ class FarmApi:
         if entry.state is State.QUEUED:
             ahead = self._queue.ahead_of(entry)
             lines.append(f"{ahead or 'no'} experiment{'' if ahead == 1 else 's'} before it wait")
+            if places := self._experiments.places():
+                lines.append(places)
         return a.Explanation(lines=tuple(lines))
 
     def describe_farm(self, request: r.DescribeFarm, caller: RequestCaller) -> a.FarmDescription:

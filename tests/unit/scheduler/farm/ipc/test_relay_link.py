@@ -263,14 +263,16 @@ def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
     assert experiment.code == -signal.SIGKILL
 
 
-def test_silence_of_a_process_that_has_begun_is_counted_by_beats(experiment, monkeypatch):
+def test_silence_of_a_process_is_counted_by_beats_from_its_start(experiment, monkeypatch):
     clock = time.monotonic()
     monkeypatch.setattr(link_module.time, "monotonic", lambda: clock)
     experiment.connection.beat(0.0)
-    clock += 1.0
-    experiment.connection.beat(0.0)
-    assert experiment.connection.silent_s == 0.0  # it has not begun
+    for _ in range(2):
+        clock += 1.0
+        experiment.connection.beat(0.0)
+    assert experiment.connection.silent_s >= 2.0  # its code is being loaded
     experiment.attach()
+    assert experiment.connection.silent_s == 0.0
     for _ in range(3):
         clock += 1.0
         experiment.connection.beat(0.0)

@@ -116,6 +116,14 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
     made.end()
 
 
+def _begin(farm: Farm) -> None:
+    """Let the newest process of the search x begin."""
+    farm.processes[-1].say(r.ExperimentAttached(redis_keys.events(farm.queue.get("x").id)))
+    for connection in farm.experiments.connections():
+        connection.on_readable()
+    farm.experiments.turn()
+
+
 def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_wait_for_that(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
@@ -227,12 +235,74 @@ def test_process_that_says_nothing_is_killed_a_grace_after_its_search_is_stopped
     assert "stopped by alice; its process did not end by itself, and was killed" in stopped.reason
 
 
+def test_process_that_should_stop_is_killed_also_by_the_next_scheduler(farm, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    farm.queue.add("hangs", owner="alice", code=CODE)
+    farm.queue.move("hangs", State.RUNNING)
+    farm.queue.move("hangs", State.STOPPING, "stopped by alice")
+    farm.experiments.take_up()
+    now += 179.0
+    farm.experiments.turn()
+    (process,) = farm.processes
+    assert process.code is None
+    assert farm.experiments.stop_again("hangs") == "its process is killed in 1 s unless it ends"
+    now += 2.0
+    farm.experiments.turn()
+    assert process.code == -signal.SIGKILL
+    farm.experiments.turn()
+    assert farm.queue.get("hangs").state is State.STOPPED
+
+
+def test_search_that_a_user_stopped_makes_way_for_no_other(tmp_path):
+    farm = Farm(tmp_path, max_running=2)
+    for name in ("stopped", "stays"):
+        farm.queue.add(name, owner="alice", code=CODE, priority=int(name == "stays"))
+    farm.experiments.turn()
+    farm.queue.move("stopped", State.STOPPING, "stopped by alice")
+    farm.experiments.stop("stopped", "stopped by alice")
+    farm.queue.add("urgent", owner="alice", code=CODE, priority=2)
+    farm.experiments.turn()
+    ends = {one.name: one.because for one in farm.experiments._running.values()}
+    farm.end()
+    assert ends == {"stopped": "", "stays": "made way for a higher priority", "urgent": ""}
+
+
+def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.queue.count("x", {"TERMINATED": 2}, 2)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    process.say(r.SearchStatus(counts={"RUNNING": 0, "TERMINATED": 0}))
+    for connection in farm.experiments.connections():
+        connection.on_readable()
+    assert farm.experiments.counts("x") == ({"TERMINATED": 2}, 2)
+    process.code = 0
+    farm.experiments.turn()
+    assert farm.queue.get("x").state is State.FINISHED
+    assert farm.experiments.counts("x") == ({"TERMINATED": 2}, 2)
+
+
+def test_search_that_dies_while_it_is_loaded_fails_however_long_that_takes(farm, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    farm.queue.add("x", owner="alice", code=CODE)
+    for _ in range(5):
+        farm.experiments.turn()
+        now += 100.0
+        farm.processes[-1].code = _SEGFAULT
+        farm.experiments.turn()
+        now += 100.0
+    assert "died 5 times in a row" in farm.queue.get("x").reason
+
+
 def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     assert farm.experiments.troubles() == {}
+    _begin(farm)
     now += 3600.0  # it ran without a failure for an hour
     farm.refusal = OSError(errno.EROFS, os.strerror(errno.EROFS))
     farm.processes[0].code = _SEGFAULT
@@ -249,6 +319,10 @@ def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts
     farm.refusal = None
     farm.experiments.turn()
     assert farm.experiments.troubles() == {"x": "failing"}  # it may fail at once
+    now += 61.0
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {"x": "failing"}  # its code is not loaded yet
+    _begin(farm)
     now += 61.0
     farm.experiments.turn()
     assert farm.experiments.troubles() == {}
