@@ -384,7 +384,7 @@ class StoreContract(ABC):
 
     @pytest.mark.parity(92, 136)
     def test_a_session_saves_and_restores_through_its_sink(
-        self, store: CheckpointStore, source: Path
+        self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         sink = StoreSink(store, "train_0")
         info = CheckpointInfo(
@@ -393,17 +393,21 @@ class StoreContract(ABC):
         event = sink.save(source, info)
         assert event.key == "train_0/checkpoint_2-000003"
         assert (event.trial, event.attempt, event.n, event.step) == ("t0", 2, 3, 7)
-        path, state = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=7))
-        assert state == {"iteration": 7}
+        path = tmp_path / "copy"
+        ref = CheckpointRef(key=event.key, sha256=event.sha256, step=7)
+        assert sink.get(ref, path) == {"iteration": 7}
         assert contents(path) == contents(source)
 
     @pytest.mark.parity(38, 44)
-    def test_a_dict_checkpoint_survives_the_store(self, store: CheckpointStore) -> None:
+    def test_a_dict_checkpoint_survives_the_store(
+        self, store: CheckpointStore, tmp_path: Path
+    ) -> None:
         sink = StoreSink(store, "train_0")
         with Checkpoint.from_dict({"weights": (1, 2)}).as_directory() as folder:
             info = CheckpointInfo(trial="t0", attempt=1, n=1, step=1, state={}, metrics={})
             event = sink.save(Path(folder), info)
-        path, _ = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=1))
+        path = tmp_path / "copy"
+        sink.get(CheckpointRef(key=event.key, sha256=event.sha256, step=1), path)
         assert Checkpoint.from_directory(path).to_dict() == {"weights": (1, 2)}
 
 

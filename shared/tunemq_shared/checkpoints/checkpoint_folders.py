@@ -6,8 +6,10 @@ from the beginning.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +155,27 @@ def remove_leftovers(parent: str | Path) -> None:
     for name in os.listdir(parent):
         if name.startswith(TEMPORARY_PREFIX):
             remove(os.path.join(parent, name))
+
+
+def make_copy_folder(parent: str, attempt: int) -> str:
+    """Make a temporary folder below ``parent`` for the copy of a checkpoint that an attempt reads.
+
+    The trial's code may write there: the checkpoint itself is also for other trials and attempts.
+    """
+    os.makedirs(parent, exist_ok=True)
+    return tempfile.mkdtemp(prefix=_of_attempt(attempt), dir=parent)
+
+
+def remove_copies(parent: str, attempt: int) -> None:
+    """Remove what `make_copy_folder` made for an attempt that has ended, if it is possible."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith(_of_attempt(attempt)):
+                remove(os.path.join(parent, name))
+
+
+def _of_attempt(attempt: int) -> str:
+    return f"{TEMPORARY_PREFIX}_{attempt}_"
 
 
 def _marked(folder: str) -> str:

@@ -16,15 +16,17 @@ class CheckpointSink(Protocol):
         """Save the files below ``source`` as the checkpoint that ``info`` describes.
 
         Afterwards the caller may change or remove ``source``. The session sends the returned event.
-        `open` returns the ``state`` of ``info``.
+        `get` returns the ``state`` of ``info``.
 
         Raises:
             StoreError: The files could not be saved.
         """
         ...
 
-    def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """Return a read-only folder with the verified files of ``ref``, and its ``state``.
+    def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
+        """Copy the verified files of ``ref`` into the new folder ``target``; returns its ``state``.
+
+        Whoever asks may change the copy: no other trial and no later attempt reads it.
 
         Raises:
             CheckpointCorrupt: Every copy is damaged or lacks a file.

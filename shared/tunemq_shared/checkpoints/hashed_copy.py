@@ -8,6 +8,7 @@ at the first difference, so that files that change each time cost almost nothing
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import queue
@@ -35,6 +36,8 @@ _SMALL: Final = 2**20
 _SYNC_EVERY: Final = 16 * 2**20
 #: The permissions allowed on a file with several names.
 _READ_ONLY: Final = 0o555
+#: The request that lets a file share the blocks of another until either changes (ioctl_ficlone(2)).
+_FICLONE: Final = 0x40049409
 #: The most large files that are copied at once, given as many processors.
 _AT_ONCE: Final = 4
 
@@ -70,6 +73,7 @@ def copy_folder(
     durable: bool,
     mode: int = 0o644,
     base: BaseCopy | None = None,
+    sharing: bool = False,
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
     """Copy the listed files to the new folder ``target`` and hash what was written.
 
@@ -79,6 +83,8 @@ def copy_folder(
         durable: Sync the files' contents to the disk before returning.
         mode: The permissions of each copy.
         base: A file that equals the one of the same name and size there becomes a link to it.
+        sharing: Let large copies share the originals' blocks where the file system can. It would
+            have to write new originals to the disk first.
 
     Returns:
         The entry of each file, and the names of the empty folders.
@@ -89,7 +95,8 @@ def copy_folder(
     target.mkdir()
     for folder in {name.rpartition("/")[0] for name in listing.files}.union(listing.folders):
         (target / folder).mkdir(parents=True, exist_ok=True)
-    entries = _Copier(listing.files, target, durable=durable, mode=mode, base=base).run()
+    copier = _Copier(listing.files, target, durable=durable, mode=mode, base=base, sharing=sharing)
+    entries = copier.run()
     return tuple(entries[name] for name in listing.files), tuple(listing.folders)
 
 
@@ -104,12 +111,14 @@ class _Copier:
         durable: bool,
         mode: int,
         base: BaseCopy | None,
+        sharing: bool,
     ) -> None:
         self._files = files
         self._target = target
         self._durable = durable
         self._mode = mode
         self._base = base
+        self._sharing = sharing
         #: The large files that no thread has begun.
         self._large = deque[str]()
 
@@ -193,13 +202,14 @@ class _Copier:
         return _Copy(name, size, lambda: entry.sha256)
 
     def _written(self, name: str, fd: int, expected: int, hasher: _Hasher | None) -> _Copy:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         out = os.open(self._target / name, flags, self._mode)
         try:
             if hasher is None:
                 size, digest = _copy_small(fd, out)
             else:
-                size, digest = _copy_large(fd, out, expected, hasher, durable=self._durable)
+                source = out if self._sharing and _shares_blocks(fd, out) else fd
+                size, digest = _copy_large(source, out, expected, hasher, durable=self._durable)
             if self._durable:
                 os.fdatasync(out)
         finally:
@@ -224,16 +234,29 @@ def _copy_small(fd: int, out: int) -> tuple[int, _Digest]:
     return len(content), hashlib.sha256(content)
 
 
+def _shares_blocks(fd: int, out: int) -> bool:
+    """Make ``out`` share the blocks of ``fd``; False where the file system cannot."""
+    try:
+        fcntl.ioctl(out, _FICLONE, fd)
+    except OSError:
+        return False
+    return True
+
+
 def _copy_large(
     fd: int, out: int, expected: int, hasher: _Hasher, *, durable: bool
 ) -> tuple[int, _Digest]:
-    """Copy to the end, or until there is more than expected: another process writes the file."""
+    """Copy to the end, or until there is more than expected: another process writes the file.
+
+    If ``out`` is ``fd``, it has the bytes already, and they are hashed.
+    """
     digest = hashlib.sha256()
     size = synced = 0
     while size <= expected:
         buffer = hasher.buffer()
         length = os.readv(fd, [buffer])
-        write_all(out, memoryview(buffer)[:length])
+        if out != fd:
+            write_all(out, memoryview(buffer)[:length])
         hasher.update(digest, buffer, length)
         if length == 0:
             break

@@ -123,8 +123,8 @@ class LocalCheckpointStore(CheckpointStore):
                     raise CheckpointCorrupt(f"checkpoint {key}: the folder {name!r} is missing.")
         return OpenedCheckpoint(files, manifest)
 
-    def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
-        """See `CheckpointStore.get_checkpoint`."""
+    def get_checkpoint(self, key: str, sha256: str | tuple[str, ...], target: Path) -> Manifest:
+        """See `CheckpointStore.get_checkpoint`; accepts several hashes, for either manifest."""
         partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
         with self._failures(f"checkpoint {key} cannot be copied to {target}", target.parent):
             manifest = self._manifest(key, sha256)
@@ -132,15 +132,14 @@ class LocalCheckpointStore(CheckpointStore):
             _check_kinds(key, files)
             listing = FolderListing({}, list(manifest.folders))
             for entry in manifest.files:
-                path = files / entry.name
                 if not _may_change(entry.name):
-                    _check_size(key, path, entry)
-                elif not path.exists():
-                    continue
-                listing.files[entry.name] = path
+                    listing.files[entry.name] = files / entry.name
+                    _check_size(key, files / entry.name, entry)
+            if (files / METADATA_FILE).exists():
+                listing.files[METADATA_FILE] = files / METADATA_FILE
             entries = {entry.name: entry for entry in manifest.files}
             try:
-                copied, _ = copy_folder(listing, partial, durable=False)
+                copied, _ = copy_folder(listing, partial, durable=False, sharing=True)
                 for copy in copied:
                     if not _may_change(copy.name):
                         _check_hash(key, copy.sha256, entries[copy.name])

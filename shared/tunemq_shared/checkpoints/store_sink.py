@@ -32,7 +32,6 @@ class StoreSink:
             size=committed.size,
         )
 
-    def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """Return the verified files of ``ref``, and its state; see `CheckpointSink.open`."""
-        opened = self._store.open_checkpoint(ref.key, ref.sha256)
-        return opened.path, opened.manifest.state
+    def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
+        """Copy the verified files of ``ref`` into ``target``; see `CheckpointSink.get`."""
+        return self._store.get_checkpoint(ref.key, ref.sha256, target).state

@@ -94,7 +94,7 @@ class _TrialAttempt:
         self._inbox = CheckpointInbox(work)
         self._socket = os.path.join(work, "report")
         given = _write_config(work, config)
-        restored = _restored(session, work)
+        restored = _restored(session)
         context, folder = session.context, session.start.folder
         ours = {
             "trial_id": context.get_trial_id(),
@@ -204,12 +204,10 @@ def _write_config(work: str, config: Mapping[str, Any]) -> str:
     return path
 
 
-def _restored(session: TrialSession, work: str) -> str:
-    """Copy the checkpoint to continue from, so that the program may change it; empty if none."""
+def _restored(session: TrialSession) -> str:
+    """Return the copy of the checkpoint to continue from; empty if there is none."""
     kept = session.newest_checkpoint()
-    if kept is None or kept.path is None:
-        return ""
-    return Checkpoint.from_directory(kept.path).to_directory(os.path.join(work, "restored"))
+    return "" if kept is None else str(kept.path)
 
 
 def _variables(ours: Mapping[str, str], config: Mapping[str, Any], socket: str) -> dict[str, str]:

@@ -11,10 +11,11 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,7 +26,9 @@ from tunemq_shared.checkpoints.checkpoint_folders import (
     CheckpointForm,
     is_null,
     make_checkpoint_folder,
+    make_copy_folder,
     remove,
+    remove_copies,
 )
 from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
@@ -52,6 +55,9 @@ from tunemq_shared.trial.results import (
 )
 from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_shared.trial.trial_context import TuneContext
+
+#: How many copies of its own checkpoints a trial may use at once, say in several threads.
+_COPIES_KEPT: Final = 4
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +122,8 @@ class TrialSession:
         self._made_folders: set[str] = set()
         self._saved = 0
         self._kept: SavedCheckpoint | None = None
+        #: Copies of this attempt's own checkpoints that its code asked for.
+        self._copies = deque[Path]()
         self._result: dict[str, Any] = {}
         self._required, self._required_derived = split_derived(self.start.required_metrics)
         self._finite, self._finite_derived = split_derived(self.start.finite_metrics)
@@ -268,10 +276,12 @@ class TrialSession:
     def settled(self) -> type[TrialExit] | None:
         """What made the trial end, called after its code ended; a stop replaces a pause.
 
-        From now on, reports of threads that the code left behind raise.
+        From now on, reports of threads that the code left behind raise, and the copies of
+        checkpoints are gone.
         """
         with self._one_thread():
             self._is_settled = True
+            remove_copies(self.start.folder, self.attempt)
             if self.ended is TrialPauseExit:
                 self._look_for_orders()
                 if self._obeyed.stop:
@@ -294,7 +304,7 @@ class TrialSession:
         return self.progress.iteration <= self.start.last_step
 
     def restore(self) -> Path | None:
-        """Restore the checkpoint to continue from, and return its files; None for a fresh start.
+        """Restore the checkpoint to continue from; returns a copy of it, None for a fresh start.
 
         It takes the newest intact one and reports each damaged one to the node.
 
@@ -307,7 +317,7 @@ class TrialSession:
         damages = []
         for ref, instead in zip(candidates, following, strict=False):
             try:
-                path, state = self._checkpoints.open(ref)
+                path, state = self._copied(ref)
             except CheckpointCorrupt as error:
                 self._say_damaged(ref, error, instead)
                 damages.append(str(error))
@@ -332,7 +342,9 @@ class TrialSession:
         self._kept = SavedCheckpoint(ref, state, path)
 
     def newest_checkpoint(self) -> SavedCheckpoint | None:
-        """The newest checkpoint with its files on this machine; before the first, the restored one.
+        """The newest checkpoint with a copy of its files; before the first, the restored one.
+
+        The copy of a restored one stays until the trial ends, and so do the newest few others.
 
         Raises:
             CheckpointCorrupt: Its files are damaged; the node has been informed.
@@ -342,10 +354,13 @@ class TrialSession:
             kept = self._kept
             if kept is not None and kept.path is None and kept.ref is not None:
                 try:
-                    path, _ = self._checkpoints.open(kept.ref)
+                    path, _ = self._copied(kept.ref)
                 except CheckpointCorrupt as error:
                     self._say_damaged(kept.ref, error, "")
                     raise
+                self._copies.append(path.parent)
+                if len(self._copies) > _COPIES_KEPT:
+                    remove(self._copies.popleft())
                 kept = self._kept = kept._replace(path=path)
             return kept
 
@@ -356,6 +371,11 @@ class TrialSession:
     def _one_thread(self) -> AbstractContextManager[object]:
         """The session's lock; none in a forked child, where another thread may hold it for ever."""
         return self._lock if self._pid == os.getpid() else nullcontext()
+
+    def _copied(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
+        """Copy the checkpoint's files into the trial's folder; returns the copy and its state."""
+        copy = Path(make_copy_folder(self.start.folder, self.attempt), "files")
+        return copy, self._checkpoints.get(ref, copy)
 
     def _discard_offered(self) -> None:
         """Forget the offered checkpoint, and remove its files if the session made their folder."""

@@ -95,13 +95,14 @@ class MemorySink:
         kind = CheckpointWritten if self.is_cache else CheckpointCommitted
         return kind("t1", info.attempt, info.n, info.step, key, "sha", 1)
 
-    def open(self, ref: CheckpointRef):
+    def get(self, ref: CheckpointRef, target: Path):
         if self.error is not None:
             raise self.error
         self.opened.append(ref)
         if ref.key in self.damaged:
             raise CheckpointCorrupt(f"checkpoint {ref.key}: model is damaged.")
-        return self.root / ref.key, self.states[ref.key]
+        shutil.copytree(self.root / ref.key, target, copy_function=shutil.copyfile)
+        return self.states[ref.key]
 
 
 def start(folder: Path, **changes) -> TrialSpec:

@@ -23,7 +23,7 @@ from tunemq_shared.broker.redis_address import RedisAddress
 from tunemq_shared.broker.redis_keys import STARTED_AGAIN
 from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
-from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, encode
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, TrialSpec, encode
 from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 from tunemq_workers.broker.consumer_process import ConsumerProcess
 from tunemq_workers.broker.event_publisher import EventPublisher
@@ -57,7 +57,7 @@ from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcessLauncher
+from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcessLauncher
 from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.trials.command_queue import CommandQueue
 from tunemq_workers.trials.dependencies import DependencyFetcher
@@ -192,7 +192,7 @@ class NodeLoop:
         self._supervisor.on_left = self._files.left
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._supervisor.folders)
-        self._supervisor.on_cut_off = self._caps.look_at
+        self._supervisor.on_cut_off = self._tidy_after
         self._commands = CommandQueue(instance_id, signing, self._supervisor.reject)
         self._tried_store = ""
         self._redis_state = _RedisState()
@@ -290,6 +290,11 @@ class NodeLoop:
             self._publisher.join(_DEREGISTER_S)
             _log.info("node.ended")
             self._reactor.stop()
+
+    def _tidy_after(self, trial: AttemptId, start: TrialSpec) -> None:
+        """Do what a trial process that was killed could not do itself."""
+        self._caps.look_at(start.folder)
+        self._files.cut_off(trial, start)
 
     def _withhold(self, devices: dict[str, str]) -> None:
         """Register again, with these GPUs (UUID to reason) withheld from trials."""

@@ -9,8 +9,7 @@ from typing import Any
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
-from tunemq_shared.checkpoints.manifest import CheckpointInfo
-from tunemq_shared.checkpoints.store import OpenedCheckpoint
+from tunemq_shared.checkpoints.manifest import CheckpointInfo, Manifest
 from tunemq_shared.protocol.messages import CheckpointRef, CheckpointWritten
 from tunemq_workers.trial_process.node_channel import NodeChannel
 
@@ -44,21 +43,19 @@ class CacheSink:
             info.trial, info.attempt, info.n, info.step, key, written.sha256, written.size
         )
 
-    def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
-        """Return a folder with the verified files of ``ref``, and its state.
+    def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
+        """Copy the verified files of ``ref`` into ``target``; see `CheckpointSink.get`.
 
-        See `CheckpointSink.open`.
-
-        A damaged copy is fetched once more.
+        If the cache's files are damaged, they are fetched once more.
         """
         cache, known = self._channel.fetch(ref)
         try:
-            opened = _opened(cache, known)
+            manifest = _copied(cache, known, target)
         except StoreError as error:
             logger.warning("%s It is fetched once more.", error)
-            opened = _opened(*self._channel.fetch(ref, again=True))
+            manifest = _copied(*self._channel.fetch(ref, again=True), target)
         self._previous = ref.key
-        return opened.path, opened.manifest.state
+        return manifest.state
 
 
 def _store(cache: Path) -> LocalCheckpointStore:
@@ -69,6 +66,7 @@ def _store(cache: Path) -> LocalCheckpointStore:
     return LocalCheckpointStore(cache, durable=False, linking=True)
 
 
-def _opened(cache: Path, ref: CheckpointRef) -> OpenedCheckpoint:
-    """Open and verify the copy of ``ref`` in the cache, whether written here or fetched."""
-    return _store(cache).open_checkpoint(ref.key, tuple(filter(None, (ref.written, ref.sha256))))
+def _copied(cache: Path, ref: CheckpointRef, target: Path) -> Manifest:
+    """Copy the verified files of ``ref`` from the cache, whether written here or fetched."""
+    known = tuple(filter(None, (ref.written, ref.sha256)))
+    return _store(cache).get_checkpoint(ref.key, known, target)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.base.retrying import ignore
+from tunemq_shared.checkpoints.checkpoint_folders import remove_copies
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import NodeWarned, TrialSpec, encode
 from tunemq_shared.system.folder_trees import remove_tree
@@ -95,6 +96,10 @@ class TrialFiles:
         self._sending[key] = start.events_key
         send = UploadTrialFiles(start.store, os.path.basename(folder), folder, attempt, _TIMEOUT_S)
         self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
+
+    def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
+        """Remove the copies of checkpoints that a killed trial process could not remove."""
+        self._disk.run(partial(remove_copies, start.folder, trial[1]), _ignore)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
         folder, _ = key

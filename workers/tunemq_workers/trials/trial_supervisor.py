@@ -105,8 +105,8 @@ class TrialSupervisor:
         availability: GpuAvailability | None = None,
         meter: GpuMeter | None = None,
     ) -> None:
-        #: Called with the folder of a trial whose process did not end by itself.
-        self.on_cut_off: Callable[[str], object] = _nobody_looks
+        #: Called with a trial whose process did not end by itself, and its start order.
+        self.on_cut_off: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
         #: Called with a trial that its process has left, and its start order.
         self.on_left: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
@@ -336,7 +336,7 @@ class TrialSupervisor:
         self._checkpoints.process_gone(name)
         self._gate.gone(name)
         if process.is_killed or process.is_condemned or not process.has_ended:
-            self.on_cut_off(process.start.folder)
+            self.on_cut_off(process.key, process.start)
         if not process.is_parked:
             self._free(process)
         self._start_missing()

@@ -25,6 +25,13 @@ def of_dict(folder):
     return Checkpoint.from_dict({"n": 1})
 
 
+class Seen(list):
+    """What a trainable was given, with its content: a copy ends with the trial."""
+
+    def append(self, given):
+        super().append((type(given), given if given is None else read(given)))
+
+
 def of_folder(folder):
     folder.mkdir(exist_ok=True)
     (folder / "n").write_text("1")
@@ -86,18 +93,18 @@ def read(given):
 @pytest.mark.parametrize("kind", [plain, with_folder, with_reporter, as_class])
 @pytest.mark.parametrize("make", [of_dict, of_folder])
 def test_every_trainable_takes_a_checkpoint_and_gets_it_back(world, tmp_path, kind, make):
-    seen = []
+    seen = Seen()
     trainable = kind(lambda: make(tmp_path / "made"), seen)
 
     run_trial(trainable, world.session(checkpoint_at_end=True))
     run_trial(trainable, world.restored())
 
     assert world.channel.kinds.count("TrialFinished") == 2
-    assert seen[0] is None
-    given = [checkpoint for checkpoint in seen if checkpoint is not None]
-    assert [read(checkpoint) for checkpoint in given] == [{"n": 1}] * len(given)
+    assert seen[0] == (type(None), None)
+    given = [(form, content) for form, content in seen if content is not None]
+    assert [content for _, content in given] == [{"n": 1}] * len(given)
     if kind is not plain:
-        assert {type(checkpoint) for checkpoint in given} == {dict if make is of_dict else str}
+        assert {form for form, _ in given} == {dict if make is of_dict else str}
 
 
 @pytest.mark.parametrize("make", [of_dict, of_folder])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -403,3 +404,50 @@ def test_an_address_means_a_store(tmp_path: Path) -> None:
         assert store.root == tmp_path
     with pytest.raises(ConfigError, match=r"gs://bucket"):
         open_store("gs://bucket")
+
+
+# --- copies for trials ---
+
+
+def test_a_copy_has_the_files_of_the_manifest_and_no_other(
+    store: LocalCheckpointStore, source: Path, tmp_path: Path
+) -> None:
+    committed = put(store, source)
+    files = store.root / KEY / "files"
+    (files / "added").write_text("by a trial")
+
+    store.get_checkpoint(KEY, committed.sha256, tmp_path / "copy")
+
+    assert contents(tmp_path / "copy") == contents(source)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_large_copy_shares_the_blocks_of_the_original_and_is_verified(
+    store: LocalCheckpointStore,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_whole: bool,
+) -> None:
+    shared: list[int] = []
+
+    def ioctl(out: int, request: int, original: int) -> None:
+        """Answer as XFS and Btrfs do; ext4 has no such request."""
+        assert request == 0x40049409
+        size = os.fstat(original).st_size
+        os.pwrite(out, os.pread(original, size, 0) if is_whole else bytes(size), 0)
+        shared.append(out)
+
+    (source / "large").write_bytes(os.urandom(3 * 2**20))
+    committed = put(store, source)
+    assert shared == []
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+
+    if is_whole:
+        store.get_checkpoint(KEY, committed.sha256, tmp_path / "copy")
+        assert contents(tmp_path / "copy") == contents(source)
+    else:
+        with pytest.raises(CheckpointCorrupt, match="is damaged: expected SHA-256"):
+            store.get_checkpoint(KEY, committed.sha256, tmp_path / "copy")
+    large = [file for file in source.rglob("*") if file.stat().st_size > 2**20]
+    assert len(shared) == len(large) > 0

@@ -105,7 +105,7 @@ def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
 @pytest.mark.parametrize(("is_said", "looked_at"), [(True, []), (False, ["/f"])])
 def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said, looked_at):
     folders = []
-    node.supervisor.on_cut_off = folders.append
+    node.supervisor.on_cut_off = lambda _, start: folders.append(start.folder)
     node.begin("a")
     if is_said:
         node.finish("h1", "a")
