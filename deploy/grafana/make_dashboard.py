@@ -249,7 +249,7 @@ ROWS: Final = {
         ),
         lines(
             "Nodes by state",
-            "Silent nodes sent nothing for longer than their lease: their trials continue elsewhere.",
+            "Silent nodes sent nothing for longer than a lease: their trials continue elsewhere.",
             ("sum by (state) (tunemq_nodes{{F}})", "{{state}}"),
             stacked=True,
             colors=NODES,
