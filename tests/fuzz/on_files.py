@@ -292,9 +292,9 @@ def of_users(bench: Bench) -> list[Decoder]:
 
 def _rows_in(path: Path) -> None:
     found = read_rows(str(path), "t_00000")
-    ends_with(str(path), "t_00000", found.steps.last)
+    ends_with(str(path), "t_00000", max(found.rows, default=0))
     if path.suffix == ".json":
-        results = list(results_in(str(path), "t_00000", found.steps.last + 1))
+        results = list(results_in(str(path), "t_00000", found.rows))
         assert len(results) == len(found.rows)
 
 

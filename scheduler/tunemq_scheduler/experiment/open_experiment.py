@@ -24,8 +24,7 @@ from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.journal_replay import begin
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, JournalSnapshot
-from tunemq_scheduler.output.log_repair import LogRepair
-from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
+from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.protocol import messages as m
@@ -71,7 +70,7 @@ class OpenExperiment:
         cut: the number of bytes of an incomplete turn that were cut off the journal's end.
         unsynced: the trials' files that must be on disk before a snapshot.
         was_exhausted: whether the search of the previous run was exhausted.
-        unrecorded: compares trials' files with the journal; None for a new experiment.
+        repair: repairs trials' files; None for a new experiment.
     """
 
     journal: Journal
@@ -79,7 +78,7 @@ class OpenExperiment:
     cut: int = 0
     was_exhausted: bool = False
     unsynced: UnsyncedFiles = field(default_factory=UnsyncedFiles)
-    unrecorded: UnrecordedRows | None = None
+    repair: ResultRepair | None = None
 
     def __post_init__(self) -> None:
         """Start the clock at the elapsed time of the previous run."""
@@ -166,12 +165,10 @@ def take_up(
         if found.snapshot is not None:
             algorithms.set_state(found.snapshot.algorithms)
         runner = begin(found)
-        log_repair = LogRepair(runner)
+        repair = ResultRepair(runner, plan)
         driver = EventDriver(runner, algorithms, plan)
-        driver.replay(found.turns, log_repair.note, after_turn)
-        log_repair.finish()
-        unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced, log_repair.rebuild)
-        unrecorded.remove()
+        driver.replay(found.turns, repair.note, after_turn)
+        repair.finish()
     except BaseException:  # passed on to the script or the supervisor, which report it
         journal.close()
         raise
@@ -180,8 +177,8 @@ def take_up(
         driver,
         cut=found.cut,
         was_exhausted=runner.exhausted,
-        unsynced=log_repair.unsynced,
-        unrecorded=unrecorded,
+        unsynced=repair.unsynced,
+        repair=repair,
     )
 
 
@@ -204,14 +201,14 @@ def resumption(
     Raises:
         StoreError: the files of ended trials that resume cannot be repaired.
     """
-    runner, unrecorded = opened.runner, opened.unrecorded
+    runner, repair = opened.runner, opened.repair
     before = runner.settings
     settings = msgspec.structs.replace(settings, keep=before.keep, restore=before.restore)
     run = runner.run + 1
     also = (*_may_go_further(opened, options), *_tried_again(opened, options.also))
-    if unrecorded is not None:
-        unrecorded.remove_from(also)
-    turns_were_lost = unrecorded is not None and unrecorded.turns_were_lost
+    if repair is not None:
+        repair.follow(also)
+    turns_were_lost = repair is not None and repair.turns_were_lost
     return m.ExperimentResumed(
         run=run,
         at=time.time(),

@@ -255,8 +255,8 @@ class Experiment:
 
     def _is_over_already(self, opened: OpenExperiment, event: ExperimentResumed) -> ResultGrid:
         """Return the results of an experiment without remaining work; end unwanted trials."""
-        runner, unrecorded = opened.runner, opened.unrecorded
-        has_notices = unrecorded is not None and bool(unrecorded.notices)
+        runner, repair = opened.runner, opened.repair
+        has_notices = repair is not None and bool(repair.notices)
         if has_notices or any(not trial.is_finished for trial in runner.live.values()):
             with self._copied(opened) as copy:
                 search = self._search(opened.plan, InProcessExecutor({}), opened, copy)

@@ -142,11 +142,11 @@ class SearchRun:
         )
         dispatcher.show = show
         display.begin(view)
-        if (unrecorded := self._opened.unrecorded) is not None:
-            for text in unrecorded.notices:
+        if (repair := self._opened.repair) is not None:
+            for text in repair.notices:
                 dispatcher.notices(text)
             if self._copier is not None:
-                self._copier.copy_again(unrecorded.folders)
+                self._copier.copy_again(repair.folders)
         try:
             yield
         finally:

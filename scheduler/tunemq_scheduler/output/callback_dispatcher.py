@@ -14,8 +14,8 @@ import msgspec
 
 from tunemq_scheduler.base.plugin_calls import call_plugin
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.output.log_repair import put_away
 from tunemq_scheduler.output.loggers import LoggerCallback
+from tunemq_scheduler.output.result_repair import put_away
 from tunemq_scheduler.output.terminal.display import Display
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.callback import Callback

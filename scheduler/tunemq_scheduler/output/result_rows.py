@@ -6,12 +6,11 @@ them. A row counts only if it names its trial and its step.
 
 from __future__ import annotations
 
-import bisect
 import csv
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -38,87 +37,27 @@ class _Row(msgspec.Struct):
 _decode_row: Final = msgspec.json.Decoder(_Row).decode
 
 
-class StepRanges:
-    """Step numbers in ascending order, stored as ranges; usually there is one."""
-
-    __slots__ = ("_begins", "_ends")
-
-    def __init__(self) -> None:
-        self._begins: list[int] = []
-        self._ends: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._ends)
-
-    def __contains__(self, step: int) -> bool:
-        place = bisect.bisect_right(self._begins, step) - 1
-        return place >= 0 and step <= self._ends[place]
-
-    @property
-    def last(self) -> int:
-        """The greatest step; 0 without steps."""
-        return self._ends[-1] if self._ends else 0
-
-    def add(self, step: int) -> None:
-        """Add a step that is greater than all others."""
-        if self._ends and step == self._ends[-1] + 1:
-            self._ends[-1] = step
-        else:
-            self._begins.append(step)
-            self._ends.append(step)
-
-    def missing(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the missing ranges between ``first`` and ``last``."""
-        gaps, at = [], first
-        for begin, end in zip(self._begins, self._ends, strict=True):
-            if begin > last:
-                break
-            if begin > at:
-                gaps.append((at, begin - 1))
-            at = max(at, end + 1)
-        return [*gaps, (at, last)] if at <= last else gaps
-
-
 class FileRow(NamedTuple):
-    """A row of the search in a file; its line end follows ``end``."""
+    """A row of the search in a file: where it begins, and where its line end begins."""
 
-    step: int
     begin: int
     end: int
-
-
-class TrailingRows(NamedTuple):
-    """Rows at the end of a file: their number, and the bytes where they begin and end."""
-
-    number: int
-    begin: int
-    end: int
-
-
-NO_ROWS: Final = TrailingRows(0, 0, 0)
 
 
 class FileContents(NamedTuple):
     """The contents of a result file.
 
     Attributes:
-        rows: the trial's rows, ascending, one for each step.
-        steps: their steps.
+        rows: the trial's rows by step, ascending.
         end: where the last whole line ends.
         torn: the number of bytes after it.
         is_own: whether the file contains nothing else.
     """
 
-    rows: list[FileRow]
-    steps: StepRanges
+    rows: dict[int, FileRow]
     end: int
     torn: int
     is_own: bool
-
-    def behind(self, step: int) -> TrailingRows:
-        """Return the rows of later steps, in a file that contains nothing else."""
-        later = [row for row in self.rows if row.step > step]
-        return TrailingRows(len(later), later[0].begin, self.end) if later else NO_ROWS
 
 
 def read_rows(path: str, trial: str) -> FileContents:
@@ -144,12 +83,8 @@ def read_rows(path: str, trial: str) -> FileContents:
         elif step:
             is_own = is_own and step > last
             last = step
-            by_step.setdefault(step, FileRow(step, begin, end - 1))
-    steps = StepRanges()
-    rows = [by_step[step] for step in sorted(by_step)]
-    for row in rows:
-        steps.add(row.step)
-    return FileContents(rows, steps, end, torn, is_own)
+            by_step.setdefault(step, FileRow(begin, end - 1))
+    return FileContents(dict(sorted(by_step.items())), end, torn, is_own)
 
 
 def has_rows(path: str, trial: str) -> bool:
@@ -198,23 +133,31 @@ def ends_with(path: str, trial: str, step: int) -> bool:
     return not torn and step > 0 and step_of(lines[-1], columns, trial) == step
 
 
-def results_in(path: str, trial: str, below: float) -> Iterator[dict[str, Any]]:
-    """Yield the results in ``result.json`` below a step, each step once, in ascending order.
+def lines_in(path: str, rows: Iterable[FileRow]) -> Iterator[bytes]:
+    """Yield these rows of a file as lines.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    try:
+        with open_to_read(path, restores_rights=True) as file:
+            for row in rows:
+                file.seek(row.begin)
+                yield file.read(row.end - row.begin) + b"\n"
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def results_in(path: str, trial: str, steps: Container[int]) -> Iterator[dict[str, Any]]:
+    """Yield the results of these steps in ``result.json``, each once, in ascending order.
 
     Raises:
         StoreError: the file cannot be read.
     """
     rows = read_rows(path, trial).rows
-    try:
-        with open_to_read(path, restores_rights=True) as file:
-            for row in rows:
-                if row.step < below:
-                    file.seek(row.begin)
-                    yield json.loads(file.read(row.end - row.begin))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+    return map(json.loads, lines_in(path, [row for step, row in rows.items() if step in steps]))
 
 
 def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:

@@ -131,9 +131,13 @@ class CSVLoggerCallback(LoggerCallback):
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
         """Append the result."""
         del iteration
-        table = self._tables.get(trial.trial_id)
+        self.write_row(trial.trial_id, trial.local_path, result)
+
+    def write_row(self, trial: str, folder: str, result: dict[str, Any]) -> None:
+        """Append a result of the trial with this ID and folder."""
+        table = self._tables.get(trial)
         if table is None:
-            table = self._begin(trial)
+            table = self._begin(trial, folder)
         row = table.row(result)
         if row is None:
             flat = flatten(result)
@@ -159,10 +163,9 @@ class CSVLoggerCallback(LoggerCallback):
         self._files.close_all()
         self._tables.clear()
 
-    def _begin(self, trial: TrialView) -> _Table:
-        make_trial_folder(trial.local_path)
-        path = os.path.join(trial.local_path, PROGRESS_CSV)
-        table = self._tables[trial.trial_id] = _Table(path)
+    def _begin(self, trial: str, folder: str) -> _Table:
+        make_trial_folder(folder)
+        table = self._tables[trial] = _Table(os.path.join(folder, PROGRESS_CSV))
         table.columns.update(dict.fromkeys(columns_of(self._files.first_line(table.file))))
         return table
 

@@ -113,18 +113,23 @@ class JsonLoggerCallback(LoggerCallback):
     def _write_params(self, trial: TrialView, log: _Log) -> None:
         for name in (PARAMS_JSON, PARAMS_PICKLE):
             self._unsynced.note(os.path.join(trial.local_path, name))
-        _write_params(trial, log)
+        write_params(trial.local_path, trial.trial_id, trial.config, bytes(log.encoded))
 
 
-def _write_params(trial: TrialView, log: _Log) -> None:
+def write_params(folder: str, trial: str, config: Any, encoded: bytes) -> None:
+    """Write a trial's configuration, as JSON and as a pickle.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
     import cloudpickle  # not needed to read results
 
-    text = json.dumps(json.loads(bytes(log.encoded)), indent=2, sort_keys=True)
-    write_file(os.path.join(trial.local_path, PARAMS_JSON), text.encode())
+    text = json.dumps(json.loads(encoded), indent=2, sort_keys=True)
+    write_file(os.path.join(folder, PARAMS_JSON), text.encode())
     try:
-        pickled = cloudpickle.dumps(trial.config)
+        pickled = cloudpickle.dumps(config)
     except Exception as error:  # noqa: BLE001  objects raise what they like; recorded here
         reason = one_line(error)
-        _log.warning("%s of trial %s is not written: %s", PARAMS_PICKLE, trial.trial_id, reason)
+        _log.warning("%s of trial %s is not written: %s", PARAMS_PICKLE, trial, reason)
         return
-    write_file(os.path.join(trial.local_path, PARAMS_PICKLE), pickled)
+    write_file(os.path.join(folder, PARAMS_PICKLE), pickled)

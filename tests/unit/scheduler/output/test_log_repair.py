@@ -17,7 +17,7 @@ from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import LogRepair
+from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
@@ -31,20 +31,20 @@ def mended(loop: Loop, folder: Path) -> Path:
     return Path(retold(loop, folder)[0].trial_folder("t_00000"))
 
 
-def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, LogRepair]:
-    """Replay the whole journal and return the plan and the log repair."""
+def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, ResultRepair]:
+    """Replay the whole journal and return the plan and the repair."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    log_repair = LogRepair(runner)
+    repair = ResultRepair(runner, plan)
     driver = EventDriver(runner, algorithms, plan)
     journal_records = iter(loop.journal.journal_records)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     turns = [list(itertools.islice(journal_records, length)) for length in lengths]
-    driver.replay(turns, log_repair.note)
-    log_repair.finish()
-    return plan, log_repair
+    driver.replay(turns, repair.note)
+    repair.finish()
+    return plan, repair
 
 
 def losses_of(path: Path) -> list[float]:

@@ -20,9 +20,8 @@ from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import LogRepair
-from tunemq_scheduler.output.result_rows import StepRanges, ends_with, read_rows
-from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
+from tunemq_scheduler.output.result_repair import ResultRepair
+from tunemq_scheduler.output.result_rows import ends_with, read_rows
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.protocol import messages as m
@@ -65,15 +64,13 @@ class Search:
         known, state = self.snapshot or (0, b"")
         before = self.loop.runner.settings
         runner = TrialRunner.load(before, state, {}) if state else TrialRunner(before)
-        log_repair = LogRepair(runner)
+        repair = ResultRepair(runner, self.plan)
         journal_records = iter(self.loop.journal.journal_records)
         lengths = [said[1] for said in self.loop.log if said[0] == "journal"]
         turns = [list(itertools.islice(journal_records, length)) for length in lengths]
-        EventDriver(runner, algorithms, self.plan).replay(turns[known:], log_repair.note)
-        log_repair.finish()
-        unrecorded = UnrecordedRows(runner, self.plan, log_repair.unsynced, log_repair.rebuild)
-        unrecorded.remove()
-        return unrecorded.notices
+        EventDriver(runner, algorithms, self.plan).replay(turns[known:], repair.note)
+        repair.finish()
+        return repair.notices
 
     def rows(self) -> tuple[list[int], list[int]]:
         """Return the steps in both files."""
@@ -204,14 +201,3 @@ def test_rows_of_a_sparse_file_are_not_all_read(tmp_path: Path) -> None:
     found = read_rows(str(path), TRIAL)
     assert not found.is_own
     assert not found.rows
-
-
-@given(st.sets(st.integers(1, 40)), st.integers(1, 40), st.integers(0, 40))
-def test_steps_know_what_is_missing(known: set[int], first: int, last: int) -> None:
-    steps = StepRanges()
-    for step in sorted(known):
-        steps.add(step)
-    assert {step for step in range(45) if step in steps} == known
-    assert steps.last == max(known, default=0)
-    missing = [step for begin, end in steps.missing(first, last) for step in range(begin, end + 1)]
-    assert missing == [step for step in range(first, last + 1) if step not in known]

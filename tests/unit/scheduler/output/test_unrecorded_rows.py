@@ -15,9 +15,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.output.log_repair import LogRepair
-from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.protocol import messages as m
@@ -25,28 +23,28 @@ from tunemq_shared.protocol import messages as m
 FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
-def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, LogRepair]:
+def replayed(
+    loop: Loop, turns: int | None, plan: ExperimentPlan
+) -> tuple[TrialRunner, ResultRepair]:
     """Replay the first turns of a journal and repair the files."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
     algorithms = AlgorithmDriver(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
-    log_repair = LogRepair(runner)
+    repair = ResultRepair(runner, plan)
     journal_records = iter(loop.journal.journal_records)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     all_turns = [list(itertools.islice(journal_records, length)) for length in lengths]
-    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], log_repair.note)
-    log_repair.finish()
-    return runner, log_repair
+    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], repair.note)
+    repair.finish()
+    return runner, repair
 
 
-def after_loss(loop: Loop, folder: Path, turns: int | None) -> UnrecordedRows:
-    """Write the files of the whole journal, truncate it to its first turns and compare."""
+def after_loss(loop: Loop, folder: Path, turns: int | None) -> ResultRepair:
+    """Write the files of the whole journal unless they exist; compare with its first turns."""
     plan = msgspec.structs.replace(PLAN, folder=str(folder), experiment_id="t")
-    replayed(loop, None, plan)
-    runner, log_repair = replayed(loop, turns, plan)
-    unrecorded = UnrecordedRows(runner, plan, log_repair.unsynced)
-    unrecorded.remove()
-    return unrecorded
+    if not [*folder.iterdir()]:
+        replayed(loop, None, plan)
+    return replayed(loop, turns, plan)[1]
 
 
 def steps_in(path: Path) -> list[int]:
@@ -151,13 +149,13 @@ def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
     assert not runner.live
     path = tmp_path / "train_t_00000" / "result.json"
     path.write_text("no result\n", encoding="ascii")
-    unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
-    unrecorded.remove()
+    unrecorded = ResultRepair(runner, plan)
+    unrecorded.finish()
     assert not unrecorded.notices
-    unrecorded.remove_from(["t_00000"])  # the trial is about to resume
+    unrecorded.follow(["t_00000"])  # the trial is about to resume
     assert str(path) in unrecorded.notices[0]
     path.write_text("no result\n", encoding="ascii")
     (tmp_path / "journal.damaged-20260101-000000").mkdir()
-    unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
-    unrecorded.remove()
+    unrecorded = ResultRepair(runner, plan)
+    unrecorded.finish()
     assert str(path) in unrecorded.notices[0]
