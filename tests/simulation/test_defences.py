@@ -9,13 +9,14 @@ import pytest
 from tests.simulation.scenarios import check
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_farm import SimulatedFarm
-from tunemq_scheduler.core.events.node_events import NodeEventHandler
+from tunemq_scheduler.core.events import node_events
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import Trial
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_shared.protocol.messages import NodeReturned
 
 
 def noticed(scenario: str, seeds: int = 12) -> str:
@@ -82,13 +83,11 @@ def test_when_what_arrives_twice_is_taken_twice(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_when_a_node_that_returns_hears_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    returned = NodeEventHandler.returned
+    def silent(runner: TrialRunner, event: Any) -> None:
+        node_events.returned(runner, event)
+        runner.commands = []
 
-    def silent(self: NodeEventHandler, event: Any) -> list[Any]:
-        returned(self, event)
-        return []
-
-    monkeypatch.setattr(NodeEventHandler, "returned", silent)
+    monkeypatch.setitem(TrialRunner._HANDLERS, NodeReturned, silent)
     assert "nothing said how it ended" in noticed("f08_cut_off")
 
 

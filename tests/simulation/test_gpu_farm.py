@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.unit.scheduler.stories import Story
+from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.placement.placement import could_hold
@@ -133,7 +134,7 @@ class GpuFarm(Story):
         """Replace the scheduler by one that loads the snapshot of the old one."""
         runner = self.runner
         self.runner = TrialRunner.load(self.settings, dump(runner), dict(runner.finished))
-        assert self.runner.snapshot() == runner.snapshot()
+        assert comparable(self.runner) == comparable(runner)
 
     # --- the books --------------------------------------------------------------------------------
 

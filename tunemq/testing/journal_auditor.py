@@ -23,6 +23,7 @@ from typing import Protocol, get_args
 
 import msgspec
 
+from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
@@ -147,7 +148,7 @@ class JournalAuditor:
         Raises:
             InvariantBroken: it is not.
         """
-        if self.runner.snapshot() != live.snapshot():
+        if comparable(self.runner) != comparable(live):
             self._broken("I8", None, "the journal gives another state than that of its runner")
 
     def _heard(self, event: m.Event) -> None:

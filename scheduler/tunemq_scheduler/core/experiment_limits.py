@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -106,10 +105,6 @@ class ExperimentLimits:
             checkpoint = self._entries[key].checkpoint
             self.remove(key)
             yield checkpoint
-
-    def state(self) -> tuple[Any, ...]:
-        """Return the state in a comparable form; equal states give equal values."""
-        return self._bytes, sorted((key, one.may_go) for key, one in self._entries.items())
 
     def dumped(self) -> dict[str, LimitedCheckpoint]:
         """Return the entries, for `take_back`."""

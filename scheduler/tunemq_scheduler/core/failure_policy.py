@@ -67,27 +67,30 @@ _RESTORE_FIX: Final = (
     f"{_STORE_FIX}; Tuner.restore(..., restart_errored=True) begins the trial anew"
 )
 
+#: In the order in which failures are shown: what often explains others comes first.
 _ALL: Final = (
     FailureClass("user", FAILURES, "error in the trial's code"),
     FailureClass("metric", FAILURES, "unusable result"),
     FailureClass("load", FAILURES, "code that cannot be loaded"),
-    FailureClass("start", FAILURES, "no process on its node", blames_node=True),
-    FailureClass("died", FAILURES, "death of its process", blames_node=True),
     FailureClass("memory", FAILURES, "out of memory", _MEMORY_FIX),
     FailureClass("processes", FAILURES, "too many processes", "raise TrialLimits(processes=...)"),
-    FailureClass("time_limit", FAILURES, "step too long", "raise TrialLimits(step_s=...)"),
-    FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
     FailureClass(
         "cuda_memory",
         NEVER,
         "out of GPU memory",
         "let it hold less on the GPU, or set FailureConfig(retry_cuda_memory=True)",
     ),
+    FailureClass("time_limit", FAILURES, "step too long", "raise TrialLimits(step_s=...)"),
+    FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
     FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
-    FailureClass("fetch", IN_A_ROW, "code not on its node", _FETCH_FIX, blames_node=True),
-    FailureClass("disk", UNCOUNTED, "full or read-only disk of its node", blames_node=True),
-    FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
-    FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
+    FailureClass("died", FAILURES, "death of its process", blames_node=True),
+    FailureClass(
+        "node",
+        NODES,
+        "poison",
+        "see the nodes' logs; FailureConfig(max_node_losses=-1) tries it for ever",
+    ),
+    FailureClass("start", FAILURES, "no process on its node", blames_node=True),
     FailureClass(
         FORKSERVER_LOST,
         NODES,
@@ -95,12 +98,10 @@ _ALL: Final = (
         "free memory on the node, or see what RunConfig(preload=...) does there",
         blames_node=True,
     ),
-    FailureClass(
-        "node",
-        NODES,
-        "poison",
-        "see the nodes' logs; FailureConfig(max_node_losses=-1) tries it for ever",
-    ),
+    FailureClass("fetch", IN_A_ROW, "code not on its node", _FETCH_FIX, blames_node=True),
+    FailureClass("disk", UNCOUNTED, "full or read-only disk of its node", blames_node=True),
+    FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
+    FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
 )
 
 #: All failure classes by kind.

@@ -1,6 +1,5 @@
-"""Serialize the state of an experiment: in one canonical form, and for reloading.
+"""Serializes the state of an experiment for resuming, and reads it again.
 
-`snapshot` is for comparison: equal states give equal bytes. `dump` and `load` are for resuming:
 ``load(dump(runner))`` behaves as the runner would have. A dump omits the summaries of ended trials,
 which the caller stores separately, so its size depends on live trials only.
 """
@@ -81,25 +80,10 @@ _encode = msgspec.msgpack.Encoder(enc_hook=list).encode
 _decode = msgspec.msgpack.Decoder(_State, dec_hook=_read).decode
 _version_of = msgspec.msgpack.Decoder(_Version).decode
 #: Attributes of the same name in `RunnerState` and `_State`, copied unchanged.
-_SAME: Final = (
-    "counts",
-    "aside",
-    "elapsed",
-    "run",
-    "cold_run",
-    "attempts_from",
-    "suggested",
-    "exhausted",
-    "stopping",
-    "interrupted",
-    "stale",
-    "repeated",
-    "acknowledged",
-    "cursor",
-    "offers",
-    "giving_way",
-    "alone",
-)
+_SAME: Final = frozenset(_State.__struct_fields__) - {
+    *("version", "settings", "live", "pending", "paused", "passed_over"),
+    *("nodes", "away", "health", "slots", "book"),
+}
 
 
 def dump(runner: RunnerState) -> bytes:
@@ -165,46 +149,4 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
         [live[trial] for trial in read.paused],
         read.passed_over,
         read.elapsed,
-    )
-
-
-def snapshot(runner: RunnerState) -> bytes:
-    """Serialize the state in canonical form: equal states give equal bytes.
-
-    The elapsed time is left out: it follows the clock, and turns without events advance it without
-    a trace in the journal.
-    """
-    live = [
-        (
-            trial.trial_id,
-            trial.summary(),
-            list(trial.checkpoints),
-            trial.run_until,
-            trial.repeated,
-            (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with, trial.fell_alone),
-            (trial.ending, trial.stop_ordered),
-            (trial.matched, trial.excused, trial.failed_at, trial.is_alone),
-            (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
-        )
-        for trial in runner.live.values()
-    ]
-    return m.encode(
-        (
-            live,
-            sorted(runner.finished.items()),  # their order has no meaning
-            sorted(runner.counts.items()),
-            [
-                (node, runner.acknowledged.get(node), sorted(runner.nodes[node].withheld.items()))
-                for node in sorted(runner.nodes)
-            ],
-            [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],
-            sorted((node, offer.n) for node, offer in runner.offers.items()),
-            (runner.queue.freed, runner.placement.reserved),
-            [trial.trial_id for trial in runner.queue],
-            runner.book.state(),
-            (runner.suggested, runner.exhausted, runner.stopping, runner.interrupted),
-            (runner.stale, runner.repeated, runner.cursor),
-            runner.health.state(),
-            sorted(runner.alone.items()),
-        )
     )

@@ -19,26 +19,7 @@ from tunemq_shared.system.plain_files import open_to_write
 from tunemq_shared.system.processes import signal_name
 from tunemq_shared.trial.results import whole_seconds
 
-#: Kinds of failures; the user's code first, because it often explains the others.
-KINDS: Final = (
-    "user",
-    "metric",
-    "load",
-    "memory",
-    "processes",
-    "cuda_memory",
-    "time_limit",
-    "stalled",
-    "trial_limit",
-    "died",
-    "node",
-    "start",
-    "forkserver",
-    "fetch",
-    "disk",
-    "storage",
-    "restore",
-)
+_RANKS: Final = {kind: rank for rank, kind in enumerate((*CLASSES, "other"))}
 
 #: The most trials that a group names.
 _NAMED: Final = 3
@@ -60,7 +41,7 @@ class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trial: the trial's name.
-        kind: one of `KINDS`, the classes of `tunemq_scheduler.core.failure_policy`.
+        kind: one of the classes of `tunemq_scheduler.core.failure_policy`.
         error: the exception in one line, as Python shows it: ``ValueError: too small``.
         traceback: Python's traceback, if there is one.
         hostname: the machine where it happened.
@@ -150,7 +131,10 @@ class FailureLog:
 
     def groups(self) -> list[FailureGroup]:
         """Return all groups: the user's own exceptions first, then the most frequent."""
-        return sorted(self._groups.values(), key=lambda group: (_rank(group.kind), -group.count))
+        return sorted(
+            self._groups.values(),
+            key=lambda group: (_RANKS[group.kind], -group.count),
+        )
 
 
 def failure_of(
@@ -256,7 +240,3 @@ def describe_death(signal_number: int | None, exit_code: int | None, cause: str 
     if signal_number == signal.SIGKILL:
         return f"the trial's process was killed by {name}; often that means that memory ran out"
     return f"the trial's process was killed by {name}"
-
-
-def _rank(kind: str) -> int:
-    return KINDS.index(kind) if kind in KINDS else len(KINDS)

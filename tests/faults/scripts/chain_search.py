@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunemq.testing.comparable_state import comparable
+
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import tunemq as tune
@@ -60,7 +62,7 @@ class WatchedLoop(search_parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
     def close(self):
-        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
         super().close()
 
 

@@ -20,6 +20,7 @@ import psutil
 
 import tunemq as tune
 import tunemq_scheduler.experiment.search_run as parts
+from tunemq.testing.comparable_state import comparable
 
 STEPS = 8
 
@@ -130,7 +131,7 @@ class WatchedLoop(parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
     def close(self):
-        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
         super().close()
 
 

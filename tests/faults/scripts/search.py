@@ -23,6 +23,7 @@ import msgspec
 import tunemq as tune
 import tunemq_scheduler.experiment.run_experiment as parts
 import tunemq_scheduler.experiment.search_run as search_parts
+from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.experiment.experiment_loop import INTERRUPT_GRACE_S
 
 
@@ -148,7 +149,7 @@ class WatchedLoop(search_parts.ExperimentLoop):
                 self.request_stop("a test asked for it", trial)
 
     def close(self):
-        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
         super().close()
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import tunemq as tune
 import tunemq_scheduler.experiment.search_run as parts
 from tunemq.schedulers import ASHAScheduler
+from tunemq.testing.comparable_state import comparable
 
 
 @dataclass
@@ -95,7 +96,7 @@ class WatchedLoop(parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
     def close(self):
-        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
         super().close()
 
 

@@ -13,14 +13,10 @@ uploads are settled. The checkpoints from which every new trial begins are pinne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.core.checkpoints.object_references import (
-    ObjectReferences,
-    ObjectReferencesState,
-)
+from tunemq_scheduler.core.checkpoints.object_references import ObjectReferences
 from tunemq_scheduler.core.commands import Command, NotifyCheckpoint
 from tunemq_scheduler.core.experiment_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.runner_settings import RunnerSettings
@@ -54,7 +50,7 @@ class CheckpointBookState(msgspec.Struct, array_like=True):
     orders: int
     writers: list[tuple[tuple[str, int], _AttemptUploads]]
     uploads: dict[str, dict[str, str]]
-    references: ObjectReferencesState
+    references: ObjectReferences
     limits: dict[str, LimitedCheckpoint]
 
 
@@ -262,23 +258,13 @@ class CheckpointBook:
             folder == trial or folder.endswith(f"_{trial}") for trial, _attempt in self._writers
         )
 
-    def state(self) -> tuple[Any, ...]:
-        """Return the state without the trials' own checkpoints; equal states give equal values."""
-        return (
-            self._orders,
-            sorted(self._writers.items()),
-            sorted((node, sorted(keys)) for node, keys in self._uploads.items()),
-            self._references.state(),
-            self._limits.state(),
-        )
-
     def dumped(self) -> CheckpointBookState:
         """Return the state without the trials' own checkpoints, for `take_back`."""
         return CheckpointBookState(
             self._orders,
             list(self._writers.items()),
             self._uploads,
-            self._references.dumped(),
+            self._references,
             self._limits.dumped(),
         )
 
@@ -286,7 +272,7 @@ class CheckpointBook:
         """Restore the state that `dumped` returned."""
         self._orders, self._uploads = state.orders, state.uploads
         self._writers = dict(state.writers)
-        self._references.take_back(state.references)
+        self._references = state.references
         self._limits.take_back(state.limits)
 
     # --- small things -----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ refer to the contents of pinned manifests, so no new reference to a condemned ke
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import msgspec
 
@@ -17,36 +16,30 @@ from tunemq_scheduler.core.commands import Command, DeleteCheckpoint, DeleteObje
 from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
-class ObjectReferencesState(msgspec.Struct, array_like=True):
-    """`ObjectReferences` in serialized form."""
-
-    users: dict[str, dict[str, int]]
-    removed: set[str]
-    pins: dict[str, int]
-    condemned: dict[str, tuple[str, CheckpointCommitted | None]]
-
-
-class ObjectReferences:
+class ObjectReferences(msgspec.Struct, array_like=True):
     """References to objects from outside their own folders, pins, and delayed deletions.
 
     A checkpoint that is condemned while pinned is deleted with its last pin.
+
+    Attributes:
+        users: checkpoint -> object name in its folder -> number of manifests elsewhere that refer
+            to it.
+        removed: deleted checkpoints of which objects remain that others refer to.
+        pins: the number of pins of each pinned checkpoint.
+        waiting: checkpoints that are condemned and pinned: the trial, and the commit if there was
+            one.
     """
 
-    def __init__(self) -> None:
-        #: Checkpoint -> object name in its folder -> number of manifests elsewhere that refer to
-        #: it.
-        self._users: dict[str, dict[str, int]] = {}
-        #: Deleted checkpoints of which objects remain that others refer to.
-        self._removed: set[str] = set()
-        self._pins: dict[str, int] = {}
-        #: Checkpoints that are condemned and pinned: the trial, and the commit if there was one.
-        self._condemned: dict[str, tuple[str, CheckpointCommitted | None]] = {}
+    users: dict[str, dict[str, int]] = {}
+    removed: set[str] = set()
+    pins: dict[str, int] = {}
+    waiting: dict[str, tuple[str, CheckpointCommitted | None]] = {}
 
     def may_refer(self, shared: Iterable[str], bases: Collection[str]) -> bool:
         """Whether all these objects are safe: in the pinned ``bases``, or already referred to."""
         for name in shared:
             folder, _, digest = name.rpartition("/")
-            if folder not in bases and digest not in self._users.get(folder, ()):
+            if folder not in bases and digest not in self.users.get(folder, ()):
                 return False
         return True
 
@@ -54,28 +47,28 @@ class ObjectReferences:
         """Count a manifest's references to these objects of other checkpoints."""
         for name in shared:
             folder, _, digest = name.rpartition("/")
-            users = self._users.setdefault(folder, {})
+            users = self.users.setdefault(folder, {})
             users[digest] = users.get(digest, 0) + 1
 
     def pin(self, keys: Iterable[str]) -> None:
         """Protect these checkpoints until the same number of `unpin` calls."""
         for key in keys:
-            self._pins[key] = self._pins.get(key, 0) + 1
+            self.pins[key] = self.pins.get(key, 0) + 1
 
     def unpin(self, keys: Iterable[str]) -> list[Command]:
         """Remove one pin of each; return the deletions that follow."""
         commands: list[Command] = []
         for key in keys:
-            self._pins[key] -= 1
-            if not self._pins[key]:
-                del self._pins[key]
-                if key in self._condemned:
-                    commands += self._remove(key, *self._condemned.pop(key))
+            self.pins[key] -= 1
+            if not self.pins[key]:
+                del self.pins[key]
+                if key in self.waiting:
+                    commands += self._remove(key, *self.waiting.pop(key))
         return commands
 
     def is_pinned(self, key: str) -> bool:
         """Whether an attempt may still read this checkpoint or refer to its objects."""
-        return key in self._pins
+        return key in self.pins
 
     def condemn(
         self, trial: str, key: str, committed: CheckpointCommitted | None = None
@@ -87,37 +80,19 @@ class ObjectReferences:
             key: its key.
             committed: the commit; None if the store has only parts of it.
         """
-        if key not in self._pins:
+        if key not in self.pins:
             return self._remove(key, trial, committed)
-        self._condemned[key] = trial, committed
+        self.waiting[key] = trial, committed
         return []
 
     def condemned(self) -> list[CheckpointCommitted]:
         """Return the committed checkpoints that exist only because they are pinned."""
-        return [committed for _, committed in self._condemned.values() if committed is not None]
-
-    def state(self) -> tuple[Any, ...]:
-        """Return the state in a comparable form; equal states give equal values."""
-        return (
-            sorted((key, sorted(users.items())) for key, users in self._users.items()),
-            sorted(self._removed),
-            sorted(self._pins.items()),
-            sorted(self._condemned),
-        )
-
-    def dumped(self) -> ObjectReferencesState:
-        """Return the whole state, for `take_back`."""
-        return ObjectReferencesState(self._users, self._removed, self._pins, self._condemned)
-
-    def take_back(self, state: ObjectReferencesState) -> None:
-        """Restore the state that `dumped` returned."""
-        self._users, self._removed = state.users, state.removed
-        self._pins, self._condemned = state.pins, state.condemned
+        return [committed for _, committed in self.waiting.values() if committed is not None]
 
     def _remove(self, key: str, trial: str, committed: CheckpointCommitted | None) -> list[Command]:
-        keep = tuple(sorted(self._users.get(key, ())))
+        keep = tuple(sorted(self.users.get(key, ())))
         if keep:
-            self._removed.add(key)
+            self.removed.add(key)
         commands: list[Command] = [DeleteCheckpoint(trial, key, keep)]
         shared = () if committed is None else committed.shared
         orphans = tuple(name for name in shared if self._release(name))
@@ -128,13 +103,13 @@ class ObjectReferences:
     def _release(self, name: str) -> bool:
         """Remove one reference to an object; return whether to delete the object now."""
         folder, _, digest = name.rpartition("/")
-        users = self._users[folder]
+        users = self.users[folder]
         users[digest] -= 1
         if users[digest]:
             return False
         del users[digest]
-        is_removed = folder in self._removed
+        is_removed = folder in self.removed
         if not users:
-            del self._users[folder]
-            self._removed.discard(folder)
+            del self.users[folder]
+            self.removed.discard(folder)
         return is_removed

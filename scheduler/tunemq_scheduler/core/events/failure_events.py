@@ -1,18 +1,18 @@
-"""`FailureEventHandler`: handles failures of trials, and nodes on which trials keep failing.
+"""Handles failures of trials, and nodes on which trials keep failing.
 
 `tunemq_scheduler.core.failure_policy` defines what a failure means,
 `tunemq_scheduler.core.nodes.failing_nodes` which nodes are set aside; this module applies both to
-the state.
+the runner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.commands import Command, NotifyFailure, WarnFailingNode
+from tunemq_scheduler.core.commands import NotifyFailure, WarnFailingNode
 from tunemq_scheduler.core.failure_policy import (
     FailureClass,
     LogMatch,
@@ -24,7 +24,7 @@ from tunemq_scheduler.core.failure_policy import (
 )
 from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.runner_settings import ALONE, DO_NOT_RETRY, EXCLUDE_NODE
-from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial_actions import FailureEvent, TrialActions
 from tunemq_scheduler.core.trials.trial import RUNNING, Trial
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import (
@@ -41,13 +41,6 @@ from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 LINE_LENGTH: Final = 300
 
 
-class FailureActions(NamedTuple):
-    """The runner's methods for failed trials; see `TrialRunner`."""
-
-    try_again: Callable[[Trial], None]
-    end_in_error: Callable[[Trial, str, list[Command]], None]
-
-
 class _ExcludedNode(NamedTuple):
     """A node on which a trial is no longer placed, and the matching line that caused this."""
 
@@ -58,210 +51,197 @@ class _ExcludedNode(NamedTuple):
         return f"it is not placed on node {self.node} any more, for {self.match}"
 
 
-class FailureEventHandler:
-    """Handles failures of running trials for the runner."""
+def failed(runner: TrialActions, trial: Trial, event: TrialFailed | TrialProcessDied) -> None:
+    """Handle a report that a trial failed or its process died."""
+    failure = classify(event)
+    trial.failed_on_node(runner.nodes[runner.slots.node_of(trial)].node)
+    shunned = _shun_node(runner, trial, failure)
+    if failure.blames_node or shunned is not None:
+        _blame_node(runner, trial, event, failure)
+    if failure.kind == FORKSERVER_LOST:
+        node = runner.slots.node_of(trial)
+        fallen = f"the forkserver of {node} in attempt {trial.attempt}"
+        _fell(trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared)
+    _follow(runner, trial, event, failure, _judge(runner, trial, failure, shunned))
 
-    def __init__(self, state: RunnerState, actions: FailureActions) -> None:
-        self._state = state
-        self._actions = actions
 
-    def failed(
-        self, trial: Trial, event: TrialFailed | TrialProcessDied, commands: list[Command]
-    ) -> None:
-        """Handle a report that a trial failed or its process died."""
-        failure = classify(event)
-        trial.failed_on_node(self._state.nodes[self._state.slots.node_of(trial)].node)
-        shunned = self._shun_node(trial, failure)
-        if failure.blames_node or shunned is not None:
-            self._blame_node(trial, event, failure, commands)
-        if failure.kind == FORKSERVER_LOST:
-            node = self._state.slots.node_of(trial)
-            fallen = f"the forkserver of {node} in attempt {trial.attempt}"
-            self._fell(
-                trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared
-            )
-        self._follow(trial, event, failure, self._judge(trial, failure, shunned), commands)
+def matched(runner: TrialActions, event: LogMatched) -> None:
+    """Record that a trial printed a line that matches a log policy; it matters on failure."""
+    trial = runner.live.get(event.trial)
+    if trial is None or not runner.is_attempt(trial, event.attempt) or trial.status != RUNNING:
+        runner.stale += 1
+    elif runner.settings.action_of(event.pattern):
+        shown = replace(event, line=event.line[:LINE_LENGTH])
+        trial.matched.setdefault(shown.pattern, shown.line)
+        trial.story.append(shown)
 
-    def matched(self, event: LogMatched) -> list[Command]:
-        """Record that a trial printed a line that matches a log policy; it matters on failure."""
-        state, trial = self._state, self._state.live.get(event.trial)
-        if trial is None or not state.is_attempt(trial, event.attempt) or trial.status != RUNNING:
-            state.stale += 1
-        elif state.settings.action_of(event.pattern):
-            shown = replace(event, line=event.line[:LINE_LENGTH])
-            trial.matched.setdefault(shown.pattern, shown.line)
-            trial.story.append(shown)
-        return []
 
-    def lost_its_node(
-        self, trial: Trial, event: NodeLost, commands: list[Command], *, was_alone: bool
-    ) -> None:
-        """Handle the loss of a trial's node; a trial that takes node after node with it is poison.
+def lost_its_node(runner: TrialActions, trial: Trial, event: NodeLost, *, was_alone: bool) -> None:
+    """Handle the loss of a trial's node; a trial that takes node after node with it is poison.
 
-        Only the loss of a node that ran no other trial counts against this one.
-        """
-        self._fell(trial, event.instance_id, was_alone=was_alone)
-        verdict = self._judge_losses(trial)
-        if verdict.is_retried:
-            self._actions.try_again(trial)
-            return
-        failure = classify(event)
-        trial.count_failure(failure.kind)
-        self._follow(trial, event, failure, verdict, commands)
+    Only the loss of a node that ran no other trial counts against this one.
+    """
+    _fell(trial, event.instance_id, was_alone=was_alone)
+    verdict = _judge_losses(runner, trial)
+    if verdict.is_retried:
+        runner.try_again(trial)
+        return
+    failure = classify(event)
+    trial.count_failure(failure.kind)
+    _follow(runner, trial, event, failure, verdict)
 
-    @staticmethod
-    def _fell(trial: Trial, what: str, *, was_alone: bool) -> None:
-        """Record the loss of a node or a forkserver that ran this trial."""
-        if what not in trial.fell_with:
-            trial.fell_with.append(what)
-        if was_alone and what not in trial.fell_alone:
-            trial.fell_alone.append(what)
 
-    def _judge_losses(self, trial: Trial) -> RetryDecision:
-        """Decide about a retry after the loss of a node or a forkserver.
+def _fell(trial: Trial, what: str, *, was_alone: bool) -> None:
+    """Record the loss of a node or a forkserver that ran this trial."""
+    if what not in trial.fell_with:
+        trial.fell_with.append(what)
+    if was_alone and what not in trial.fell_alone:
+        trial.fell_alone.append(what)
 
-        A loss that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
-        """
-        limit, fallen = self._state.settings.max_node_losses, trial.fell_alone
-        lost = self._state.still_away(fallen)
-        if trial.fell_with[-1] not in fallen:
-            return RetryDecision(is_retried=True, told="not counted, for other trials were there")
-        if limit < 0:
-            told = f"loss {len(lost)} in a row, and there may be any number"
-            return RetryDecision(is_retried=True, told=told)
-        if len(lost) <= limit:
-            told = (
-                f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
-            )
-            return RetryDecision(is_retried=True, told=told)
-        told = (
-            "nodes or forkservers lost in a row while they ran it and no other trial:"
-            f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
-        )
-        return RetryDecision(is_retried=False, told=told)
 
-    def got_on(self, trial: Trial, event: ResultReported) -> None:
-        """Reset failure counts for a new result, before it is recorded."""
-        before, health = trial.last_result, self._state.health
-        # Only the first result of an attempt shows that the node can still start trials.
-        if health and (before is None or before.attempt != event.attempt):
-            joined = self._state.nodes.get(self._state.slots.node_of(trial))
-            if joined is not None:
-                health.succeeded(joined.node)
-                self._state.review_nodes()
-        trial.got_on()
+def _judge_losses(runner: TrialActions, trial: Trial) -> RetryDecision:
+    """Decide about a retry after the loss of a node or a forkserver.
 
-    # --- consequences -----------------------------------------------------------------------------
-
-    def _judge(
-        self, trial: Trial, failure: FailureClass, shunned: _ExcludedNode | None
-    ) -> RetryDecision:
-        settings = self._state.settings
-        match = match_of(trial, settings, DO_NOT_RETRY)
-        if match is not None:
-            trial.count_failure(failure.kind)
-            return RetryDecision(is_retried=False, told=f"not tried again, for {match}")
-        if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
-            before, whole = trial.resources, whole_gpus(trial.resources)
-            if whole is not None and self._could_have(trial, whole):
-                trial.excuse_failure()
-                trial.resources, trial.is_alone = whole, True
-                told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
-                return RetryDecision(is_retried=True, told=told)
-        if shunned is not None:
-            return self._judge_shunned(trial, failure, shunned)
-        trial.count_failure(failure.kind)
-        if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
-            return RetryDecision(
-                is_retried=False, told="not tried again, for no checkpoint is whole"
-            )
-        return self._judge_counted(trial, failure)
-
-    def _judge_counted(self, trial: Trial, failure: FailureClass) -> RetryDecision:
-        if failure.kind == FORKSERVER_LOST:
-            return self._judge_losses(trial)
-        return judge(failure, trial, self._state.settings)
-
-    def _could_have(self, trial: Trial, request: dict[str, float]) -> bool:
-        if self._state.settings.nodes_may_come:
-            return self._state.placement.could_hold(request)
-        return self._state.may_hold(trial, request)
-
-    def _judge_shunned(
-        self, trial: Trial, failure: FailureClass, shunned: _ExcludedNode
-    ) -> RetryDecision:
-        settings, limit = self._state.settings, self._state.settings.max_excluded_nodes
-        if not settings.nodes_may_come and self._state.shuns_all(trial):
-            trial.count_failure(failure.kind)
-            told = f"{shunned}, and there is no other node that could hold it"
-            return RetryDecision(is_retried=False, told=told)
-        if 0 <= limit <= trial.excused:
-            trial.count_failure(failure.kind)
-            judged = self._judge_counted(trial, failure)
-            return RetryDecision(judged.is_retried, f"{judged.told}; {shunned}")
-        trial.excuse_failure()
-        trial.excused += 1
-        of_how_many = f" of at most {limit}" if limit > 0 else ""
-        told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
+    A loss that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
+    """
+    limit, fallen = runner.settings.max_node_losses, trial.fell_alone
+    lost = runner.still_away(fallen)
+    if trial.fell_with[-1] not in fallen:
+        return RetryDecision(is_retried=True, told="not counted, for other trials were there")
+    if limit < 0:
+        told = f"loss {len(lost)} in a row, and there may be any number"
         return RetryDecision(is_retried=True, told=told)
+    if len(lost) <= limit:
+        told = f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
+        return RetryDecision(is_retried=True, told=told)
+    told = (
+        "nodes or forkservers lost in a row while they ran it and no other trial:"
+        f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
+    )
+    return RetryDecision(is_retried=False, told=told)
 
-    def _shun_node(self, trial: Trial, failure: FailureClass) -> _ExcludedNode | None:
-        """Exclude the trial's node from now on if its output matches such a rule."""
-        match = match_of(trial, self._state.settings, EXCLUDE_NODE)
-        if match is None or failure.kind == "trial_limit":  # a time limit applies on every node
-            return None
-        joined = self._state.nodes[self._state.slots.node_of(trial)]
-        if joined.node not in trial.excluded:
-            trial.excluded.append(joined.node)
-        return _ExcludedNode(joined.node, match)
 
-    def _follow(
-        self,
-        trial: Trial,
-        event: TrialFailed | TrialProcessDied | NodeLost,
-        failure: FailureClass,
-        verdict: RetryDecision,
-        commands: list[Command],
-    ) -> None:
-        is_retried = verdict.is_retried and not self._state.stopping
-        hostname = self._state.hostname_of(trial)
-        record = NotifyFailure(
-            trial.trial_id, event, hostname, is_retried, failure.kind, verdict.told
+def got_on(runner: TrialActions, trial: Trial, event: ResultReported) -> None:
+    """Reset failure counts for a new result, before it is recorded."""
+    before, health = trial.last_result, runner.health
+    # Only the first result of an attempt shows that the node can still start trials.
+    if health and (before is None or before.attempt != event.attempt):
+        joined = runner.nodes.get(runner.slots.node_of(trial))
+        if joined is not None:
+            health.succeeded(joined.node)
+            runner.review_nodes()
+    trial.got_on()
+
+
+def _judge(
+    runner: TrialActions, trial: Trial, failure: FailureClass, shunned: _ExcludedNode | None
+) -> RetryDecision:
+    settings = runner.settings
+    match = match_of(trial, settings, DO_NOT_RETRY)
+    if match is not None:
+        trial.count_failure(failure.kind)
+        return RetryDecision(is_retried=False, told=f"not tried again, for {match}")
+    if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
+        before, whole = trial.resources, whole_gpus(trial.resources)
+        if whole is not None and _could_have(runner, trial, whole):
+            trial.excuse_failure()
+            trial.resources, trial.is_alone = whole, True
+            told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
+            return RetryDecision(is_retried=True, told=told)
+    if shunned is not None:
+        return _judge_shunned(runner, trial, failure, shunned)
+    trial.count_failure(failure.kind)
+    if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
+        return RetryDecision(is_retried=False, told="not tried again, for no checkpoint is whole")
+    return _judge_counted(runner, trial, failure)
+
+
+def _judge_counted(runner: TrialActions, trial: Trial, failure: FailureClass) -> RetryDecision:
+    if failure.kind == FORKSERVER_LOST:
+        return _judge_losses(runner, trial)
+    return judge(failure, trial, runner.settings)
+
+
+def _could_have(runner: TrialActions, trial: Trial, request: dict[str, float]) -> bool:
+    if runner.settings.nodes_may_come:
+        return runner.placement.could_hold(request)
+    return runner.may_hold(trial, request)
+
+
+def _judge_shunned(
+    runner: TrialActions, trial: Trial, failure: FailureClass, shunned: _ExcludedNode
+) -> RetryDecision:
+    settings, limit = runner.settings, runner.settings.max_excluded_nodes
+    if not settings.nodes_may_come and runner.shuns_all(trial):
+        trial.count_failure(failure.kind)
+        told = f"{shunned}, and there is no other node that could hold it"
+        return RetryDecision(is_retried=False, told=told)
+    if 0 <= limit <= trial.excused:
+        trial.count_failure(failure.kind)
+        judged = _judge_counted(runner, trial, failure)
+        return RetryDecision(judged.is_retried, f"{judged.told}; {shunned}")
+    trial.excuse_failure()
+    trial.excused += 1
+    of_how_many = f" of at most {limit}" if limit > 0 else ""
+    told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
+    return RetryDecision(is_retried=True, told=told)
+
+
+def _shun_node(runner: TrialActions, trial: Trial, failure: FailureClass) -> _ExcludedNode | None:
+    """Exclude the trial's node from now on if its output matches such a rule."""
+    match = match_of(trial, runner.settings, EXCLUDE_NODE)
+    if match is None or failure.kind == "trial_limit":  # a time limit applies on every node
+        return None
+    joined = runner.nodes[runner.slots.node_of(trial)]
+    if joined.node not in trial.excluded:
+        trial.excluded.append(joined.node)
+    return _ExcludedNode(joined.node, match)
+
+
+def _follow(
+    runner: TrialActions,
+    trial: Trial,
+    event: FailureEvent,
+    failure: FailureClass,
+    verdict: RetryDecision,
+) -> None:
+    is_retried = verdict.is_retried and not runner.stopping
+    hostname = runner.hostname_of(trial)
+    record = NotifyFailure(trial.trial_id, event, hostname, is_retried, failure.kind, verdict.told)
+    runner.commands.append(record)
+    if is_retried:
+        runner.try_again(trial)
+    else:
+        # The output is in the trial's error file; the state must not hold it for each trial.
+        kept = event if isinstance(event, NodeLost) else replace(event, output="")
+        trial.failure, trial.failed_on = kept, hostname
+        reason = f"{failure.description}: {verdict.told}"
+        runner.end_in_error(trial, reason)
+
+
+def _blame_node(
+    runner: TrialActions,
+    trial: Trial,
+    event: TrialFailed | TrialProcessDied,
+    failure: FailureClass,
+) -> None:
+    """Count the failure against the node; several different trials in a row set it aside."""
+    instance_id = runner.slots.node_of(trial)
+    reason = event.error if isinstance(event, TrialFailed) else failure.description
+    pause_s = runner.health.failed(
+        instance_id,
+        trial,
+        reason,
+        runner.nodes,
+        runner.elapsed,
+        keeps_nothing=failure.kind == "storage",
+    )
+    runner.review_nodes()
+    if pause_s:
+        node = runner.nodes[instance_id]
+        runner.commands.append(
+            WarnFailingNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s)
         )
-        commands.append(record)
-        if is_retried:
-            self._actions.try_again(trial)
-        else:
-            # The output is in the trial's error file; the state must not hold it for each trial.
-            kept = event if isinstance(event, NodeLost) else replace(event, output="")
-            trial.failure, trial.failed_on = kept, hostname
-            reason = f"{failure.description}: {verdict.told}"
-            self._actions.end_in_error(trial, reason, commands)
-
-    def _blame_node(
-        self,
-        trial: Trial,
-        event: TrialFailed | TrialProcessDied,
-        failure: FailureClass,
-        commands: list[Command],
-    ) -> None:
-        """Count the failure against the node; several different trials in a row set it aside."""
-        state, instance_id = self._state, self._state.slots.node_of(trial)
-        reason = event.error if isinstance(event, TrialFailed) else failure.description
-        pause_s = state.health.failed(
-            instance_id,
-            trial,
-            reason,
-            state.nodes,
-            state.elapsed,
-            keeps_nothing=failure.kind == "storage",
-        )
-        state.review_nodes()
-        if pause_s:
-            node = state.nodes[instance_id]
-            commands.append(
-                WarnFailingNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s)
-            )
 
 
 def _part_of(request: Mapping[str, float]) -> str:

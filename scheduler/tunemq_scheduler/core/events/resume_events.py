@@ -1,4 +1,4 @@
-"""`ResumeEventHandler`: starts a further run of an experiment that an earlier scheduler left.
+"""Starts a further run of an experiment that an earlier scheduler left.
 
 An interrupted or exhausted search continues. On a *cold* start, when nothing is left of the nodes,
 a stopped search continues, too; trials that ran wait for a slot without a counted failure, and data
@@ -9,15 +9,14 @@ scratch; the results of the latter begin a new lineage (`Trial.lineage`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
-from tunemq_scheduler.core.commands import Command, DropNode, NotifyTrialRevived
-from tunemq_scheduler.core.events.node_events import EndIfDue
+from tunemq_scheduler.core.commands import DropNode, NotifyTrialRevived
+from tunemq_scheduler.core.events import node_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import PENDING, RUNNING, TERMINATED, Trial, TrialSummary
 from tunemq_shared.protocol import messages as m
@@ -31,111 +30,91 @@ NOT_RESUMED = "it was not finished, and is not to be resumed"
 _decode_settings = msgspec.msgpack.Decoder(RunnerSettings).decode
 
 
-class ResumeActions(NamedTuple):
-    """The runner's methods for trials and nodes; see `TrialRunner`."""
+def resumed(
+    runner: TrialActions, event: m.ExperimentResumed, answers: Sequence[m.AlgorithmAnswer]
+) -> None:
+    """Apply the start of a further run; ``answers`` are horizons of trials that run again."""
+    revived = runner.revived_by(event)
+    runner.run = event.run
+    runner.attempts_from = max(runner.attempts_from, event.attempts_from)
+    runner.interrupted = ""
+    runner.exhausted = False
+    if event.settings:
+        runner.settings = _decode_settings(event.settings)
+    _end_those_due(runner, event)
+    if event.is_cold:
+        runner.cold_run, runner.stopping = event.run, ""
+        _lose_all_nodes(runner)
+    if not event.unfinished:
+        for trial in list(runner.live.values()):
+            runner.stop(trial, NOT_RESUMED)
+    runner.queue.regroup()  # the rules may have changed
+    for trial_id in revived:
+        _revive(runner, trial_id, event, answers)
 
-    set_aside: Callable[[Trial], None]
-    stop: Callable[[Trial, str, list[Command]], None]
-    end_if_due: EndIfDue
-    node_lost: Callable[[m.NodeLost], list[Command]]
 
-
-class ResumeEventHandler:
-    """Handles the start of a further run for the runner."""
-
-    def __init__(self, state: RunnerState, turns: ResumeActions) -> None:
-        self._state = state
-        self._turns = turns
-
-    def resumed(
-        self, event: m.ExperimentResumed, answers: Sequence[m.AlgorithmAnswer]
-    ) -> list[Command]:
-        """Apply the start of a further run; ``answers`` are horizons of trials that run again."""
-        state = self._state
-        commands: list[Command] = []
-        revived = state.revived_by(event)
-        state.run = event.run
-        state.attempts_from = max(state.attempts_from, event.attempts_from)
-        state.interrupted = ""
-        state.exhausted = False
-        if event.settings:
-            state.settings = _decode_settings(event.settings)
-        self._end_those_due(event, commands)
-        if event.is_cold:
-            state.cold_run, state.stopping = event.run, ""
-            self._lose_all_nodes(commands)
-        if not event.unfinished:
-            for trial in list(state.live.values()):
-                self._turns.stop(trial, NOT_RESUMED, commands)
-        state.queue.regroup()  # the rules may have changed
-        for trial_id in revived:
-            self._revive(trial_id, event, answers, commands)
-        return commands
-
-    def _end_those_due(self, event: m.ExperimentResumed, commands: list[Command]) -> None:
-        """End the trials that had their last result, except those that may now run further."""
-        for trial in list(self._state.live.values()):
-            if trial.is_finished:
-                continue
-            if trial.trial_id in event.also:
-                trial.reopen()
-            if event.is_cold or trial.status != RUNNING:
-                self._turns.end_if_due(trial, None, commands)
-
-    def _lose_all_nodes(self, commands: list[Command]) -> None:
-        """Lose all nodes of the run before; this counts as no failure and delays no trial."""
-        state = self._state
-        for trial in list(state.live.values()):
-            if trial.status == RUNNING and not trial.stop_ordered:
-                self._turns.set_aside(trial)
-        for node in [*state.nodes, *state.away]:
-            lost = m.NodeLost(node, "the run before is over", is_dead=True)
-            commands += [
-                one for one in self._turns.node_lost(lost) if not isinstance(one, DropNode)
-            ]
-        state.acknowledged.clear()
-        state.cursor = "0-0"
-
-    def _revive(
-        self,
-        trial_id: str,
-        event: m.ExperimentResumed,
-        answers: Sequence[m.AlgorithmAnswer],
-        commands: list[Command],
-    ) -> None:
-        state = self._state
-        before = state.summary(trial_id).status
-        state.counts[before] -= 1
-        trial = state.live.get(trial_id)
-        if trial is None:
-            trial = _brought_back(trial_id, state.summary(trial_id), state.settings)
-            state.drop_summary(trial_id)
-            state.live[trial_id] = trial
-        else:  # its process or its uploads still exist
-            trial.status = PENDING
-        state.counts[PENDING] += 1
-        trial.story.append(event)
-        trial.reason = trial.failed_on = ""
-        trial.stop_ordered = False
-        trial.failure = None
-        trial.failures, trial.in_a_row, trial.fell_with, trial.fell_alone = {}, {}, [], []
-        trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
-        trial.fruitless, trial.not_before = 0, 0.0
-        state.queue.follow(trial)
-        state.book.revived(trial)
-        is_anew = event.errored == RESTART and trial_id not in event.also
-        if is_anew:
-            trial.lineage += 1
-            trial.attempt += 1  # an away node may still run the old attempt, and report it
-            trial.last_result = trial.started = None
-            commands += state.book.clear(trial)
-        elif before == TERMINATED:
+def _end_those_due(runner: TrialActions, event: m.ExperimentResumed) -> None:
+    """End the trials that had their last result, except those that may now run further."""
+    for trial in list(runner.live.values()):
+        if trial.is_finished:
+            continue
+        if trial.trial_id in event.also:
             trial.reopen()
-        trial.run_until = next_result(trial.last_step)
-        for answer in answers:
-            if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:
-                trial.run_until = answer.horizon
-        commands.append(NotifyTrialRevived(trial_id, trial.lineage, is_anew))
+        if event.is_cold or trial.status != RUNNING:
+            runner.end_if_due(trial, None)
+
+
+def _lose_all_nodes(runner: TrialActions) -> None:
+    """Lose all nodes of the run before; this counts as no failure and delays no trial."""
+    for trial in list(runner.live.values()):
+        if trial.status == RUNNING and not trial.stop_ordered:
+            runner.set_aside(trial)
+    for node in [*runner.nodes, *runner.away]:
+        lost = m.NodeLost(node, "the run before is over", is_dead=True)
+        node_events.lost(runner, lost)
+    runner.commands = [one for one in runner.commands if not isinstance(one, DropNode)]
+    runner.acknowledged.clear()
+    runner.cursor = "0-0"
+
+
+def _revive(
+    runner: TrialActions,
+    trial_id: str,
+    event: m.ExperimentResumed,
+    answers: Sequence[m.AlgorithmAnswer],
+) -> None:
+    before = runner.summary(trial_id).status
+    runner.counts[before] -= 1
+    trial = runner.live.get(trial_id)
+    if trial is None:
+        trial = _brought_back(trial_id, runner.summary(trial_id), runner.settings)
+        runner.drop_summary(trial_id)
+        runner.live[trial_id] = trial
+    else:  # its process or its uploads still exist
+        trial.status = PENDING
+    runner.counts[PENDING] += 1
+    trial.story.append(event)
+    trial.reason = trial.failed_on = ""
+    trial.stop_ordered = False
+    trial.failure = None
+    trial.failures, trial.in_a_row, trial.fell_with, trial.fell_alone = {}, {}, [], []
+    trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
+    trial.fruitless, trial.not_before = 0, 0.0
+    runner.queue.follow(trial)
+    runner.book.revived(trial)
+    is_anew = event.errored == RESTART and trial_id not in event.also
+    if is_anew:
+        trial.lineage += 1
+        trial.attempt += 1  # an away node may still run the old attempt, and report it
+        trial.last_result = trial.started = None
+        runner.commands += runner.book.clear(trial)
+    elif before == TERMINATED:
+        trial.reopen()
+    trial.run_until = next_result(trial.last_step)
+    for answer in answers:
+        if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:
+            trial.run_until = answer.horizon
+    runner.commands.append(NotifyTrialRevived(trial_id, trial.lineage, is_anew))
 
 
 def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings) -> Trial:

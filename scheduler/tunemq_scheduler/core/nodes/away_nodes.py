@@ -41,20 +41,12 @@ class TrialActivity(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, trial: Trial) -> TrialActivity:
         """Copy this trial's state."""
-        return cls(
-            trial.pausing,
-            trial.ending,
-            trial.restoring,
-            trial.waits,
-            trial.fruitless,
-            trial.not_before,
-        )
+        return cls(*(getattr(trial, name) for name in cls.__struct_fields__))
 
     def resume(self, trial: Trial) -> None:
         """Restore the trial's state."""
-        trial.pausing, trial.ending = self.pausing, self.ending
-        trial.restoring, trial.waits = self.restoring, self.waits
-        trial.fruitless, trial.not_before = self.fruitless, self.not_before
+        for name in self.__struct_fields__:
+            setattr(trial, name, getattr(self, name))
 
 
 class AwayNode(msgspec.Struct, frozen=True, array_like=True):

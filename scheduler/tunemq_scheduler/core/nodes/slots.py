@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,24 +18,20 @@ from tunemq_shared.protocol.messages import Gpu
 AttemptId = tuple[str, int]
 
 
-class SlotTableState(msgspec.Struct, array_like=True):
-    """`SlotTable` in serialized form: which attempt holds what, in order on each node.
-
-    ``devices``: for attempts that hold GPUs, the share of each.
-    """
-
-    placement: PlacementState
-    held: list[tuple[str, int, str, dict[str, float]]]
-    on_node: list[tuple[str, list[AttemptId]]]
-    devices: list[tuple[str, int, dict[str, float]]]
-
-
 class Slot(NamedTuple):
     """What an attempt holds of one node."""
 
     node: str
-    resources: Mapping[str, float]
-    devices: Mapping[str, float]
+    resources: dict[str, float]
+    devices: dict[str, float]
+
+
+class SlotTableState(msgspec.Struct, array_like=True):
+    """`SlotTable` in serialized form: which attempt holds what, in order on each node."""
+
+    placement: PlacementState
+    held: list[tuple[AttemptId, Slot]]
+    on_node: dict[str, list[AttemptId]]
 
 
 class SlotTable:
@@ -73,18 +69,6 @@ class SlotTable:
         """Allocate this slot unconditionally, since its trial process already runs."""
         devices = self.placement.hold(node, away_slot.resources, away_slot.devices)
         self._have((away_slot.trial, away_slot.attempt), Slot(node, away_slot.resources, devices))
-
-    def take(self, trial: Trial, avoid: Container[str] = ()) -> Slot:
-        """Allocate a slot for the trial's newest attempt on a node outside ``avoid``.
-
-        The node with the newest checkpoint on its disk is preferred if it has room.
-
-        Raises:
-            BugError: no node has room.
-        """
-        return self.take_on(
-            trial, self.placement.fit(trial.resources, trial.checkpoints.node, avoid)
-        )
 
     def take_on(self, trial: Trial, node: str | None) -> Slot:
         """Allocate a slot of this node for the trial's newest attempt.
@@ -129,32 +113,16 @@ class SlotTable:
         """Return the attempts that hold a slot of this node."""
         return list(self._on_node[node])
 
-    def trials_on(self, node: str) -> Iterator[str]:
-        """Iterate over the trials with a slot of this node, once per attempt there."""
-        return (trial for trial, _ in self._on_node[node])
-
     def dumped(self) -> SlotTableState:
         """Return the whole state."""
-        held = [
-            (*attempt_id, slot.node, dict(slot.resources))
-            for attempt_id, slot in self._held.items()
-        ]
-        devices = [
-            (*attempt_id, dict(slot.devices))
-            for attempt_id, slot in self._held.items()
-            if slot.devices
-        ]
-        on_node = [(node, list(attempt_ids)) for node, attempt_ids in self._on_node.items()]
-        return SlotTableState(self.placement.dumped(), held, on_node, devices)
+        on_node = {node: list(attempt_ids) for node, attempt_ids in self._on_node.items()}
+        return SlotTableState(self.placement.dumped(), list(self._held.items()), on_node)
 
     def take_back(self, state: SlotTableState) -> None:
         """Restore the state that `dumped` returned."""
         self.placement.take_back(state.placement)
-        devices = {(trial, attempt): devices for trial, attempt, devices in state.devices}
-        for trial, attempt, node, resources in state.held:
-            of_gpus = devices.get((trial, attempt), {})
-            self._held[trial, attempt] = Slot(node, resources, of_gpus)
-        self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
+        self._held = dict(state.held)
+        self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node.items()}
         self._attempts = dict(Counter(trial for trial, _ in self._held))
 
     def _have(self, attempt_id: AttemptId, slot: Slot) -> None:

@@ -30,24 +30,25 @@ _NOTHING: Final = ResourceAmounts()
 
 
 class PlacementNodeState(msgspec.Struct, array_like=True):
-    """A node's state beyond plain amounts, which `PlacementState` contains."""
+    """A `PlacementNode` in serialized form; see there for the fields."""
 
+    total: dict[str, float]
+    free: dict[str, float]
     gpus: tuple[Gpu, ...]
     shares: dict[str, float]
     offered: ResourceAmounts | None
-    withheld: dict[str, str] = {}
+    withheld: dict[str, str]
 
 
 class PlacementState(msgspec.Struct, array_like=True):
-    """A `Placement` in serialized form: each node's total and free resources, and the buckets.
+    """A `Placement` in serialized form: the nodes and the buckets.
 
     The order of both matters: of several equal nodes the first is chosen.
     """
 
-    nodes: list[tuple[str, dict[str, float], dict[str, float]]]
+    nodes: dict[str, PlacementNodeState]
     buckets: list[list[str]]
     aside: frozenset[str]
-    details: dict[str, PlacementNodeState]
     reserved: list[tuple[str, _Request]]
 
 
@@ -310,27 +311,23 @@ class Placement:
 
     def dumped(self) -> PlacementState:
         """Return the whole state."""
-        nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
-        buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
-        details = {
-            name: PlacementNodeState(node.gpus, node.shares, node.offered, node.withheld)
+        nodes = {
+            name: PlacementNodeState(
+                node.total, node.free, node.gpus, node.shares, node.offered, node.withheld
+            )
             for name, node in self._nodes.items()
-            if node.gpus or node.offered is not None
         }
-        return PlacementState(nodes, buckets, self._aside, details, self.reserved)
+        buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
+        return PlacementState(nodes, buckets, self._aside, self.reserved)
 
     def take_back(self, state: PlacementState) -> None:
         """Restore the state that `dumped` returned."""
-        for name, total, free in state.nodes:
-            details = state.details.get(name)
-            node = self._nodes[name] = PlacementNode(
-                total, details.gpus if details is not None else ()
-            )
-            if details is not None and details.offered is not None:
-                node.offer(details.offered)
-            if details is not None:
-                node.withhold(details.withheld)
-            node.take_back(free, details.shares if details is not None else None)
+        for name, known in state.nodes.items():
+            node = self._nodes[name] = PlacementNode(known.total, known.gpus)
+            if known.offered is not None:
+                node.offer(known.offered)
+            node.withhold(known.withheld)
+            node.take_back(known.free, known.shares)
             self._touched[name] = None
         self._could_hold.clear()
         self._aside = state.aside

@@ -88,12 +88,10 @@ class PlacementNode:
         self.withheld = {uuid: why for uuid, why in devices.items() if uuid in self._whole}
         self._see_gpus(self._whole)
 
-    def take_back(self, free: Mapping[str, float], shares: Mapping[str, float] | None) -> None:
-        """Restore the free amounts; ``shares`` is None if the shares of each GPU are unknown."""
-        self.free = dict(free)
-        if shares is not None:
-            self.shares = dict(shares)
-            self._see_gpus(self._whole)
+    def take_back(self, free: Mapping[str, float], shares: Mapping[str, float]) -> None:
+        """Restore the free amounts."""
+        self.free, self.shares = dict(free), dict(shares)
+        self._see_gpus(self._whole)
 
     def change(self, needs: ResourceRequest, devices: Mapping[str, float], sign: int) -> None:
         """Allocate a request's resources, or free them if ``sign`` is 1."""

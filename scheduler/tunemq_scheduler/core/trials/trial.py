@@ -271,25 +271,17 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
 
     def summary(self) -> TrialSummary:
         """Return its current summary."""
+        same = {name: getattr(self, name) for name in _IN_SUMMARY}
         return TrialSummary(
-            number=self.number,
-            config=self.config,
-            tag=self.tag,
-            resources=self.resources,
-            status=self.status,
-            reason=self.reason,
-            attempt=self.attempt,
-            num_failures=self.num_failures,
-            started=self.started,
-            last_result=self.last_result,
+            **same,
             checkpoints=tuple(self.checkpoints.kept()),
             ranks=tuple(self.checkpoints.ranks()),
-            lineage=self.lineage,
-            failure=self.failure,
-            failed_on=self.failed_on,
             failures=dict(self.failures),
-            preemptions=self.preemptions,
-            repeated=self.repeated,
             excluded=tuple(self.excluded),
-            devices_used=self.devices_used,
         )
+
+
+#: The fields that a summary has unchanged.
+_IN_SUMMARY: Final = frozenset(TrialSummary.__struct_fields__) - {
+    *("checkpoints", "ranks", "failures", "excluded"),
+}

@@ -93,14 +93,12 @@ class PassedOverLines(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         freed: the number of freed slots so far.
         due: the number of freed slots at which the next check is due.
-        since: for each line of PENDING trials: its request, whether it is apart, and its `since`.
-        since_excluded: the same for lines that exclude nodes, with those nodes.
+        since: the `since` of each line of PENDING trials.
     """
 
     freed: int = 0
     due: int = MAX_TIMES_PASSED_OVER
-    since: list[tuple[tuple[tuple[str, float], ...], bool, int]] = []
-    since_excluded: list[tuple[tuple[tuple[str, float], ...], bool, tuple[str, ...], int]] = []
+    since: list[tuple[_Kind, int]] = []
 
 
 class WaitingTrials:
@@ -167,16 +165,8 @@ class WaitingTrials:
 
     def passed_over(self) -> PassedOverLines:
         """Return how long each line was passed over."""
-        lines = self._lines[PENDING].items()
-        since = [
-            (kind.request, kind.is_apart, line.since) for kind, line in lines if not kind.excluded
-        ]
-        since_excluded = [
-            (kind.request, kind.is_apart, kind.excluded, line.since)
-            for kind, line in lines
-            if kind.excluded
-        ]
-        return PassedOverLines(self.freed, self._due, since, since_excluded)
+        since = [(kind, line.since) for kind, line in self._lines[PENDING].items()]
+        return PassedOverLines(self.freed, self._due, since)
 
     def take_back(
         self,
@@ -190,9 +180,8 @@ class WaitingTrials:
         self.wake(elapsed)
         for trial in (*pending, *paused):
             self.follow(trial)
-        plain = ((request, is_apart, (), since) for request, is_apart, since in passed_over.since)
-        for request, is_apart, excluded, since in (*plain, *passed_over.since_excluded):
-            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart, excluded))
+        for kind, since in passed_over.since:
+            line = self._lines[PENDING].get(kind)
             if line is not None:
                 line.since = since
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.scheduler.core.test_offers import GPUS, SharedNode
 from tests.unit.scheduler.stories import Story
+from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.runner_snapshot import dump
@@ -216,9 +217,9 @@ def test_a_node_may_begin_with_devices_that_it_withholds_or_with_none_that_it_us
 
 def test_a_node_that_nobody_knows_withholds_nothing() -> None:
     story = Devices()
-    before = story.runner.snapshot()
+    before = comparable(story.runner)
     assert story.tell(m.DevicesWithheld("unknown.1", {"g0": XID})) == []
-    assert story.runner.snapshot() == before
+    assert comparable(story.runner) == before
     story.tell(m.DevicesWithheld(story.NODE, {"no device of it": XID}))
     assert story.runner.placement.free["gpu"] == 4.0
     story.check()
@@ -241,7 +242,7 @@ def test_what_was_written_before_devices_could_be_withheld_is_read() -> None:
     placement[3] = {node: details[:3] for node, details in placement[3].items()}
     state["nodes"] = [node[:8] for node in state["nodes"]]
     runner = TrialRunner.load(story.settings, msgspec.msgpack.encode(state), {})
-    assert runner.snapshot() == story.runner.snapshot()
+    assert comparable(runner) == comparable(story.runner)
 
 
 def _trial(story: Story, name: str, request: dict[str, float]):

@@ -26,10 +26,10 @@ def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
     slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
     first, other = trial("a", 1), trial("b", 1)
-    slots.take(first)
+    slots.take_on(first, "n")
     first.attempt = 2
-    slots.take(first)
-    slots.take(other)
+    slots.take_on(first, "n")
+    slots.take_on(other, "n")
     assert slots.has_any(first)
     slots.give_back("a", 2)
     assert slots.has_any(first)
@@ -41,7 +41,7 @@ def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
 def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
     slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
-    slots.take(trial("b", 1))
+    slots.take_on(trial("b", 1), "n")
     began = time.thread_time()
     assert not slots.has_any(trial("a", 50_000_000))
     assert time.thread_time() - began < 2
