@@ -166,7 +166,7 @@ def test_f03_a_search_that_ended_in_front_of_its_deregistration_says_it_later(fa
     submit(farm, 20, trials=1, steps=30, step_s=0.01)
     farm.wait_for_steps("search", 1, 1)
     # The process cannot record its deregistration here: it sends none, and ends as if killed.
-    in_the_way = farm.results / "search" / "journal" / "scheduler.new"
+    in_the_way = farm.results / "search" / "journal" / "scheduler.part"
     in_the_way.mkdir()
     farm.open_gate("search", 30)
     eventually(lambda: "it is started again" in farm.said(), within=60, message=lambda: str(farm))

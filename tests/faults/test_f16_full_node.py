@@ -12,11 +12,12 @@ import pytest
 
 import tunemq as tune
 from tests.support.farms.own_farm import NodeProcess, farm
+from tests.support.journal_records import read_records
 from tests.support.searches.chain import chain, expected, open_gate
 from tests.support.small_disk import on_small_disk
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.nodes.failing_nodes import FIRST_PAUSE_S, TRIALS_IN_A_ROW
-from tunemq_scheduler.journal import FILE_NAME, read_records
+from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]

@@ -129,7 +129,8 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS
-from tunemq_scheduler.journal import Journal, journal_writer, read_turns
+from tests.support.journal_records import read_turns
+from tunemq_scheduler.journal import Journal, journal_writer
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.base.errors import JournalFull
 

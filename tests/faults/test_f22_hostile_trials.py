@@ -18,10 +18,11 @@ import tunemq as tune
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.forkserver_driver import serve
+from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, printed_by, results_of
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME, read_records
+from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files

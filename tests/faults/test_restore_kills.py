@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import tunemq as tune
+from tests.support.journal_records import read_records
 from tests.support.searches.chain_searches import ChainSearch
 from tests.support.searches.killed_searches import GONE_WITHIN_S
 from tests.support.stores.object_servers import ObjectServer
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.journal import FILE_NAME, read_records, recover
+from tunemq_scheduler.journal import FILE_NAME, recover
 from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]

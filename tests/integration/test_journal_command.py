@@ -12,12 +12,13 @@ import pytest
 
 import tunemq as tune
 from tests.support.commands import Run, run_tunemq
+from tests.support.journal_records import read_turns
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
-from tunemq_scheduler.journal import Journal, read_turns, recover
+from tunemq_scheduler.journal import Journal, recover
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file

@@ -11,10 +11,11 @@ import pytest
 import tunemq as tune
 from tests.integration.farm_support import is_alive, order
 from tests.integration.node_fixtures import node, scheduler, server
+from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME, read_records
+from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     ResultReported,

@@ -14,6 +14,7 @@ from typing import Any
 import redis
 
 from tests.soak.soak_farm import SoakFarm
+from tests.support.journal_records import read_records
 from tests.support.searches.chain import executed, link
 from tests.support.searches.chain_searches import (
     checkpoint_objects,
@@ -26,7 +27,7 @@ from tunemq_scheduler.cli.checkpoint_list import opened
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.start_checks import prepare
-from tunemq_scheduler.journal import FILE_NAME, read_header, read_records
+from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.config_packing import unpack_config

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunemq_scheduler.base.plugin_calls import call_plugin
@@ -57,10 +58,11 @@ class RunnerView:
         return self.placeable()
 
 
+@dataclass(kw_only=True, eq=False)
 class AlgorithmDriver:
     """The search algorithm, the trial scheduler and the stopper of one experiment.
 
-    Args:
+    Attributes:
         search: suggests configurations and receives their results.
         scheduler: decides about trials at their horizons.
         stopper: ends trials or the experiment; None for none.
@@ -69,25 +71,19 @@ class AlgorithmDriver:
         worst_for_nonfinite: replace NaN and infinite values of the metric with the worst possible
             value before the algorithms see them.
         lock_step: ask about every result, whatever horizons say (used to check a journal).
+        view: the trial scheduler's view of the search.
     """
 
-    def __init__(
-        self,
-        *,
-        search: SearchGenerator,
-        scheduler: TrialScheduler,
-        stopper: Stopper | None = None,
-        metric: str | None = None,
-        mode: str | None = None,
-        worst_for_nonfinite: bool = False,
-        lock_step: bool = False,
-    ) -> None:
-        self.search = search
-        self.scheduler = scheduler
-        self.stopper = stopper
-        self.metric = metric
-        self._worst = (math.inf if mode == "min" else -math.inf) if worst_for_nonfinite else None
-        self._lock_step = lock_step
+    search: SearchGenerator
+    scheduler: TrialScheduler
+    stopper: Stopper | None = None
+    metric: str | None = None
+    mode: str | None = None
+    worst_for_nonfinite: bool = False
+    lock_step: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin without any trial."""
         self.view = RunnerView()
         self._stopped_by_scheduler: set[str] = set()
 
@@ -176,7 +172,7 @@ class AlgorithmDriver:
         if verdict == PAUSE:
             reason = verdict.reason or f"{type(scheduler).__name__} paused it"
             answers.append(DecisionMade(trial.trial_id, step, PAUSE, reason))
-        if not self._lock_step:
+        if not self.lock_step:
             answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
         return answers
 
@@ -249,7 +245,7 @@ class AlgorithmDriver:
 
     def _horizon(self, trial: TrialView, step: int) -> Horizon:
         """Return how far a trial may run before the scheduler or the stopper must be asked."""
-        if self._lock_step:
+        if self.lock_step:
             return next_result(step)
         horizon = call_plugin("the trial scheduler", self.scheduler.horizon, trial)
         parts = [horizon]
@@ -260,9 +256,9 @@ class AlgorithmDriver:
         return tuple(condition for part in parts for condition in part or TO_THE_END)
 
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        if self._worst is None or self.metric is None:
+        if not self.worst_for_nonfinite or self.metric is None:
             return result
         value = lookup(result, self.metric)
         if isinstance(value, float) and not math.isfinite(value):
-            return {**result, self.metric: self._worst}
+            return {**result, self.metric: math.inf if self.mode == "min" else -math.inf}
         return result

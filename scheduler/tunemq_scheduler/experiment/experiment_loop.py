@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.experiment.loop_interfaces import NotificationSink, TurnLog
+from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.terminal.notices import (
     format_checkpoint_event,
     format_failing_node,
@@ -43,10 +45,11 @@ SEARCH_TIMEOUT_S: Final = 60.0
 SEARCH_TOLD_S: Final = 10.0
 
 
+@dataclass(kw_only=True, eq=False)
 class ExperimentLoop:
     """Runs one experiment: the I/O around the pure `TrialRunner`.
 
-    Args:
+    Attributes:
         driver: the state and the algorithms; only this loop passes events to it.
         plan: the experiment's plan, which nodes receive.
         executor: runs the trials.
@@ -61,46 +64,34 @@ class ExperimentLoop:
         nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
             is an error (embedded).
         after_turn: called at the end of each turn.
+        interrupt_grace_s: see `INTERRUPT_GRACE_S`.
+        trials: the trials that have not ended, by id.
+        has_leftovers: whether the store may contain objects that no manifest refers to.
     """
 
-    def __init__(
-        self,
-        *,
-        driver: EventDriver,
-        plan: ExperimentPlan,
-        executor: TrialExecutor,
-        journal: TurnLog,
-        dispatcher: NotificationSink,
-        resources_for: Callable[[dict[str, object]], dict[str, float]],
-        trial_prefix: str,
-        clock: Callable[[], float],
-        discard: Callable[[Removal], None] = lambda _removal: None,
-        time_budget_s: float | None = None,
-        max_trials: int | None = None,
-        nodes_may_come: bool = False,
-        after_turn: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.driver = driver
-        self.runner, self.algorithms = driver.runner, driver.algorithms
-        #: The trials that have not ended, by id.
-        self.trials = driver.trials
-        self.plan = plan
-        self.executor = executor
-        #: See `INTERRUPT_GRACE_S`.
-        self.interrupt_grace_s = INTERRUPT_GRACE_S
-        self._journal = journal
-        self._dispatcher = dispatcher
-        self._resources_for = resources_for
-        self._trial_prefix = trial_prefix
-        self._clock = clock
-        self._discard = discard
-        self._time_budget_s = time_budget_s
-        self._max_trials = max_trials
+    driver: EventDriver
+    plan: ExperimentPlan
+    executor: TrialExecutor
+    journal: Journal
+    dispatcher: CallbackDispatcher
+    resources_for: Callable[[dict[str, object]], dict[str, float]]
+    trial_prefix: str
+    clock: Callable[[], float]
+    discard: Callable[[Removal], None] = lambda _removal: None
+    time_budget_s: float | None = None
+    max_trials: int | None = None
+    nodes_may_come: bool = False
+    after_turn: Callable[[], None] = lambda: None
+    interrupt_grace_s: float = INTERRUPT_GRACE_S
+
+    def __post_init__(self) -> None:
+        """Take the state from the driver; nothing has happened yet."""
+        self.runner, self.algorithms = self.driver.runner, self.driver.algorithms
+        self.trials = self.driver.trials
+        self.has_leftovers = False
         #: Since when the search algorithm has suggested nothing while there is no trial.
         self._waits_since: float | None = None
         self._is_wait_told = False
-        self._nodes_may_come = nodes_may_come
-        self._after_turn = after_turn
         #: The stream entry read before the newest batch.
         self._cursor_before = ""
         self._requests: deque[m.Event] = deque()
@@ -110,8 +101,6 @@ class ExperimentLoop:
         self._superseded = 0
         #: Trials that began or ceased to wait for the store in this turn.
         self._store_waits: dict[str, None] = {}
-        #: Whether the store may contain objects that no manifest refers to.
-        self.has_leftovers = False
         #: The nodes set aside at the end of the last journalled turn.
         self._aside = self._nodes_aside()
 
@@ -151,7 +140,7 @@ class ExperimentLoop:
 
     def close(self) -> None:
         """Close the journal; no turn follows."""
-        self._journal.close()
+        self.journal.close()
 
     def resume(self, event: m.ExperimentResumed, recovered_events: Iterable[m.Event] = ()) -> None:
         """Run the first turn of a further run.
@@ -202,9 +191,9 @@ class ExperimentLoop:
                 interrupted.
             ResourceError: a trial requests more than any node has.
         """
-        self._dispatcher.turn_began()
+        self.dispatcher.turn_began()
         events = self.executor.poll(self._search_timeout_s())
-        self.driver.handle(m.Tick(self._clock()))
+        self.driver.handle(m.Tick(self.clock()))
         try:
             self._handle_all(events)
             while self._requests:
@@ -221,16 +210,16 @@ class ExperimentLoop:
         self._commit()
         for trial in self._store_waits:
             if trial in self.trials:
-                self._dispatcher.trial_waits(self.trials[trial])
+                self.dispatcher.trial_waits(self.trials[trial])
         self._store_waits.clear()
         if self._superseded:
             self._warnings.append(format_superseded(self._superseded))
             self._superseded = 0
         for text in (*self._warnings, *self.executor.notices()):
-            self._dispatcher.notices(text)
+            self.dispatcher.notices(text)
         self._warnings.clear()
-        self._dispatcher.turn_ended()
-        self._after_turn()
+        self.dispatcher.turn_ended()
+        self.after_turn()
 
     def _commit(self) -> None:
         """Make the turn durable, then execute its commands."""
@@ -240,9 +229,9 @@ class ExperimentLoop:
         is_changed = self.driver.commands or self._nodes_aside() != self._aside
         if is_changed or any(type(one.event) is not m.Tick for one in journal_records):
             append_when_disk_has_space(
-                self._journal.append,
+                self.journal.append,
                 journal_records,
-                tell=self._dispatcher.notices,
+                tell=self.dispatcher.notices,
                 pause=self.executor.pause,
                 is_given_up=self._is_interrupted,
             )
@@ -268,7 +257,7 @@ class ExperimentLoop:
             return 0.0
         if due is None:
             return POLL_S
-        return min(POLL_S, max(0.001, due - self._clock()))
+        return min(POLL_S, max(0.001, due - self.clock()))
 
     def _handle_all(self, events: Iterable[m.Event]) -> None:
         skip = 0
@@ -342,7 +331,7 @@ class ExperimentLoop:
             self._superseded += 1
 
     def _check_time_budget(self) -> None:
-        budget = self._time_budget_s
+        budget = self.time_budget_s
         is_up = budget is not None and self.runner.elapsed >= budget
         if is_up and not (self.runner.stopping or self._only_uploads()):
             self.driver.handle(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
@@ -370,7 +359,7 @@ class ExperimentLoop:
         self._note_exhausted()
         while self.runner.wants_config():
             n = self.runner.suggested
-            trial_id = f"{self._trial_prefix}_{n:05d}"
+            trial_id = f"{self.trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
             if suggestion is None:
                 self._check_search_timeout()
@@ -388,7 +377,7 @@ class ExperimentLoop:
 
     def _note_exhausted(self) -> None:
         """End the search if the count of configurations shows that no more come; needs no node."""
-        runner, most = self.runner, self._max_trials
+        runner, most = self.runner, self.max_trials
         total = self.algorithms.search.total
         if total is not None:
             most = total if most is None else min(most, total)
@@ -434,8 +423,8 @@ class ExperimentLoop:
         return 0.0 if since is None else self.runner.elapsed - since
 
     def _add_trial(self, n: int, trial_id: str, suggestion: Suggestion) -> None:
-        resources = self._resources_for(suggestion.config)
-        if not self._nodes_may_come and (why := self.runner.placement.why_never(resources)):
+        resources = self.resources_for(suggestion.config)
+        if not self.nodes_may_come and (why := self.runner.placement.why_never(resources)):
             raise ResourceError(
                 f"{why}. Ask for less (with_resources(trainable, ...)), or use a machine that has "
                 "it."
@@ -472,6 +461,6 @@ class ExperimentLoop:
         if orders:
             # First, so that trial processes work while loggers write.
             self.executor.perform(orders)
-        self.driver.end_turn(self._dispatcher.notify)
+        self.driver.end_turn(self.dispatcher.notify)
         for removal in removals:
-            self._discard(removal)
+            self.discard(removal)

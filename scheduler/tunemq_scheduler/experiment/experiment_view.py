@@ -52,21 +52,13 @@ class ExperimentView:
         self.metric = prepared.tune.metric
         self.mode = prepared.tune.direction
         self.num_trials = prepared.trials
+        self.counts: Mapping[str, int] = loop.runner.counts
+        self.live: Iterable[TrialView] = loop.trials.values()
 
     @property
     def elapsed_s(self) -> float:
         """See `SearchView`."""
         return self._elapsed()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """See `SearchView`."""
-        return self._loop.runner.counts
-
-    @property
-    def live(self) -> Iterable[TrialView]:
-        """See `SearchView`."""
-        return self._loop.trials.values()
 
     @property
     def resources_used(self) -> Mapping[str, float]:

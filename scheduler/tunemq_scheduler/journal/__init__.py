@@ -21,8 +21,6 @@ from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import (
     RecoveredJournal,
     read_header,
-    read_records,
-    read_turns,
     recover,
 )
 from tunemq_scheduler.journal.journal_writer import SEGMENT_BYTES, Journal, JournalPosition
@@ -37,7 +35,5 @@ __all__ = [
     "JournalSnapshot",
     "RecoveredJournal",
     "read_header",
-    "read_records",
-    "read_turns",
     "recover",
 ]

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -245,35 +245,30 @@ def _sorted(
     return openings, mirrored
 
 
+@dataclass(eq=False)
 class _Copy:
     """One copy of a journal in the store.
 
-    Args:
+    Attributes:
         objects: the experiment's store.
         files: the copy's objects.
         message_signer: verifies the objects.
         cancel: cancels the reads.
     """
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        files: _Files,
-        message_signer: MessageSigner,
-        cancel: CancelToken,
-    ) -> None:
-        self._objects, self._files, self._message_signer, self._cancel = (
-            objects,
-            files,
-            message_signer,
-            cancel,
-        )
+    objects: ObjectStore
+    files: _Files
+    message_signer: MessageSigner
+    cancel: CancelToken
+
+    def __post_init__(self) -> None:
+        """Choose the pieces of each file."""
+        self._experiment_id = ""
         self._pieces = {
             name: in_order(one for one, size in found.items() if one.is_whole(size))
-            for name, found in files.items()
+            for name, found in self.files.items()
             if name != READY
         }
-        self._experiment_id = ""
 
     def bring(self, folder: Path, replay: ReplayJournal, damage: str) -> str:
         """Write the needed files into the folder; return which parts are lost.
@@ -288,7 +283,7 @@ class _Copy:
             _Damaged: other parts are damaged than in the previous attempt.
             JournalError: nothing can be used, or the scheduler did not sign it.
         """
-        (ready,) = self._files[READY]
+        (ready,) = self.files[READY]
         self._experiment_id = self._body(ready).decode(errors="replace")
         found = self._lacks()
         if not found:
@@ -334,7 +329,7 @@ class _Copy:
         return f"lacks {', '.join(lacks)}" if lacks else ""
 
     def _gaps(self, name: str) -> list[tuple[int, int]]:
-        return gaps(self._pieces[name], max(one.end for one in self._files[name]))
+        return gaps(self._pieces[name], max(one.end for one in self.files[name]))
 
     def _wanted(self) -> list[str]:
         """Return the needed files."""
@@ -352,15 +347,15 @@ class _Copy:
 
     def _body(self, one: CopiedObject) -> bytes:
         def get() -> bytes:
-            content = self._objects.get_bytes(one.key, limit=size)
+            content = self.objects.get_bytes(one.key, limit=size)
             if len(content) != size:
                 raise StoreUnavailable(f"{one.key}: {size - len(content)} bytes did not come.")
             return content
 
-        size = self._files[one.file][one]
+        size = self.files[one.file][one]
         if one.file == READY and size > _MOST_READY:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
-        body = opened(self._message_signer, one, self._experiment_id, retried(get, self._cancel))
+        body = opened(self.message_signer, one, self._experiment_id, retried(get, self.cancel))
         if one.file != READY and len(body) != one.end - one.begin:
             raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
         return body

@@ -95,6 +95,15 @@ def put_in_place(part: Path, path: Path, *, sync: bool) -> None:
         sync_folder(path.parent)
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a whole file, atomically even in a crash.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    put_in_place(write_part(path, content, sync=True), path, sync=True)
+
+
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
     """Write all of the content at an offset."""
     view = memoryview(content)
@@ -115,5 +124,5 @@ def sync_folder(folder: Path) -> None:
 def remove_parts(folder: Path) -> None:
     """Delete partial files that a crash left."""
     for name in os.listdir(folder):
-        if name.endswith(PART_SUFFIX):
+        if name.endswith(PART_SUFFIX) and not (folder / name).is_dir():
             os.unlink(folder / name)

@@ -101,39 +101,28 @@ def recover(path: Path) -> RecoveredJournal:
     snapshots, present = numbers(path, SNAPSHOT_SUFFIX), numbers(path, TURNS_SUFFIX)
     if not present and not snapshots:
         raise JournalError(f"the journal {path} cannot be read: there is none.")
-    if not snapshots:
-        segments = read_segments(path, present, first=present[0], turns_before=0)
-        return _recovered(
-            segments,
-            None,
-            {},
-            SnapshotHeader(
-                experiment_id="", segment=0, turns=0, history_bytes=0, history_records=0
-            ),
+    snapshot: JournalSnapshot | None = None
+    if snapshots:
+        about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
+    else:
+        about = SnapshotHeader(
+            experiment_id="", segment=present[0], turns=0, history_bytes=0, history_records=0
         )
-    about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
     segments = read_segments(path, present, first=about.segment, turns_before=about.turns)
-    _check_owner(path, segments, about.experiment_id)
-    extent = HistoryExtent(about.history_bytes, about.history_records)
-    finished = read_history(path, extent, about.experiment_id)
-    return _recovered(segments, snapshot, finished, about)
-
-
-def _recovered(
-    segments: tuple[JournalSegment, ...],
-    snapshot: JournalSnapshot | None,
-    finished: dict[str, bytes],
-    about: SnapshotHeader,
-) -> RecoveredJournal:
+    header, extent = segments[0].header, HistoryExtent(about.history_bytes, about.history_records)
+    if snapshot is not None and header.experiment_id != about.experiment_id:
+        raise JournalCorrupt(
+            str(path), 0, f"a snapshot of experiment {about.experiment_id} lies in it"
+        )
     return RecoveredJournal(
-        header=segments[0].header.of_journal(),
+        header=header.of_journal(),
         snapshot=snapshot,
-        finished=finished,
+        finished=read_history(path, extent, about.experiment_id),
         turns=JournalTurns(segments),
         turn=segments[-1].header.turns_before + segments[-1].turns,
         cut=segments[-1].torn,
         snapshot_turn=about.turns,
-        history=HistoryExtent(about.history_bytes, about.history_records),
+        history=extent,
         segments=segments,
     )
 
@@ -152,31 +141,6 @@ def read_header(path: Path) -> JournalHeader:
     for frame in JournalFrames(first):
         return decode_header(frame.payload, SegmentHeader, first).of_journal()
     raise JournalCorrupt(str(first), 0, "it has no header")
-
-
-def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
-    """Yield all turns since the start of the experiment.
-
-    Raises:
-        JournalError: a snapshot has replaced its first turns (see `recover`); or it cannot be read.
-        JournalCorrupt: it is damaged beyond a torn end.
-    """
-    present = numbers(path, TURNS_SUFFIX)
-    if not present:
-        raise JournalError(f"the journal {path} cannot be read: there is none.")
-    segments = read_segments(path, present, first=present[0])
-    if segments[0].header.turns_before:
-        raise JournalError(
-            f"the first {segments[0].header.turns_before} turns of {path} are not there any more: "
-            "a snapshot stands for them."
-        )
-    yield from JournalTurns(segments)
-
-
-def read_records(path: Path) -> Iterator[JournalRecord]:
-    """Yield all records of all turns, in order; see `read_turns`."""
-    for turn in read_turns(path):
-        yield from turn
 
 
 def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, JournalSnapshot]:
@@ -255,8 +219,3 @@ def read_segment(path: Path, number: int) -> JournalSegment:
     if header is None:
         raise JournalCorrupt(str(path), 0, "it has no header")
     return JournalSegment(path, number, header, turns, frames.end, frames.torn)
-
-
-def _check_owner(folder: Path, segments: tuple[JournalSegment, ...], experiment_id: str) -> None:
-    if segments[0].header.experiment_id != experiment_id:
-        raise JournalCorrupt(str(folder), 0, f"a snapshot of experiment {experiment_id} lies in it")

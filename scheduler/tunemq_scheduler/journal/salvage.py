@@ -220,11 +220,11 @@ def _write_snapshot(
     if about.history_bytes:
         header = HistoryHeader(experiment_id=about.experiment_id)
         content = b"".join(pack(*one) for one in enumerate([encode(header), *records]))
-        _write(new / HISTORY, content)
-        _write(new / HISTORY_COPY, content)
+        journal_layout.write_durably(new / HISTORY, content)
+        journal_layout.write_durably(new / HISTORY_COPY, content)
     about = msgspec.structs.replace(about, history_bytes=len(content), history_records=len(records))
     frames = pack(0, encode(about)) + pack(1, encode(snapshot))
-    _write(snapshot_file(new, about.segment), frames)
+    journal_layout.write_durably(snapshot_file(new, about.segment), frames)
 
 
 def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalError:
@@ -303,19 +303,13 @@ def _write_segment(
         os.fsync(file.fileno())
 
 
-def _write(path: Path, content: bytes) -> None:
-    journal_layout.put_in_place(
-        journal_layout.write_part(path, content, sync=True), path, sync=True
-    )
-
-
 def _copy_others(folder: Path, new: Path) -> None:
     """Copy the files that other modules keep beside the journal."""
     ours = (HISTORY, HISTORY_COPY, LOCK)
     for path in folder.iterdir():
         is_ours = path.name in ours or path.suffix in (TURNS_SUFFIX, SNAPSHOT_SUFFIX, PART_SUFFIX)
         if path.is_file() and not is_ours:
-            _write(new / path.name, path.read_bytes())
+            journal_layout.write_durably(new / path.name, path.read_bytes())
 
 
 def _swap(path: Path, new: Path) -> Path:

@@ -32,7 +32,7 @@ from tunemq_shared.protocol.conditions import lookup
 
 
 class CallbackDispatcher:
-    """Notify all loggers, callbacks and the display of a search; see `loop_interfaces`.
+    """Notify all loggers, callbacks and the display of a search, after the journal.
 
     Args:
         callbacks: the loggers first, then the user's.

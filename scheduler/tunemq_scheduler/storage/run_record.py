@@ -7,7 +7,6 @@ machine.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,6 +15,7 @@ import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.journal import FILE_NAME
+from tunemq_scheduler.journal.journal_layout import write_durably
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.objects.object_store import (
@@ -93,18 +93,8 @@ def write_record(folder: str, record: RunRecord) -> None:
         JournalError: the disk rejects it; the previous record stays.
     """
     path = _path(folder)
-    beside = path.with_name(f"{RECORD}.new")
     try:
-        with open(beside, "wb") as file:
-            file.write(msgspec.json.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_durably(path, msgspec.json.encode(record))
     except OSError as error:
         raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
 

@@ -26,6 +26,7 @@ import pytest
 
 import tunemq as tune
 from tests.integration.farm_support import RedisServer
+from tests.support.journal_records import read_records
 from tests.support.proxies.tcp_proxy import TcpProxy
 from tests.support.searches.chain import (
     chain,
@@ -38,7 +39,7 @@ from tests.support.searches.chain import (
 )
 from tests.support.waiting import eventually
 from tunemq_scheduler.experiment import run_experiment
-from tunemq_scheduler.journal import FILE_NAME, read_records
+from tunemq_scheduler.journal import FILE_NAME
 from tunemq_scheduler.output.terminal.reporter import ProgressReporter
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

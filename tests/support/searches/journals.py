@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from tests.support.journal_records import read_records
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import compare, outcome, replay, replay_lock_step
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
@@ -24,7 +25,7 @@ from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal import FILE_NAME, read_records, recover
+from tunemq_scheduler.journal import FILE_NAME, recover
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.protocol.messages import JournalRecord

@@ -21,11 +21,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.journal_records import read_records
 from tests.support.searches.chain import open_gate
 from tests.support.waiting import eventually
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.journal import FILE_NAME, read_header, read_records
+from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.journal.journal_frames import frame_at
 from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers, turns_file
 from tunemq_shared.protocol import messages as m

@@ -192,9 +192,7 @@ class CheckpointBook:
             return []
         trial.checkpoints.remove(key)
         commands = self._condemn(known.committed)
-        newest = trial.checkpoints.newest
-        if newest is not None:
-            self._reconsider([newest.key])
+        self.review_newest(trial)
         return commands
 
     def damaged(self, trial: Trial, key: str) -> list[Command]:
@@ -232,13 +230,11 @@ class CheckpointBook:
 
     def trial_over(self, trial: Trial) -> list[Command]:
         """Release the newest checkpoint of a trial that has ended with all uploads settled."""
-        newest = trial.checkpoints.newest
-        if newest is not None:
-            self._reconsider([newest.key])
+        self.review_newest(trial)
         return self._drop_surplus()
 
-    def revived(self, trial: Trial) -> None:
-        """Protect the newest checkpoint of an ended trial that runs again."""
+    def review_newest(self, trial: Trial) -> None:
+        """Protect the newest checkpoint of a live trial, and release that of an ended one."""
         newest = trial.checkpoints.newest
         if newest is not None:
             self._reconsider([newest.key])

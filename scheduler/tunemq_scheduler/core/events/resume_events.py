@@ -101,7 +101,7 @@ def _revive(
     trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
     trial.fruitless, trial.not_before = 0, 0.0
     runner.queue.follow(trial)
-    runner.book.revived(trial)
+    runner.book.review_newest(trial)
     is_anew = event.errored == RESTART and trial_id not in event.also
     if is_anew:
         trial.lineage += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, SyncCommand
@@ -12,7 +13,7 @@ from tunemq_scheduler.output.syncing.mirroring import (
     download_folder,
     upload_folder,
 )
-from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
+from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_shared.base.errors import ConfigError
 
 #: The supported address schemes, besides paths.
@@ -26,13 +27,9 @@ class DefaultSyncer(BackgroundSyncer):
     does not answer, it retries with growing pauses until ``sync_timeout``.
     """
 
-    def __init__(
-        self,
-        sync_period: float = DEFAULT_SYNC_PERIOD,
-        sync_timeout: float = DEFAULT_SYNC_TIMEOUT,
-    ) -> None:
-        super().__init__(sync_period, sync_timeout)
-        self._copied = MirroredFiles()
+    @cached_property
+    def _copied(self) -> MirroredFiles:
+        return MirroredFiles()
 
     def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> SyncCommand:
         arguments = {"local_path": local_path, "uri": uri, "exclude": tuple(exclude)}
@@ -65,9 +62,5 @@ class DefaultSyncer(BackgroundSyncer):
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: another process copies everything once."""
         state = super().__getstate__()
-        del state["_copied"]
+        state.pop("_copied", None)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._copied = MirroredFiles()

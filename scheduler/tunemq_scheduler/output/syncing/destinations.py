@@ -1,4 +1,4 @@
-"""`SyncDestination`: the remote side of a copy, a folder or a prefix of an object store."""
+"""The remote side of a copy, a folder or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import secrets
 import stat
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -35,60 +34,37 @@ class FileStamp(NamedTuple):
     changed_ns: int
 
 
-class SyncDestination(ABC):
-    """Files below one address, by relative names with ``/``. One thread uses it."""
-
-    @abstractmethod
-    def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
-        """Return all complete files at the address."""
-
-    @abstractmethod
-    def put(self, name: str, path: str, cancel: CancelToken) -> None:
-        """Copy a file to the address, atomically replacing an older one.
-
-        The file may change during the copy, usually by growing: the copy has its content of some
-        moment.
-        """
-
-    @abstractmethod
-    def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
-        """Copy a file from the address to a new file ``path``; an error may truncate it."""
-
-    @abstractmethod
-    def delete(self, cancel: CancelToken) -> None:
-        """Delete everything at the address; an empty address is no error."""
-
-    def close(self) -> None:  # noqa: B027  most have none
-        """Close connections; the object is not used again."""
-
-
-class FolderDestination(SyncDestination):
-    """A local or mounted folder."""
+class FolderDestination:
+    """A local or mounted folder with files by relative names with ``/``; one thread uses it."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
 
     def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
-        """See `SyncDestination.list`."""
+        """Return all complete files."""
         cancel.check()
         if not os.path.isdir(self.root):
             return {}
         return list_files(self.root, excluding(UNFINISHED))
 
     def put(self, name: str, path: str, cancel: CancelToken) -> None:
-        """See `SyncDestination.put`."""
+        """Copy a file to here, atomically replacing an older one.
+
+        The file may change during the copy, usually by growing: the copy has its content of some
+        moment.
+        """
         target = os.path.join(self.root, name)
         with _opened(path) as source, new_file(target) as part, open(part, "xb") as copy:
             _pour(source, copy, cancel)
 
     def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
-        """See `SyncDestination.get`."""
+        """Copy a file from here to a new file ``path``; an error may truncate it."""
         del size
         with open(os.path.join(self.root, name), "rb") as source, open(path, "xb") as copy:
             _pour(source, copy, cancel)
 
     def delete(self, cancel: CancelToken) -> None:
-        """See `SyncDestination.delete`."""
+        """Delete everything; an empty address is no error."""
         cancel.check()
         if os.path.dirname(self.root) == self.root:
             raise StoreError(f"{self.root} is the root of the file system, and is not deleted.")
@@ -96,16 +72,19 @@ class FolderDestination(SyncDestination):
         if os.path.lexists(self.root):
             raise StoreError(f"{self.root} cannot be deleted; see to its rights.")
 
+    def close(self) -> None:
+        """Close connections, of which there are none."""
 
-class ObjectDestination(SyncDestination):
-    """A prefix of an object store."""
+
+class ObjectDestination:
+    """A prefix of an object store, with the methods of `FolderDestination`."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._said = False
 
     def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
-        """See `SyncDestination.list`."""
+        """See `FolderDestination.list`."""
 
         def listed() -> dict[str, FileStamp]:
             return {
@@ -117,7 +96,7 @@ class ObjectDestination(SyncDestination):
         return retried(listed, cancel, self._say)
 
     def put(self, name: str, path: str, cancel: CancelToken) -> None:
-        """See `SyncDestination.put`."""
+        """See `FolderDestination.put`."""
         with _opened(path) as source:
             data = source.read(_CHUNK)
             if len(data) < _CHUNK:
@@ -136,11 +115,11 @@ class ObjectDestination(SyncDestination):
                 self._put_file(name, still, size, sha256, cancel)
 
     def get(self, name: str, path: str, size: int, cancel: CancelToken) -> None:
-        """See `SyncDestination.get`."""
+        """See `FolderDestination.get`."""
         self._objects.get_file(name, Path(path), size=size, cancel=cancel, on_trouble=self._say)
 
     def delete(self, cancel: CancelToken) -> None:
-        """See `SyncDestination.delete`."""
+        """See `FolderDestination.delete`."""
         retried(
             lambda: self._objects.delete([one.key for one in self._objects.list()]),
             cancel,
@@ -148,7 +127,7 @@ class ObjectDestination(SyncDestination):
         )
 
     def close(self) -> None:
-        """See `SyncDestination.close`."""
+        """See `FolderDestination.close`."""
         self._objects.close()
 
     def _put_file(self, name: str, path: str, size: int, sha256: str, cancel: CancelToken) -> None:
@@ -161,6 +140,9 @@ class ObjectDestination(SyncDestination):
         if not self._said:
             self._said = True
             _log.warning("A sync waits: %s", trouble)
+
+
+SyncDestination = FolderDestination | ObjectDestination
 
 
 def open_destination(address: str) -> SyncDestination:

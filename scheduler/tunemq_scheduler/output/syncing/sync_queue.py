@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,12 +27,13 @@ PAUSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class SyncQueue:
     """The transfers of one folder that is copied to the destination.
 
     One thread uses it; the transfers run in others.
 
-    Args:
+    Attributes:
         title: the folder's name in messages.
         local, remote: the folder, and its address.
         syncer: a copy of it does the work.
@@ -39,36 +41,28 @@ class SyncQueue:
         exclude: returns the patterns to leave out; called in the transfer's thread.
         check: called in the transfer's thread first; raises if the transfer must not begin.
         on_end: called in the transfer's thread at its end.
+        progress: the newest iteration of its trial, and its seconds of training.
+        synced_at: when a transfer was last launched.
+        wants_copy: whether the next transfer copies the folder; otherwise it only deletes
+            checkpoints.
+        is_last: whether no transfer follows once none is due.
     """
 
-    def __init__(
-        self,
-        title: str,
-        local: str,
-        remote: str,
-        *,
-        syncer: Syncer,
-        timeout_s: float,
-        exclude: Callable[[str], Sequence[str]],
-        check: Callable[[CancelToken], None] = lambda _cancel: None,
-        on_end: Callable[[], None],
-    ) -> None:
-        self.title = title
-        self.local = local
-        self.remote = remote
-        #: The newest iteration of its trial, and its seconds of training.
-        self.progress: tuple[float, float] = (0, 0.0)
-        #: When a transfer was last launched.
-        self.synced_at = -math.inf
-        #: Whether the next transfer copies the folder; otherwise it only deletes checkpoints.
-        self.wants_copy = False
-        #: Whether no transfer follows once none is due.
-        self.is_last = False
-        self._template = syncer
-        self._timeout_s = timeout_s
-        self._exclude = exclude
-        self.check = check
-        self._on_end = on_end
+    title: str
+    local: str
+    remote: str
+    syncer: Syncer
+    timeout_s: float
+    exclude: Callable[[str], Sequence[str]]
+    on_end: Callable[[], None]
+    check: Callable[[CancelToken], None] = lambda _cancel: None
+    progress: tuple[float, float] = (0, 0.0)
+    synced_at: float = -math.inf
+    wants_copy: bool = False
+    is_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin without a transfer."""
         self._syncer: Syncer | None = None
         self._work: _Work | None = None
         self._transfer: BackgroundTransfer | None = None
@@ -100,7 +94,7 @@ class SyncQueue:
     def launch(self) -> None:
         """Start a transfer; none may be running."""
         if self._syncer is None:
-            self._syncer = copy.deepcopy(self._template)
+            self._syncer = copy.deepcopy(self.syncer)
         self._going = {name for name in self._going if os.path.isdir(self._path(name))}
         self._work = _Work(
             self,
@@ -108,10 +102,12 @@ class SyncQueue:
             expected=tuple(self._expected) if self.wants_copy else (),
             condemned=self._condemned,
             left_out=tuple(self._going),
+            copies=self.wants_copy,
+            is_closing=self.is_last,
         )
         self._condemned, self.wants_copy = [], False
         self._transfer = BackgroundTransfer(
-            self._work.sync_folder, self._timeout_s, after=self._transfer, on_end=self._on_end
+            self._work.sync_folder, self.timeout_s, after=self._transfer, on_end=self.on_end
         )
         self.synced_at = time.monotonic()
 
@@ -156,44 +152,38 @@ class SyncQueue:
     def _path(self, name: str) -> str:
         return os.path.join(self.local, name)
 
-    def left_out(self) -> Sequence[str]:
-        """Return the patterns that are never copied."""
-        return self._exclude(self.local)
 
-
+@dataclass(eq=False)
 class _Work:
-    """One transfer of a queue, as run by its thread."""
+    """One transfer of a queue, as run by its thread.
 
-    def __init__(
-        self,
-        sync_queue: SyncQueue,
-        syncer: Syncer,
-        *,
-        expected: tuple[str, ...],
-        condemned: list[str],
-        left_out: tuple[str, ...],
-    ) -> None:
-        self.syncer = syncer
-        self.expected = expected
-        #: The copies still to delete.
-        self.condemned = condemned
-        #: Whether to close the syncer after this transfer.
-        self.is_closing = sync_queue.is_last
-        self._sync_queue = sync_queue
-        self._copies = sync_queue.wants_copy
-        self._left_out = left_out
+    Attributes:
+        expected: the subfolders that must exist when it has copied.
+        condemned: the copies still to delete.
+        left_out: the subfolders that it does not copy.
+        copies: whether it copies the folder.
+        is_closing: whether to close the syncer after this transfer.
+    """
+
+    sync_queue: SyncQueue
+    syncer: Syncer
+    expected: tuple[str, ...]
+    condemned: list[str]
+    left_out: tuple[str, ...]
+    copies: bool
+    is_closing: bool
 
     def sync_folder(self, *, cancel: CancelToken) -> None:
         """Delete the copies of condemned subfolders, and copy changed files."""
-        sync_queue, syncer = self._sync_queue, self.syncer
+        sync_queue, syncer = self.sync_queue, self.syncer
         try:
             sync_queue.check(cancel)
             while self.condemned:
                 address = join(sync_queue.remote, self.condemned[0])
                 self._do(partial(syncer.delete, address), cancel)
                 self.condemned.pop(0)
-            if self._copies:
-                exclude = [*sync_queue.left_out(), *self._left_out]
+            if self.copies:
+                exclude = [*sync_queue.exclude(sync_queue.local), *self.left_out]
                 self._do(
                     partial(syncer.sync_up, sync_queue.local, sync_queue.remote, exclude), cancel
                 )
@@ -213,7 +203,7 @@ class _Work:
                 if tries == _ASKED - 1:
                     raise
                 _log.warning(
-                    "%s: a sync failed and is tried again: %s", self._sync_queue.title, error
+                    "%s: a sync failed and is tried again: %s", self.sync_queue.title, error
                 )
                 continue
             self.syncer.wait_or_retry()  # for this operation, or an earlier one

@@ -350,9 +350,9 @@ class SyncerCallback(LoggerCallback):
         self, title: str, local: str, remote: str, exclude: Callable[[str], Sequence[str]]
     ) -> SyncQueue:
         return SyncQueue(
-            title,
-            local,
-            remote,
+            title=title,
+            local=local,
+            remote=remote,
             syncer=self._syncer,
             timeout_s=self._sync_timeout,
             exclude=exclude,

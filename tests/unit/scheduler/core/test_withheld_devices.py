@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from tests.unit.scheduler.core.test_offers import GPUS, SharedNode
@@ -10,8 +9,6 @@ from tests.unit.scheduler.stories import Story
 from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
-from tunemq_scheduler.core.runner_snapshot import dump
-from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_shared.protocol import messages as m
 
 XID = "XID 79: the GPU has fallen off the bus"
@@ -232,17 +229,6 @@ def test_where_nothing_could_begin_no_configuration_is_asked_for() -> None:
     assert story.runner.wants_config()
     story.tell(m.DevicesWithheld(story.NODE, {gpu.uuid: XID for gpu in GPUS}))
     assert not story.runner.wants_config()
-
-
-def test_what_was_written_before_devices_could_be_withheld_is_read() -> None:
-    story = Devices()
-    story.begin("a")
-    state = msgspec.msgpack.decode(dump(story.runner))
-    placement = state["slots"][0]
-    placement[3] = {node: details[:3] for node, details in placement[3].items()}
-    state["nodes"] = [node[:8] for node in state["nodes"]]
-    runner = TrialRunner.load(story.settings, msgspec.msgpack.encode(state), {})
-    assert comparable(runner) == comparable(story.runner)
 
 
 def _trial(story: Story, name: str, request: dict[str, float]):

@@ -15,16 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.journal_records import read_records, read_turns
 from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
-from tunemq_scheduler.journal import (
-    Journal,
-    JournalSnapshot,
-    read_header,
-    read_records,
-    read_turns,
-    recover,
-)
+from tunemq_scheduler.journal import Journal, JournalSnapshot, read_header, recover
 from tunemq_scheduler.journal import journal_layout as layout_module
 from tunemq_scheduler.journal.journal_layout import turns_file
 from tunemq_shared.base.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked

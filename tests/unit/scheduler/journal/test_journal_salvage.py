@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.journal_records import read_turns
 from tests.unit.scheduler.journals import (
     HEADER,
     TURNS,
@@ -17,7 +18,7 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.cli.journal_command import told_lost
-from tunemq_scheduler.journal import Journal, RecoveredJournal, read_turns, recover
+from tunemq_scheduler.journal import Journal, RecoveredJournal, recover
 from tunemq_scheduler.journal.damage_check import ReplayExtent, believe, examine
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file

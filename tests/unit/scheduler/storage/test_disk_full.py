@@ -54,7 +54,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
     loop = Loop()
-    loop.loop._journal = journal = FullJournal(loop, tries)
+    loop.loop.journal = journal = FullJournal(loop, tries)
     return loop, journal
 
 
