@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Horizon
-from tunemq_shared.protocol.messages import (
-    CheckpointCommitted,
-    CheckpointRef,
-    NodeLost,
-    ResultReported,
-    TrialFailed,
-    TrialProcessDied,
-    TrialStarted,
-)
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -48,7 +40,7 @@ class StartTrial(Command, frozen=True):
     resources: dict[str, float]
     run_until: Horizon
     last_step: int
-    restore: tuple[CheckpointRef, ...]
+    restore: tuple[m.CheckpointRef, ...]
     time_spent_s: float = 0.0
     devices: dict[str, float] = {}
 
@@ -137,7 +129,7 @@ class NotifyTrialStart(Command, frozen=True):
     """A trial process began to run the trial, on the node named ``node``."""
 
     trial: str
-    started: TrialStarted
+    started: m.TrialStarted
     node: str = ""
 
 
@@ -145,7 +137,7 @@ class NotifyResult(Command, frozen=True):
     """A new result is in the journal; ``done`` marks the trial's last one."""
 
     trial: str
-    result: ResultReported
+    result: m.ResultReported
     done: bool
 
 
@@ -153,7 +145,7 @@ class NotifyCheckpoint(Command, frozen=True):
     """A checkpoint of the trial is in the store and retained."""
 
     trial: str
-    checkpoint: CheckpointCommitted
+    checkpoint: m.CheckpointCommitted
 
 
 class NotifyFailure(Command, frozen=True):
@@ -165,7 +157,7 @@ class NotifyFailure(Command, frozen=True):
     """
 
     trial: str
-    failure: TrialFailed | TrialProcessDied | NodeLost
+    failure: m.TrialFailed | m.TrialProcessDied | m.NodeLost
     hostname: str
     retried: bool
     kind: str = ""
@@ -220,7 +212,7 @@ class WarnTrialEnd(Command, frozen=True):
     """
 
     trial: str
-    failure: TrialFailed | TrialProcessDied | NodeLost | None
+    failure: m.TrialFailed | m.TrialProcessDied | m.NodeLost | None
     hostname: str
     step: int
     saved: int

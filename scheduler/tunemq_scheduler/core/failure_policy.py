@@ -122,12 +122,12 @@ class RetryDecision(msgspec.Struct, frozen=True):
     """The decision about a failed trial.
 
     Attributes:
-        is_retried: whether the trial may be retried.
         told: the failure's number and the limit, or why there is no retry.
+        is_retried: whether the trial may be retried.
     """
 
-    is_retried: bool
     told: str
+    is_retried: bool = True
 
 
 def classify(event: TrialFailed | TrialProcessDied | NodeLost) -> FailureClass:
@@ -145,13 +145,9 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Retr
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory is True:
         budget = FAILURES
     if budget == NEVER:
-        return RetryDecision(
-            is_retried=False, told="not tried again, for that would change nothing"
-        )
+        return RetryDecision("not tried again, for that would change nothing", is_retried=False)
     if budget == UNCOUNTED:
-        return RetryDecision(
-            is_retried=True, told="not counted, for the fault is the disk of its node"
-        )
+        return RetryDecision("not counted, for the fault is the disk of its node")
     if budget == FAILURES:
         number = sum(
             count
@@ -185,7 +181,5 @@ def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
 def _within(what: str, number: int, limit: int, how: str) -> RetryDecision:
     """Allow a retry while ``number`` is within ``limit``; -1 means no limit."""
     if limit < 0:
-        return RetryDecision(
-            is_retried=True, told=f"{what} {number}{how}, and there may be any number"
-        )
-    return RetryDecision(number <= limit, f"{what} {number} of at most {limit + 1}{how}")
+        return RetryDecision(f"{what} {number}{how}, and there may be any number")
+    return RetryDecision(f"{what} {number} of at most {limit + 1}{how}", number <= limit)

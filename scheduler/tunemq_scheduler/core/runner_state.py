@@ -5,7 +5,7 @@ Only `tunemq_scheduler.core.trial_runner.TrialRunner` changes it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -179,11 +179,6 @@ class RunnerState:
         """Whether a node has room for a waiting trial now."""
         return self.place_of(trial) is not None
 
-    def avoided(self, trial: Trial) -> Container[str]:
-        """Return the node instances that a trial must not use, whatever room they have."""
-        names = self.kept_from(trial)
-        return _ExcludedNodes(self, names) if names else ()
-
     def kept_from(self, trial: Trial) -> list[str]:
         """Return the names of the nodes on which a trial is not placed now.
 
@@ -201,7 +196,9 @@ class RunnerState:
     def place_of(self, trial: Trial) -> str | None:
         """Return the node on which a waiting trial would run now, or None."""
         if not self.is_suspect(trial):
-            return self.placement.fit(trial.resources, trial.checkpoints.node, self.avoided(trial))
+            return self.placement.fit(
+                trial.resources, trial.checkpoints.node, self.shunned_by(trial)
+            )
         preferred = trial.checkpoints.node
         if preferred in self.nodes and self._is_free_for_suspect(preferred, trial):
             return preferred
@@ -405,7 +402,7 @@ class RunnerState:
         if self.has_place(trial):
             self.placement.unreserve(trial.resources)
         elif not self.placement.is_reserved_for(trial.resources):
-            self.placement.reserve(trial.resources, self.avoided(trial))
+            self.placement.reserve(trial.resources, self.shunned_by(trial))
 
     def _forget_checkpoint(self, trial: str, key: str) -> None:
         """Remove a checkpoint from the summary of an ended trial."""
@@ -422,17 +419,6 @@ class RunnerState:
                 ranks=tuple(rank for _, rank in kept),
             ),
         )
-
-
-class _ExcludedNodes:
-    """The set of node instances whose names are in ``excluded``."""
-
-    def __init__(self, state: RunnerState, excluded: Container[str]) -> None:
-        self._state, self._excluded = state, excluded
-
-    def __contains__(self, node: object) -> bool:
-        joined = self._state.nodes.get(node) if isinstance(node, str) else None
-        return joined is not None and joined.node in self._excluded
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

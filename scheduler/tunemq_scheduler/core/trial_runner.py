@@ -19,19 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.allotments import OfferUsage
-from tunemq_scheduler.core.commands import (
-    Command,
-    ContinueTrial,
-    NotifyResult,
-    NotifyTrialAdded,
-    NotifyTrialStart,
-    PauseTrial,
-    ReattachTrial,
-    ReleaseTrial,
-    StartTrial,
-    StopTrial,
-)
 from tunemq_scheduler.core.events import failure_events, node_events, offer_events
 from tunemq_scheduler.core.events.checkpoint_events import about_checkpoint
 from tunemq_scheduler.core.events.resume_events import resumed
@@ -63,7 +52,7 @@ class TrialRunner(TrialActions):
         super().__init__(settings)
         self._usage = UsageTracker(self)
 
-    def handle(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[Command]:
+    def handle(self, event: m.Event, answers: Sequence[m.AlgorithmAnswer] = ()) -> list[c.Command]:
         """Apply an event and the algorithms' answers to it; return the commands that follow."""
         self.commands = []
         if type(event) is m.ResultReported:
@@ -125,7 +114,7 @@ class TrialRunner(TrialActions):
         elif review is ResultReview.DUE:
             self._decide(trial, event, answers)
         is_last = event.done or trial.is_finished
-        self.commands.insert(0, NotifyResult(event.trial, event, is_last))
+        self.commands.insert(0, c.NotifyResult(event.trial, event, is_last))
 
     def _decide(
         self, trial: Trial, event: m.ResultReported, answers: Sequence[m.AlgorithmAnswer]
@@ -136,18 +125,18 @@ class TrialRunner(TrialActions):
                 case m.HorizonSet() if not reaches(event, answer.horizon):
                     trial.run_until = answer.horizon
                 case m.DecisionMade(decision=m.STOP):
-                    self.commands.append(StopTrial(*self.where(trial)))
+                    self.commands.append(c.StopTrial(*self.where(trial)))
                     self.end(trial, TERMINATED, answer.reason, early=True)
                 case m.DecisionMade(decision=m.PAUSE):
                     trial.pausing = answer.reason or "it was paused"
                     if trial.status == RUNNING:
-                        self.commands.append(PauseTrial(*self.where(trial)))
+                        self.commands.append(c.PauseTrial(*self.where(trial)))
                     else:  # the run was interrupted: the process is already stopping
                         self.move(trial, PAUSED)
                 case _:
                     pass
         if trial.status == RUNNING and not trial.pausing:
-            self.commands.append(ContinueTrial(*self.where(trial), trial.run_until))
+            self.commands.append(c.ContinueTrial(*self.where(trial), trial.run_until))
 
     # --- the life of a trial ----------------------------------------------------------------------
 
@@ -173,7 +162,7 @@ class TrialRunner(TrialActions):
         self.live[event.trial] = trial
         self.queue.follow(trial)
         self.counts[PENDING] += 1
-        self.commands.append(NotifyTrialAdded(event.trial))
+        self.commands.append(c.NotifyTrialAdded(event.trial))
 
     def _search_exhausted(self, _event: m.SearchExhausted) -> None:
         self.exhausted = True
@@ -196,7 +185,7 @@ class TrialRunner(TrialActions):
         trial.restoring = restore[0].key if restore else ""
         self.take_over(trial)
         self.commands.append(
-            StartTrial(
+            c.StartTrial(
                 trial=trial.trial_id,
                 attempt=trial.attempt,
                 instance_id=slot.node,
@@ -220,7 +209,7 @@ class TrialRunner(TrialActions):
         trial.story.append(event)
         node = self.nodes.get(self.slots.node_at(event.trial, event.attempt) or "")
         name = node.node if node is not None else ""
-        self.commands.append(NotifyTrialStart(event.trial, event, name))
+        self.commands.append(c.NotifyTrialStart(event.trial, event, name))
 
     def _trial_waits(self, event: m.TrialWaits) -> None:
         if self.is_current(event.trial, event.attempt):
@@ -262,7 +251,7 @@ class TrialRunner(TrialActions):
         if node is None:
             return
         self.queue.slot_freed(self._keep_node)
-        self.commands.append(ReleaseTrial(event.trial, event.attempt, node))
+        self.commands.append(c.ReleaseTrial(event.trial, event.attempt, node))
         self.commands += self.book.end(event.trial, event.attempt)
         trial = self.live.get(event.trial)
         if trial is None:  # it ended and was forgotten while the node was away
@@ -295,12 +284,12 @@ class TrialRunner(TrialActions):
         self.interrupted = event.reason
         for trial in self.live.values():
             if trial.status == RUNNING and not trial.stop_ordered:
-                self.commands.append(StopTrial(*self.where(trial)))
+                self.commands.append(c.StopTrial(*self.where(trial)))
                 self.move(trial, PAUSED if trial.pausing else PENDING)
 
     # --- nodes and event batches ------------------------------------------------------------------
 
-    def standing_orders(self) -> list[ReattachTrial]:
+    def standing_orders(self) -> list[c.ReattachTrial]:
         """Return the commands for all that nodes must run, for a backend that starts empty."""
         return [node_events.standing_order(self, trial, n) for trial, n, _ in self.slots]
 

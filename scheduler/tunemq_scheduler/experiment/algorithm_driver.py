@@ -21,15 +21,8 @@ from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import ConfigError, SearchFailed
+from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup, next_result
-from tunemq_shared.protocol.messages import (
-    PAUSE,
-    STOP,
-    AlgorithmAnswer,
-    DecisionMade,
-    HorizonSet,
-    ResultReported,
-)
 
 
 def _none() -> Iterator[TrialView]:
@@ -98,12 +91,12 @@ class AlgorithmDriver:
         """Suggest a configuration; see `SearchGenerator.suggest`."""
         return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
 
-    def added(self, trial: TrialView) -> list[AlgorithmAnswer]:
+    def added(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
         """Announce a new trial; return the horizon up to which it may run."""
         call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
-        return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
+        return [m.HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
-    def taken_up(self, trial: TrialView) -> list[AlgorithmAnswer]:
+    def taken_up(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
         """Announce a trial of an earlier run, or one that runs again; otherwise as `added`."""
         tell = self.search.on_trial_restored
         call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
@@ -135,7 +128,7 @@ class AlgorithmDriver:
     # --- results ----------------------------------------------------------------------------------
 
     def told(
-        self, trial: TrialView, event: ResultReported, answers: Iterable[AlgorithmAnswer]
+        self, trial: TrialView, event: m.ResultReported, answers: Iterable[m.AlgorithmAnswer]
     ) -> None:
         """Pass a recorded result to the search algorithm.
 
@@ -144,36 +137,38 @@ class AlgorithmDriver:
             event: the result.
             answers: the decisions about it; `ended` reports a trial's last result.
         """
-        is_last = any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers)
+        is_last = any(isinstance(one, m.DecisionMade) and one.decision == m.STOP for one in answers)
         if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
             call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
 
-    def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[AlgorithmAnswer]:
+    def decide(
+        self, trial: TrialView, result: dict[str, Any], step: int
+    ) -> list[m.AlgorithmAnswer]:
         """Decide about a trial whose result reached its horizon.
 
         A paused trial gets a horizon, too, for when it resumes.
         """
         result = self._shown(result)
-        answers: list[AlgorithmAnswer] = []
+        answers: list[m.AlgorithmAnswer] = []
         stopper = self.stopper
         if stopper is not None and call_plugin("the stopper", stopper, trial.trial_id, result):
             reason = f"{type(stopper).__name__} stopped it"
-            return [DecisionMade(trial.trial_id, step, STOP, reason)]
+            return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
         scheduler = self.scheduler
         told = call_plugin(
             "the trial scheduler", scheduler.on_trial_result, self.view, trial, result
         )
         verdict = read_verdict(scheduler, told)
-        if verdict == STOP:
+        if verdict == m.STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
             reason = verdict.reason or f"{type(scheduler).__name__} stopped it"
-            return [DecisionMade(trial.trial_id, step, STOP, reason)]
-        if verdict == PAUSE:
+            return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
+        if verdict == m.PAUSE:
             reason = verdict.reason or f"{type(scheduler).__name__} paused it"
-            answers.append(DecisionMade(trial.trial_id, step, PAUSE, reason))
+            answers.append(m.DecisionMade(trial.trial_id, step, m.PAUSE, reason))
         if not self.lock_step:
-            answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
+            answers.append(m.HorizonSet(trial.trial_id, self._horizon(trial, step)))
         return answers
 
     def enough(self) -> str:
@@ -201,9 +196,9 @@ class AlgorithmDriver:
         error = end.status == ERROR
         call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
 
-    def decided(self, trial: str, answers: Iterable[AlgorithmAnswer]) -> None:
+    def decided(self, trial: str, answers: Iterable[m.AlgorithmAnswer]) -> None:
         """Follow the journalled decision, whatever the algorithm answered during replay."""
-        if not any(isinstance(one, DecisionMade) and one.decision == STOP for one in answers):
+        if not any(isinstance(one, m.DecisionMade) and one.decision == m.STOP for one in answers):
             self._stopped_by_scheduler.discard(trial)
 
     # --- state ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, SnapshotHeader, decode_header
 from tunemq_scheduler.journal.journal_frames import all_whole_frames
@@ -43,6 +43,14 @@ class ReplayExtent(NamedTuple):
     problem: str = ""
     missing: tuple[str, ...] = ()
 
+
+#: The kinds of numbered files: their suffix, their path by number, and their header.
+_HEADERS: Final[
+    tuple[tuple[str, Callable[[Path, int], Path], type[SegmentHeader | SnapshotHeader]], ...]
+] = (
+    (TURNS_SUFFIX, turns_file, SegmentHeader),
+    (SNAPSHOT_SUFFIX, snapshot_file, SnapshotHeader),
+)
 
 ReplayJournal = Callable[[RecoveredJournal], ReplayExtent]
 
@@ -94,14 +102,11 @@ def owner_of(folder: Path) -> str:
         JournalError: a file cannot be read.
     """
     found: Counter[str] = Counter()
-    for one in numbers(folder, TURNS_SUFFIX):
-        if payload := _first_payload(path := turns_file(folder, one)):
-            with suppress(JournalCorrupt):  # a different file has its name
-                found[decode_header(payload, SegmentHeader, path).experiment_id] += 1
-    for one in numbers(folder, SNAPSHOT_SUFFIX):
-        if payload := _first_payload(path := snapshot_file(folder, one)):
-            with suppress(JournalCorrupt):
-                found[decode_header(payload, SnapshotHeader, path).experiment_id] += 1
+    for suffix, file, kind in _HEADERS:
+        for number in numbers(folder, suffix):
+            if payload := _first_payload(path := file(folder, number)):
+                with suppress(JournalCorrupt):  # a different file has its name
+                    found[decode_header(payload, kind, path).experiment_id] += 1
     return found.most_common(1)[0][0] if found else ""
 
 
@@ -113,10 +118,19 @@ def _first_payload(path: Path) -> bytes:
 
 def _damaged_files(folder: Path, found: RecoveredJournal | None) -> Iterator[str]:
     owner = found.header.experiment_id if found is not None else owner_of(folder)
-    for number in numbers(folder, SNAPSHOT_SUFFIX):
-        yield from _damage_of(snapshot_file(folder, number), _snapshot_owner, number, owner)
-    for number in numbers(folder, TURNS_SUFFIX):
-        yield from _damage_of(turns_file(folder, number), _segment_owner, number, owner)
+    for suffix, file, _kind in reversed(_HEADERS):
+        for number in numbers(folder, suffix):
+            path = file(folder, number)
+            try:
+                if suffix == SNAPSHOT_SUFFIX:
+                    its_owner = read_snapshot(path, number)[0].experiment_id
+                else:
+                    its_owner = read_segment(path, number).header.experiment_id
+            except JournalCorrupt as error:
+                yield _told(error)
+                continue
+            if owner and its_owner != owner:
+                yield f"{path} is of experiment {its_owner}, and not of {owner}."
     if found is None:
         whole_records(folder, owner)  # salvage needs its readable records
     elif (folder / HISTORY_COPY).exists():
@@ -124,26 +138,6 @@ def _damaged_files(folder: Path, found: RecoveredJournal | None) -> Iterator[str
             read_history(folder, found.history, owner, HISTORY_COPY)
         except JournalCorrupt as error:
             yield _told(error)
-
-
-def _snapshot_owner(path: Path, number: int) -> str:
-    return read_snapshot(path, number)[0].experiment_id
-
-
-def _segment_owner(path: Path, number: int) -> str:
-    return read_segment(path, number).header.experiment_id
-
-
-def _damage_of(
-    path: Path, read: Callable[[Path, int], str], number: int, owner: str
-) -> Iterator[str]:
-    try:
-        its_owner = read(path, number)
-    except JournalCorrupt as error:
-        yield _told(error)
-        return
-    if owner and its_owner != owner:
-        yield f"{path} is of experiment {its_owner}, and not of {owner}."
 
 
 def _told(error: JournalCorrupt) -> str:

@@ -14,6 +14,7 @@ import datetime as dt
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -58,19 +59,11 @@ _NEW_SUFFIX: Final = ".salvaged"
 _LIST_CODES: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
-class _TurnLocation(NamedTuple):
-    """The location of a whole turn."""
-
-    path: Path
-    frame: JournalFrame
-
-
 class _Base(NamedTuple):
-    """A possible start for the turns; ``about`` is None for the beginning of the experiment."""
+    """A possible start for the turns; ``snapshot`` is None for the experiment's beginning."""
 
-    about: SnapshotHeader | None
+    about: SnapshotHeader
     snapshot: JournalSnapshot | None
-    turns: int
     #: The last turn up to which all turns exist.
     reach: int
     #: The number of lost records of the history that belong to it.
@@ -82,24 +75,24 @@ class _Survey:
     """All undamaged parts of a journal, in any file."""
 
     header: JournalHeader
-    places: dict[int, _TurnLocation]
-    snapshots: list[tuple[SnapshotHeader, JournalSnapshot]]
+    #: The path and the place of each whole turn.
+    places: dict[int, tuple[Path, JournalFrame]]
+    snapshots: list[tuple[SnapshotHeader, JournalSnapshot | None]]
     records: dict[int, bytes]
     #: The segments that are missing, empty or of another experiment.
     gone: tuple[int, ...]
 
     def bases(self) -> list[_Base]:
         """Return the possible starts, best first."""
-        found = [self._base(None, None), *(self._base(*one) for one in self.snapshots)]
-        usable = [one for one in found if one.about is not None or one.reach]
-        return sorted(usable, key=lambda one: (-one.reach, one.lost_records, -one.turns))
+        found = [self._base(*one) for one in self.snapshots]
+        usable = [one for one in found if one.snapshot is not None or one.reach]
+        return sorted(usable, key=lambda one: (-one.reach, one.lost_records, -one.about.turns))
 
-    def _base(self, about: SnapshotHeader | None, snapshot: JournalSnapshot | None) -> _Base:
-        before = reach = about.turns if about is not None else 0
+    def _base(self, about: SnapshotHeader, snapshot: JournalSnapshot | None) -> _Base:
+        reach = about.turns
         while reach + 1 in self.places:
             reach += 1
-        lost = about.history_records - len(self.records_of(about)) if about is not None else 0
-        return _Base(about, snapshot, before, reach, lost)
+        return _Base(about, snapshot, reach, about.history_records - len(self.records_of(about)))
 
     def records_of(self, about: SnapshotHeader) -> list[bytes]:
         """Return the existing records of the history that belong to a snapshot."""
@@ -179,17 +172,16 @@ def _salvage(
         kept = _swap(folder, new)
     finally:
         lock.close()
-    first = base.about.segment if base.about is not None else 1
     unusable = sum(turn > replayed.turns for turn in survey.places)
     return SalvageResult(
         kept,
         replayed.turns,
-        base.turns,
+        base.about.turns,
         unusable,
         damage,
         base.lost_records,
         replayed.missing if base.lost_records else (),
-        tuple(turns_file(folder, one) for one in survey.gone if one >= first),
+        tuple(turns_file(folder, one) for one in survey.gone if one >= base.about.segment),
     )
 
 
@@ -199,15 +191,14 @@ def _rebuild(survey: _Survey, base: _Base, new: Path, replay: ReplayJournal) -> 
     while True:
         for path in new.iterdir():
             path.unlink()
-        number = base.about.segment if base.about is not None else 1
-        if base.about is not None and base.snapshot is not None:
+        if base.snapshot is not None:
             _write_snapshot(survey, base.about, base.snapshot, new)
-        turns = (_payload(survey.places[turn]) for turn in range(base.turns + 1, reach + 1))
-        _write_segment(new, survey.header, number, base.turns, turns)
+        turns = (_payload(*survey.places[turn]) for turn in range(base.about.turns + 1, reach + 1))
+        _write_segment(new, survey.header, base.about, turns)
         replayed = replay(recover(new))
         if not replayed.problem:
             return replayed
-        if replayed.turns < max(1, base.turns):
+        if replayed.turns < max(1, base.about.turns):
             return None
         reach = min(replayed.turns, reach - 1)
 
@@ -236,7 +227,7 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     """Return the journal's identity and all of its undamaged parts."""
     owner = owner_of(folder)
     header: JournalHeader | None = None
-    places: dict[int, _TurnLocation] = {}
+    places: dict[int, tuple[Path, JournalFrame]] = {}
     ambiguous: set[int] = set()
     segments = {
         *journal_layout.numbers(folder, SNAPSHOT_SUFFIX),
@@ -257,8 +248,8 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
                 there.add(number)
                 continue
             there.add(number)
-            place = _TurnLocation(path, frame._replace(payload=b""))
-            if _payload(places.setdefault(frame.number, place)) != frame.payload:
+            place = path, frame._replace(payload=b"")
+            if _payload(*places.setdefault(frame.number, place)) != frame.payload:
                 ambiguous.add(frame.number)
     if header is None:
         raise _nothing_left(folder, "no header of a segment is whole", damage)
@@ -271,29 +262,34 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     )
 
 
-def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, JournalSnapshot]]:
-    found: dict[int, tuple[SnapshotHeader, JournalSnapshot]] = {}
+def _whole_snapshots(
+    folder: Path, owner: str
+) -> list[tuple[SnapshotHeader, JournalSnapshot | None]]:
+    """Return the beginning of the experiment, and its undamaged snapshots."""
+    beginning = SnapshotHeader(
+        experiment_id=owner, segment=1, turns=0, history_bytes=0, history_records=0
+    )
+    found: dict[int, tuple[SnapshotHeader, JournalSnapshot | None]] = {-1: (beginning, None)}
     for number in journal_layout.numbers(folder, SNAPSHOT_SUFFIX):
-        try:
+        with suppress(JournalCorrupt):  # reported by `examine`
             about, snapshot = read_snapshot(snapshot_file(folder, number))
-        except JournalCorrupt:  # reported by `examine`
-            continue
-        if about.experiment_id == owner:
-            found[about.turns] = about, snapshot
+            if about.experiment_id == owner:
+                found[about.turns] = about, snapshot
     return list(found.values())
 
 
-def _payload(place: _TurnLocation) -> bytes:
-    with open(place.path, "rb") as file:
-        frame = frame_at(file, place.frame.offset, place.frame.end)
+def _payload(path: Path, place: JournalFrame) -> bytes:
+    with open(path, "rb") as file:
+        frame = frame_at(file, place.offset, place.end)
     if frame is None:
-        raise JournalError(f"{place.path} changes while it is read.")
+        raise JournalError(f"{path} changes while it is read.")
     return frame.payload
 
 
 def _write_segment(
-    folder: Path, header: JournalHeader, number: int, before: int, turns: Iterator[bytes]
+    folder: Path, header: JournalHeader, about: SnapshotHeader, turns: Iterator[bytes]
 ) -> None:
+    number, before = about.segment, about.turns
     first = SegmentHeader(**header.fields(), segment=number, turns_before=before)
     path = turns_file(folder, number)
     with open(path, "xb") as file:

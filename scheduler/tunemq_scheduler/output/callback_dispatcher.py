@@ -61,12 +61,12 @@ class CallbackDispatcher:
         #: Called at the end of each turn.
         self.show: Callable[[], None] = lambda: None
         self._callbacks = callbacks
-        self._early = [one for one in callbacks if _overrides(one, "on_step_begin")]
-        self._hooked = [one for one in callbacks if _overrides(one, "on_step_end")]
-        self._told = [one for one in callbacks if _overrides(one, "on_trial_result")]
+        #: The callbacks that have each hook.
+        self._hooked: dict[str, list[Callback]] = {}
+        told = self._having("on_trial_result")
         # Plain loggers are called directly, which saves a call for each result.
-        self._loggers = [one for one in self._told if _is_plain_logger(one)]
-        self._others = [one for one in self._told if not _is_plain_logger(one)]
+        self._loggers = [one for one in told if _is_plain_logger(one)]
+        self._others = [one for one in told if not _is_plain_logger(one)]
         self._display = display
         self._metric = metric
         self._sign = sign_of(mode) if metric is not None else 0
@@ -92,17 +92,18 @@ class CallbackDispatcher:
                     put_away(trial.local_path, trial.trial_id, command.lineage, self._unsynced)
             case c.NotifyTrialStart():
                 self._display.trial_started(trial)
-                self._tell("on_trial_start", trial)
+                self._tell("on_trial_start", trial=trial)
                 if trial.checkpoint is not None:
-                    self._tell("on_trial_restore", trial)
+                    self._tell("on_trial_restore", trial=trial)
             case c.NotifyCheckpoint():
-                self._tell("on_trial_save", trial)
-                self._tell("on_checkpoint", trial, checkpoint=command.checkpoint)
+                self._tell("on_trial_save", trial=trial)
+                self._tell("on_checkpoint", trial=trial, checkpoint=command.checkpoint)
             case c.NotifyFailure():
                 self._failure(command, trial)
             case c.NotifyTrialEnd():
                 self._tell(
-                    "on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial
+                    "on_trial_error" if command.status == "ERROR" else "on_trial_complete",
+                    trial=trial,
                 )
                 self._display.trial_ended(trial, command.reason)
 
@@ -112,11 +113,7 @@ class CallbackDispatcher:
 
     def turn_began(self) -> None:
         """Report that a turn of the loop begins."""
-        if self._early:
-            for callback in self._early:
-                self._call(
-                    callback, "on_step_begin", iteration=self._iteration, trials=self._live()
-                )
+        self._tell("on_step_begin")
 
     def notices(self, text: str) -> None:
         """Show a notice that concerns no trial."""
@@ -125,10 +122,7 @@ class CallbackDispatcher:
 
     def turn_ended(self) -> None:
         """Report that a turn has ended and all its events were passed on."""
-        if self._hooked:
-            trials = self._live()
-            for callback in self._hooked:
-                self._call(callback, "on_step_end", iteration=self._iteration, trials=trials)
+        self._tell("on_step_end")
         self._iteration += 1
         self.show()
 
@@ -180,18 +174,23 @@ class CallbackDispatcher:
             self.fatal[trial.trial_id] = failure
         self._display.trial_failed(trial, failure)
         if command.retried:
-            self._tell("on_trial_recover", trial)
+            self._tell("on_trial_recover", trial=trial)
 
     def _live(self) -> list[TrialView]:
         return list(self.trials())
 
-    def _tell(self, hook: str, trial: TrialView, **more: Any) -> None:
-        for callback in self._callbacks:
-            if _overrides(callback, hook):
-                trials = self._live()
-                self._call(
-                    callback, hook, iteration=self._iteration, trials=trials, trial=trial, **more
-                )
+    def _tell(self, hook: str, **about: Any) -> None:
+        for callback in self._having(hook):
+            self._call(callback, hook, iteration=self._iteration, trials=self._live(), **about)
+
+    def _having(self, hook: str) -> list[Callback]:
+        """Return the callbacks that define a hook."""
+        if hook not in self._hooked:
+            default = getattr(Callback, hook)
+            self._hooked[hook] = [
+                one for one in self._callbacks if getattr(type(one), hook) is not default
+            ]
+        return self._hooked[hook]
 
     def _call(self, callback: Callback, hook: str, *args: Any, **more: Any) -> None:
         who = f"{type(callback).__name__}.{hook}"
@@ -201,7 +200,3 @@ class CallbackDispatcher:
 def _is_plain_logger(callback: Callback) -> bool:
     is_logger = isinstance(callback, LoggerCallback)
     return is_logger and type(callback).on_trial_result is LoggerCallback.on_trial_result
-
-
-def _overrides(callback: Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(Callback, hook)

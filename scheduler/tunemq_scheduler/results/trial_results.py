@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar, overload
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
@@ -65,21 +65,24 @@ def trial_results(
     Args:
         may_run: whether another process may be running the search and writing files.
     """
-    place = _CheckpointSource(plan)
+    source = _CheckpointSource(plan)
 
     def result(trial: str) -> Result:
         summary = runner.summary(trial)
         view = TrialView(trial, summary, plan)
         kept = summary.checkpoints
+        history = cache(lambda: _results_by_step(view.local_path))
         return Result(
             metrics=view.last_result,
-            checkpoint=place.checkpoint(kept[-1]) if kept else None,
+            checkpoint=source.checkpoint(kept[-1]) if kept else None,
             error=_error(view, summary) if summary.status == ERROR else None,
             path=view.local_path,
             trial_id=trial,
             trial_name=view.trial_name,
             status=summary.status,
-            best_checkpoints=MadeWhenAsked(kept, _Kept(place, view.local_path).read),
+            best_checkpoints=MadeWhenAsked(
+                kept, lambda one: (source.checkpoint(one), source.metrics(one, history))
+            ),
             trial_config=view.config,
             devices_used=summary.devices_used,
             has_ended=view.is_finished and not may_run,
@@ -89,15 +92,10 @@ def trial_results(
 
 
 class _CheckpointSource:
-    """Provides the checkpoints of a search; reads nothing before it is needed.
-
-    Attributes:
-        is_remote: whether reading may be slow or impossible at the moment.
-    """
+    """Provides the checkpoints of a search; reads nothing before it is needed."""
 
     def __init__(self, plan: ExperimentPlan) -> None:
         self._plan = plan
-        self.is_remote = bool(plan.store)
 
     @cached_property
     def _store(self) -> CheckpointStore:
@@ -110,34 +108,23 @@ class _CheckpointSource:
             return StoredCheckpoint(plan.store, kept.key, kept.sha256)
         return RecordedCheckpoint(os.path.join(plan.folder, kept.key, FILES))
 
-    def metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
-        """Return the result in a checkpoint's manifest."""
-        return self._store.read_manifest(kept.key, kept.sha256).metrics
-
-
-class _Kept:
-    """A trial's kept checkpoints, each with its result; reads the result on demand."""
-
-    def __init__(self, place: _CheckpointSource, folder: str) -> None:
-        self._place, self._folder = place, folder
-
-    def read(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
-        """Return one checkpoint and its result."""
-        return self._place.checkpoint(kept), self._metrics(kept)
-
-    def _metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
-        if self._place.is_remote:
-            return self._recorded.get(kept.step) or self._place.metrics(kept)
+    def metrics(
+        self, kept: CheckpointCommitted, history: Callable[[], dict[int, dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """Return a checkpoint's result: of a bucket, this machine's files are read first."""
+        if self._plan.store and (recorded := history().get(kept.step)):
+            return recorded
         try:
-            return self._place.metrics(kept)
-        except StoreError:  # its folder was deleted, but the trial's file has its result
-            return self._recorded.get(kept.step, {})
+            return self._store.read_manifest(kept.key, kept.sha256).metrics
+        except StoreError:
+            if self._plan.store:
+                raise
+            return history().get(kept.step, {})  # its folder was deleted, the file has its result
 
-    @cached_property
-    def _recorded(self) -> dict[int, dict[str, Any]]:
-        """The results by step in this machine's files; only the others need the store."""
-        history = Result(metrics={}, path=self._folder).history
-        return {result[TRAINING_ITERATION]: result for result in history}
+
+def _results_by_step(folder: str) -> dict[int, dict[str, Any]]:
+    """Return the results in a trial's folder on this machine."""
+    return {one[TRAINING_ITERATION]: one for one in Result(metrics={}, path=folder).history}
 
 
 def _error(view: TrialView, summary: TrialSummary) -> TrialError:

@@ -22,12 +22,7 @@ from tunemq_scheduler.core.experiment_limits import ExperimentLimits, LimitedChe
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.kept_checkpoints import MOST_CANDIDATES, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import Trial
-from tunemq_shared.protocol.messages import (
-    CheckpointCommitted,
-    CheckpointRef,
-    CheckpointWritten,
-    ResultReported,
-)
+from tunemq_shared.protocol import messages as m
 
 
 class _AttemptUploads(msgspec.Struct, array_like=True):
@@ -91,7 +86,7 @@ class CheckpointBook:
 
     # --- attempts ---------------------------------------------------------------------------------
 
-    def begin(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
+    def begin(self, trial: Trial, node: str) -> tuple[m.CheckpointRef, ...]:
         """Begin an attempt on this node; return its restore candidates, best first."""
         own = trial.checkpoints.refs(node)
         restore = (*own, *self._settings.restore)[:MOST_CANDIDATES]
@@ -101,7 +96,7 @@ class CheckpointBook:
         self._reconsider(bases)
         return restore
 
-    def candidates(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
+    def candidates(self, trial: Trial, node: str) -> tuple[m.CheckpointRef, ...]:
         """Return the restore candidates of the newest attempt, if it has not begun yet."""
         writer = self._writers.get((trial.trial_id, trial.attempt))
         bases = writer.bases if writer is not None else ()
@@ -122,7 +117,7 @@ class CheckpointBook:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def written(
-        self, trial: Trial, node: str, event: CheckpointWritten, *, is_wanted: bool
+        self, trial: Trial, node: str, event: m.CheckpointWritten, *, is_wanted: bool
     ) -> None:
         """Add a checkpoint that is on this node's disk and being uploaded.
 
@@ -137,11 +132,11 @@ class CheckpointBook:
             return
         result = _contained(trial, event)
         kept, order = trial.checkpoints, self._next_order()
-        kept.add_written(event, result, order=order, node=node, is_wanted=is_wanted)
+        kept.add(event, result, order=order, node=node, is_wanted=is_wanted)
         self._uploads.setdefault(node, {})[event.key] = trial.trial_id
         writer.unsettled += 1
 
-    def committed(self, trial: Trial, event: CheckpointCommitted) -> list[Command]:
+    def committed(self, trial: Trial, event: m.CheckpointCommitted) -> list[Command]:
         """Commit a checkpoint of a live trial; it is known, or was reviewed and accepted."""
         kept = trial.checkpoints
         known = kept.get(event.key)
@@ -163,7 +158,7 @@ class CheckpointBook:
             return [*commands, *self._drop_surplus()]
         before = kept.newest
         if known is None:
-            kept.add_committed(event, _contained(trial, event), order=self._next_order())
+            kept.add(event, _contained(trial, event), order=self._next_order())
         else:
             kept.commit(event)
         self._limits.add(kept.get(event.key))
@@ -306,7 +301,7 @@ class CheckpointBook:
         self._reconsider(keys)
         return commands
 
-    def _condemn(self, checkpoint: CheckpointCommitted) -> list[Command]:
+    def _condemn(self, checkpoint: m.CheckpointCommitted) -> list[Command]:
         self._limits.remove(checkpoint.key)
         return self._references.condemn(checkpoint.trial, checkpoint.key, checkpoint)
 
@@ -335,7 +330,7 @@ class CheckpointBook:
 
 
 def _contained(
-    trial: Trial, event: CheckpointWritten | CheckpointCommitted
-) -> ResultReported | None:
+    trial: Trial, event: m.CheckpointWritten | m.CheckpointCommitted
+) -> m.ResultReported | None:
     """Return the result that a checkpoint contains, or None if it is not the newest one."""
     return trial.last_result if event.step == trial.last_step else None

@@ -27,14 +27,7 @@ from tunemq_scheduler.core.runner_settings import ALONE, DO_NOT_RETRY, EXCLUDE_N
 from tunemq_scheduler.core.trial_actions import FailureEvent, TrialActions
 from tunemq_scheduler.core.trials.trial import RUNNING, Trial
 from tunemq_shared.base.byte_sizes import show_bytes
-from tunemq_shared.protocol.messages import (
-    FORKSERVER_LOST,
-    LogMatched,
-    NodeLost,
-    ResultReported,
-    TrialFailed,
-    TrialProcessDied,
-)
+from tunemq_shared.protocol import messages as m
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 #: The most characters kept of a line that matches a log policy; nodes send no more either.
@@ -51,21 +44,21 @@ class _ExcludedNode(NamedTuple):
         return f"it is not placed on node {self.node} any more, for {self.match}"
 
 
-def failed(runner: TrialActions, trial: Trial, event: TrialFailed | TrialProcessDied) -> None:
+def failed(runner: TrialActions, trial: Trial, event: m.TrialFailed | m.TrialProcessDied) -> None:
     """Handle a report that a trial failed or its process died."""
     failure = classify(event)
     trial.failed_on_node(runner.nodes[runner.slots.node_of(trial)].node)
     shunned = _shun_node(runner, trial, failure)
     if failure.blames_node or shunned is not None:
         _blame_node(runner, trial, event, failure)
-    if failure.kind == FORKSERVER_LOST:
+    if failure.kind == m.FORKSERVER_LOST:
         node = runner.slots.node_of(trial)
         fallen = f"the forkserver of {node} in attempt {trial.attempt}"
-        _fell(trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared)
+        _fell(trial, fallen, was_alone=isinstance(event, m.TrialFailed) and not event.is_shared)
     _follow(runner, trial, event, failure, _judge(runner, trial, failure, shunned))
 
 
-def matched(runner: TrialActions, event: LogMatched) -> None:
+def matched(runner: TrialActions, event: m.LogMatched) -> None:
     """Record that a trial printed a line that matches a log policy; it matters on failure."""
     trial = runner.live.get(event.trial)
     if trial is None or not runner.is_attempt(trial, event.attempt) or trial.status != RUNNING:
@@ -76,7 +69,9 @@ def matched(runner: TrialActions, event: LogMatched) -> None:
         trial.story.append(shown)
 
 
-def lost_its_node(runner: TrialActions, trial: Trial, event: NodeLost, *, was_alone: bool) -> None:
+def lost_its_node(
+    runner: TrialActions, trial: Trial, event: m.NodeLost, *, was_alone: bool
+) -> None:
     """Handle the loss of a trial's node; a trial that takes node after node with it is poison.
 
     Only the loss of a node that ran no other trial counts against this one.
@@ -107,21 +102,21 @@ def _judge_losses(runner: TrialActions, trial: Trial) -> RetryDecision:
     limit, fallen = runner.settings.max_node_losses, trial.fell_alone
     lost = runner.still_away(fallen)
     if trial.fell_with[-1] not in fallen:
-        return RetryDecision(is_retried=True, told="not counted, for other trials were there")
+        return RetryDecision("not counted, for other trials were there")
     if limit < 0:
         told = f"loss {len(lost)} in a row, and there may be any number"
-        return RetryDecision(is_retried=True, told=told)
+        return RetryDecision(told)
     if len(lost) <= limit:
         told = f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
-        return RetryDecision(is_retried=True, told=told)
+        return RetryDecision(told)
     told = (
         "nodes or forkservers lost in a row while they ran it and no other trial:"
         f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
     )
-    return RetryDecision(is_retried=False, told=told)
+    return RetryDecision(told, is_retried=False)
 
 
-def got_on(runner: TrialActions, trial: Trial, event: ResultReported) -> None:
+def got_on(runner: TrialActions, trial: Trial, event: m.ResultReported) -> None:
     """Reset failure counts for a new result, before it is recorded."""
     before, health = trial.last_result, runner.health
     # Only the first result of an attempt shows that the node can still start trials.
@@ -140,24 +135,24 @@ def _judge(
     match = match_of(trial, settings, DO_NOT_RETRY)
     if match is not None:
         trial.count_failure(failure.kind)
-        return RetryDecision(is_retried=False, told=f"not tried again, for {match}")
+        return RetryDecision(f"not tried again, for {match}", is_retried=False)
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
         before, whole = trial.resources, whole_gpus(trial.resources)
         if whole is not None and _could_have(runner, trial, whole):
             trial.excuse_failure()
             trial.resources, trial.is_alone = whole, True
             told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
-            return RetryDecision(is_retried=True, told=told)
+            return RetryDecision(told)
     if shunned is not None:
         return _judge_shunned(runner, trial, failure, shunned)
     trial.count_failure(failure.kind)
     if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
-        return RetryDecision(is_retried=False, told="not tried again, for no checkpoint is whole")
+        return RetryDecision("not tried again, for no checkpoint is whole", is_retried=False)
     return _judge_counted(runner, trial, failure)
 
 
 def _judge_counted(runner: TrialActions, trial: Trial, failure: FailureClass) -> RetryDecision:
-    if failure.kind == FORKSERVER_LOST:
+    if failure.kind == m.FORKSERVER_LOST:
         return _judge_losses(runner, trial)
     return judge(failure, trial, runner.settings)
 
@@ -175,16 +170,16 @@ def _judge_shunned(
     if not settings.nodes_may_come and runner.shuns_all(trial):
         trial.count_failure(failure.kind)
         told = f"{shunned}, and there is no other node that could hold it"
-        return RetryDecision(is_retried=False, told=told)
+        return RetryDecision(told, is_retried=False)
     if 0 <= limit <= trial.excused:
         trial.count_failure(failure.kind)
         judged = _judge_counted(runner, trial, failure)
-        return RetryDecision(judged.is_retried, f"{judged.told}; {shunned}")
+        return RetryDecision(f"{judged.told}; {shunned}", judged.is_retried)
     trial.excuse_failure()
     trial.excused += 1
     of_how_many = f" of at most {limit}" if limit > 0 else ""
     told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
-    return RetryDecision(is_retried=True, told=told)
+    return RetryDecision(told)
 
 
 def _shun_node(runner: TrialActions, trial: Trial, failure: FailureClass) -> _ExcludedNode | None:
@@ -213,7 +208,7 @@ def _follow(
         runner.try_again(trial)
     else:
         # The output is in the trial's error file; the state must not hold it for each trial.
-        kept = event if isinstance(event, NodeLost) else replace(event, output="")
+        kept = event if isinstance(event, m.NodeLost) else replace(event, output="")
         trial.failure, trial.failed_on = kept, hostname
         reason = f"{failure.description}: {verdict.told}"
         runner.end_in_error(trial, reason)
@@ -222,12 +217,12 @@ def _follow(
 def _blame_node(
     runner: TrialActions,
     trial: Trial,
-    event: TrialFailed | TrialProcessDied,
+    event: m.TrialFailed | m.TrialProcessDied,
     failure: FailureClass,
 ) -> None:
     """Count the failure against the node; several different trials in a row set it aside."""
     instance_id = runner.slots.node_of(trial)
-    reason = event.error if isinstance(event, TrialFailed) else failure.description
+    reason = event.error if isinstance(event, m.TrialFailed) else failure.description
     pause_s = runner.health.failed(
         instance_id,
         trial,

@@ -9,12 +9,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.metric_values import value_of
-from tunemq_shared.protocol.messages import (
-    CheckpointCommitted,
-    CheckpointRef,
-    CheckpointWritten,
-    ResultReported,
-)
+from tunemq_shared.protocol import messages as m
 
 #: The most checkpoints a trial tries to resume from: eight damaged ones mean a damaged disk.
 MOST_CANDIDATES: Final = 8
@@ -60,7 +55,7 @@ class TrialCheckpoint(msgspec.Struct, array_like=True):
     step: int
     written: str
     node: str
-    committed: CheckpointCommitted | None
+    committed: m.CheckpointCommitted | None
     is_wanted: bool = True
     is_damaged: bool = False
 
@@ -92,45 +87,34 @@ class CheckpointManager:
         """Return the checkpoint with this key, or None."""
         return self._kept.get(key)
 
-    def add_written(
+    def add(
         self,
-        checkpoint: CheckpointWritten,
-        result: ResultReported | None,
+        checkpoint: m.CheckpointWritten | m.CheckpointCommitted,
+        result: m.ResultReported | None,
         *,
         order: int,
-        node: str,
+        node: str = "",
         is_wanted: bool = True,
     ) -> None:
-        """Add a checkpoint on a node's disk; ``result`` is the one it contains, if known."""
+        """Add a checkpoint on a node's disk, or one that a trial process wrote to the store.
+
+        ``result`` is the one that it contains, if known.
+        """
+        is_committed = isinstance(checkpoint, m.CheckpointCommitted)
         self._kept[checkpoint.key] = TrialCheckpoint(
             order=order,
             score=self._score(result, order),
             key=checkpoint.key,
             attempt=checkpoint.attempt,
             step=checkpoint.step,
-            written=checkpoint.sha256,
+            written="" if is_committed else checkpoint.sha256,
             node=node,
-            committed=None,
+            committed=checkpoint if isinstance(checkpoint, m.CheckpointCommitted) else None,
             is_wanted=is_wanted,
         )
-        self.uploading += 1
+        self.uploading += not is_committed
 
-    def add_committed(
-        self, checkpoint: CheckpointCommitted, result: ResultReported | None, *, order: int
-    ) -> None:
-        """Add a checkpoint that the trial process wrote directly to the store."""
-        self._kept[checkpoint.key] = TrialCheckpoint(
-            order=order,
-            score=self._score(result, order),
-            key=checkpoint.key,
-            attempt=checkpoint.attempt,
-            step=checkpoint.step,
-            written="",
-            node="",
-            committed=checkpoint,
-        )
-
-    def commit(self, checkpoint: CheckpointCommitted) -> None:
+    def commit(self, checkpoint: m.CheckpointCommitted) -> None:
         """Mark a written checkpoint as committed; its order and score stay the same."""
         self._kept[checkpoint.key].committed = checkpoint
         self.uploading -= 1
@@ -142,7 +126,7 @@ class CheckpointManager:
             self.uploading -= 1
         return kept
 
-    def drop_surplus(self) -> list[CheckpointCommitted]:
+    def drop_surplus(self) -> list[m.CheckpointCommitted]:
         """Remove and return the checkpoints that exceed the rule's limit."""
         limit = self.rule.num_to_keep
         if limit is None or len(self._kept) - self.uploading <= limit:
@@ -154,13 +138,13 @@ class CheckpointManager:
             del self._kept[condemned.key]
         return [kept.committed for kept in worse if kept.committed is not None]
 
-    def refs(self, node: str) -> tuple[CheckpointRef, ...]:
+    def refs(self, node: str) -> tuple[m.CheckpointRef, ...]:
         """Return the checkpoints that a process on this node may resume from, newest first."""
-        refs: list[CheckpointRef] = []
+        refs: list[m.CheckpointRef] = []
         for kept in reversed(self._kept.values()):
             sha256 = "" if kept.committed is None else kept.committed.sha256
             if kept.is_wanted and (sha256 or kept.node == node):
-                refs.append(CheckpointRef(kept.key, sha256, kept.step, kept.written))
+                refs.append(m.CheckpointRef(kept.key, sha256, kept.step, kept.written))
             if len(refs) == MOST_CANDIDATES:
                 break
         return tuple(refs)
@@ -177,7 +161,7 @@ class CheckpointManager:
         kept = reversed(self._kept.values())
         return next((one for one in kept if one.committed is not None), None)
 
-    def kept(self) -> Iterator[CheckpointCommitted]:
+    def kept(self) -> Iterator[m.CheckpointCommitted]:
         """Iterate over all committed checkpoints, oldest first."""
         return (kept.committed for kept in self._kept.values() if kept.committed is not None)
 
@@ -191,7 +175,7 @@ class CheckpointManager:
             self._kept[one.key] = one
             self.uploading += one.committed is None
 
-    def _score(self, result: ResultReported | None, order: int) -> float:
+    def _score(self, result: m.ResultReported | None, order: int) -> float:
         attribute = self.rule.score_attribute
         if attribute is None:
             return float(order)

@@ -10,17 +10,9 @@ from msgspec.structs import replace
 
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_shared.base.errors import IllegalTransition
+from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
-from tunemq_shared.protocol.messages import (
-    CheckpointCommitted,
-    Message,
-    NodeLost,
-    ResultReported,
-    TrialFailed,
-    TrialProcessDied,
-    TrialStarted,
-)
 
 PENDING: Final = "PENDING"
 RUNNING: Final = "RUNNING"
@@ -70,14 +62,14 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
     attempt: int = 0
     num_failures: int = 0
-    started: TrialStarted | None = None
-    last_result: ResultReported | None = None
-    checkpoints: tuple[CheckpointCommitted, ...] = ()
+    started: m.TrialStarted | None = None
+    last_result: m.ResultReported | None = None
+    checkpoints: tuple[m.CheckpointCommitted, ...] = ()
     #: Score and order of each checkpoint, by which retention ranks them.
     ranks: tuple[tuple[float, int], ...] = ()
     lineage: int = 0
     #: The failure that ended the trial in ERROR, and the machine where it happened.
-    failure: TrialFailed | TrialProcessDied | NodeLost | None = None
+    failure: m.TrialFailed | m.TrialProcessDied | m.NodeLost | None = None
     failed_on: str = ""
     #: The number of failures of each class.
     failures: dict[str, int] = {}
@@ -143,9 +135,9 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     attempt: int = 0
     lineage: int = 0
     run_until: Horizon = TO_THE_END
-    last_result: ResultReported | None = None
-    started: TrialStarted | None = None
-    failure: TrialFailed | TrialProcessDied | NodeLost | None = None
+    last_result: m.ResultReported | None = None
+    started: m.TrialStarted | None = None
+    failure: m.TrialFailed | m.TrialProcessDied | m.NodeLost | None = None
     failed_on: str = ""
     num_failures: int = 0
     failures: dict[str, int] = {}
@@ -167,7 +159,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     failed_at: list[str] = []
     is_alone: bool = False
     devices_used: tuple[DeviceUse, ...] = ()
-    story: deque[Message] = msgspec.field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    story: deque[m.Message] = msgspec.field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
     def last_step(self) -> int:
@@ -223,7 +215,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         """
         if status not in TRANSITIONS[self.status]:
             raise IllegalTransition(
-                self.trial_id, self.status, status, [repr(m) for m in self.story]
+                self.trial_id, self.status, status, [repr(one) for one in self.story]
             )
         self.status = status
         self.restoring, self.waits = "", NO_WAIT

@@ -160,7 +160,7 @@ def test_a_node_that_was_started_again_is_the_same_node() -> None:
     farm.lose("n1.1", is_dead=True)
     farm.join_as("n1.2")
     assert not farm.has_place()
-    assert "n1.2" in farm.runner.avoided(farm.trial)
+    assert "n1.2" in farm.runner.shunned_by(farm.trial)
     farm.join_as("n2.1")
     assert farm.place() == "n2.1"
 

@@ -43,7 +43,7 @@ class Trial:
 
     def write(self, key: str, step: int, node: str = NODE, **metrics: float) -> None:
         found = result(step, **metrics)
-        self.kept.add_written(written(key, step), found, order=next(self._orders), node=node)
+        self.kept.add(written(key, step), found, order=next(self._orders), node=node)
 
     def commit(self, key: str, step: int, **metrics: float) -> list[str]:
         """Commit a checkpoint, written or not, and return the keys of those that are dropped."""
@@ -52,7 +52,7 @@ class Trial:
             self.kept.commit(event)
         else:
             order = next(self._orders)
-            self.kept.add_committed(event, result(step, **metrics), order=order)
+            self.kept.add(event, result(step, **metrics), order=order)
         return [one.key for one in self.kept.drop_surplus()]
 
     @property

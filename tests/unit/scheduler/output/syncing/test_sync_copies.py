@@ -206,7 +206,7 @@ def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
 def test_names_that_lead_elsewhere_are_refused(
     there: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Forged(SyncDestination):
+    class Forged:
         def list(self, cancel: CancelToken) -> dict[str, FileStamp]:
             return {name: FileStamp(1, 0)}
 
@@ -216,6 +216,8 @@ def test_names_that_lead_elsewhere_are_refused(
             Path(path).write_bytes(b"x")
 
         def delete(self, cancel: CancelToken) -> None: ...
+
+        def close(self) -> None: ...
 
     monkeypatch.setattr(mirroring, "open_destination", lambda _: Forged())
     with pytest.raises(StoreError, match="is not the name of a file below it"):
