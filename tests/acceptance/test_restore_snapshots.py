@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -10,24 +9,16 @@ import pytest
 
 import tunemq as tune
 from tests.support.searches.searches import results_of, table_of
-from tunemq_scheduler.experiment import open_experiment
-from tunemq_scheduler.journal import FILE_NAME, Journal, recover
+from tunemq_scheduler.journal import FILE_NAME, Journal, journal_writer, recover
 
 pytestmark = pytest.mark.integration
 
 STEPS = 9
 
 
-class ShortJournal(Journal):
-    """Is shortened after a few turns."""
-
-    create = functools.partial(Journal.create, segment_bytes=2_000)
-    resume = functools.partial(Journal.resume, segment_bytes=2_000)
-
-
 @pytest.fixture(autouse=True)
 def short_journals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_experiment, "Journal", ShortJournal)
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 2_000)
 
 
 def train(config):

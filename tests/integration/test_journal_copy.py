@@ -334,7 +334,7 @@ def test_what_the_store_lost_in_silence_is_sent_again(
 
 def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
     big = [m.JournalRecord(m.NodeWarned("n" * 300_000))]
-    with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
         for _ in range(40):
             journal.append(big)
         copied = JournalCopy(journal, objects, SIGNER)

@@ -102,7 +102,7 @@ def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
     names: set[str] = set()
     snapshots = 0
 
-    def noted(part: Path, path: Path, *, sync: bool) -> None:
+    def noted(part: Path, path: Path) -> None:
         nonlocal snapshots
         if path.suffix == journal_layout.SNAPSHOT_SUFFIX:
             snapshots += 1
@@ -113,7 +113,7 @@ def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
             ]
             names.update(one.name for one in found)
             missing.extend((str(one), lacks) for one in found if (lacks := disk.lacks(one)))
-        put_in_place(part, path, sync=sync)
+        put_in_place(part, path)
 
     monkeypatch.setattr(journal_layout, "put_in_place", noted)
     fit(

@@ -71,7 +71,7 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def write_part(path: Path, content: bytes, *, sync: bool) -> Path:
+def write_part(path: Path, content: bytes) -> Path:
     """Write the content for ``path`` durably to a temporary file; return that file's path.
 
     Raises:
@@ -81,18 +81,16 @@ def write_part(path: Path, content: bytes, *, sync: bool) -> Path:
     descriptor = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:
         write_at(descriptor, content, 0)
-        if sync:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return part
 
 
-def put_in_place(part: Path, path: Path, *, sync: bool) -> None:
+def put_in_place(part: Path, path: Path) -> None:
     """Rename a written file to its final name, atomically even in a crash."""
     os.rename(part, path)
-    if sync:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -101,7 +99,7 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    put_in_place(write_part(path, content, sync=True), path, sync=True)
+    put_in_place(write_part(path, content), path)
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:

@@ -84,17 +84,12 @@ class Journal:
         header: JournalHeader,
         lock: JournalLock,
         found: RecoveredJournal | None,
-        *,
-        sync: bool,
-        segment_bytes: int | None,
     ) -> None:
         self.folder = folder
         self.header = header
         self.grown: Callable[[JournalPosition], None] = lambda _position: None
         self.guard: Callable[[], None] = lambda: None
         self._lock = lock
-        self._sync = sync
-        self._segment_bytes = SEGMENT_BYTES if segment_bytes is None else segment_bytes
         self._descriptor = -1
         #: Why no more turns can be appended; empty if they can.
         self._broken = ""
@@ -112,21 +107,12 @@ class Journal:
             self._go_on(found)
 
     @classmethod
-    def create(
-        cls,
-        folder: Path,
-        header: JournalHeader,
-        *,
-        sync: bool = True,
-        segment_bytes: int | None = None,
-    ) -> Self:
+    def create(cls, folder: Path, header: JournalHeader) -> Self:
         """Create the journal of a new experiment.
 
         Args:
             folder: its own folder, created if necessary.
             header: the experiment's identity and rules.
-            sync: whether `append` waits until the turn is on disk; simulations may go without.
-            segment_bytes: the bytes of turns after which a snapshot is due; None: `SEGMENT_BYTES`.
 
         Raises:
             JournalError: it already exists, or cannot be written.
@@ -134,8 +120,7 @@ class Journal:
         """
         try:
             folder.mkdir(exist_ok=True)
-            if sync:
-                journal_layout.sync_folder(folder.parent)
+            journal_layout.sync_folder(folder.parent)
         except OSError as error:
             raise JournalError(
                 f"the journal {folder} cannot be written: {error.strerror}."
@@ -145,15 +130,13 @@ class Journal:
             kinds = (journal_layout.TURNS_SUFFIX, journal_layout.SNAPSHOT_SUFFIX)
             if any(journal_layout.numbers(folder, kind) for kind in kinds):
                 raise JournalError(f"the journal {folder} cannot be written: there is one already.")
-            return cls(folder, header, lock, None, sync=sync, segment_bytes=segment_bytes)
+            return cls(folder, header, lock, None)
         except BaseException:  # passed on to the caller
             lock.close()
             raise
 
     @classmethod
-    def resume(
-        cls, folder: Path, *, sync: bool = True, segment_bytes: int | None = None
-    ) -> tuple[Self, RecoveredJournal]:
+    def resume(cls, folder: Path) -> tuple[Self, RecoveredJournal]:
         """Open an existing journal; an incomplete turn at its end is cut off.
 
         Raises:
@@ -164,7 +147,7 @@ class Journal:
         lock = JournalLock(folder, read_header(folder).experiment)
         try:
             found = recover(folder)
-            journal = cls(folder, found.header, lock, found, sync=sync, segment_bytes=segment_bytes)
+            journal = cls(folder, found.header, lock, found)
         except BaseException:
             lock.close()
             raise
@@ -178,7 +161,7 @@ class Journal:
     @property
     def wants_snapshot(self) -> bool:
         """Whether enough turns follow the last snapshot for another one."""
-        return self._earlier + self.position.offset >= max(self._segment_bytes, self._wait_until)
+        return self._earlier + self.position.offset >= max(SEGMENT_BYTES, self._wait_until)
 
     def append(self, journal_records: Sequence[JournalRecord]) -> None:
         """Write one turn; once this returns, it survives the death of the process or the machine.
@@ -188,7 +171,7 @@ class Journal:
             JournalError: the disk rejected it. No command of the turn may be executed then.
         """
         self.guard()
-        if self._sync and (free := self._free_bytes()) < RESERVE_BYTES:
+        if (free := self._free_bytes()) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
             raise JournalFull(f"there is no room left for {path} ({free} bytes are free).")
         self._append(encode(journal_records))
@@ -216,7 +199,7 @@ class Journal:
                 self._rotate(snapshot, finished)
         except JournalFull:
             self.position, self._extent = before
-            self._wait_until = self._earlier + self.position.offset + self._segment_bytes // 2
+            self._wait_until = self._earlier + self.position.offset + SEGMENT_BYTES // 2
             return False
         self.grown(self.position)
         return True
@@ -247,8 +230,7 @@ class Journal:
         with self._refusals(len(frame)):
             failpoint("journal.before_append")
             journal_layout.write_at(self._descriptor, frame, at.offset)
-            if self._sync:
-                os.fdatasync(self._descriptor)
+            os.fdatasync(self._descriptor)
             failpoint("journal.after_append")
         self.position = at._replace(offset=at.offset + len(frame), turn=at.turn + 1)
 
@@ -288,8 +270,7 @@ class Journal:
             if self._descriptor < 0:
                 return False
             os.ftruncate(self._descriptor, self.position.offset)
-            if self._sync:
-                os.fdatasync(self._descriptor)
+            os.fdatasync(self._descriptor)
         except OSError:  # the caller reports the first error
             return False
         return True
@@ -315,7 +296,7 @@ class Journal:
         at, number = self.position, self.position.segment + 1
         failpoint("journal.before_history")
         extent = trial_history.append_history(
-            self.folder, self._extent, finished, self.header.experiment_id, sync=self._sync
+            self.folder, self._extent, finished, self.header.experiment_id
         )
         failpoint("journal.after_history")
         about = SnapshotHeader(
@@ -328,13 +309,13 @@ class Journal:
         path = snapshot_file(self.folder, number)
         content = pack(0, encode(about)) + pack(1, encode(snapshot))
         failpoint("journal.before_snapshot")
-        part = journal_layout.write_part(path, content, sync=self._sync)
+        part = journal_layout.write_part(path, content)
         failpoint("journal.after_snapshot")
         size = self._make_segment(number, at.turn)
         descriptor = os.open(turns_file(self.folder, number), os.O_WRONLY | os.O_CLOEXEC)
         try:
             failpoint("journal.before_snapshot_rename")
-            journal_layout.put_in_place(part, path, sync=self._sync)
+            journal_layout.put_in_place(part, path)
             failpoint("journal.after_snapshot_rename")
         except BaseException:
             os.close(descriptor)
@@ -351,8 +332,8 @@ class Journal:
         content = pack(turns, encode(header))
         path = turns_file(self.folder, number)
         failpoint("journal.before_segment")
-        part = journal_layout.write_part(path, content, sync=self._sync)
-        journal_layout.put_in_place(part, path, sync=self._sync)
+        part = journal_layout.write_part(path, content)
+        journal_layout.put_in_place(part, path)
         failpoint("journal.after_segment")
         return len(content)
 

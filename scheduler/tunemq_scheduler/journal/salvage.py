@@ -138,7 +138,7 @@ def salvage(path: Path, replay: ReplayJournal = believe) -> SalvageResult:
     """
     new = path.with_name(path.name + _NEW_SUFFIX)
     if not path.exists() and new.exists():  # it was complete when its process died
-        journal_layout.put_in_place(new, path, sync=True)
+        journal_layout.put_in_place(new, path)
     verdict = examine(path, replay)
     if not verdict.damage and verdict.found is not None:
         return SalvageResult(None, verdict.found.turn, verdict.found.snapshot_turn)
@@ -315,6 +315,6 @@ def _swap(path: Path, new: Path) -> Path:
     kept = path.with_name(f"{path.name}{journal_layout.DAMAGED_INFIX}{day}")
     if kept.exists():
         raise JournalError(f"{kept} is there already; try again.")
-    journal_layout.put_in_place(path, kept, sync=True)
-    journal_layout.put_in_place(new, path, sync=True)
+    journal_layout.put_in_place(path, kept)
+    journal_layout.put_in_place(new, path)
     return kept

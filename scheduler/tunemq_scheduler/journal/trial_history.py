@@ -85,8 +85,6 @@ def append_history(
     extent: HistoryExtent,
     finished: Iterable[FinishedTrial],
     experiment_id: str,
-    *,
-    sync: bool,
 ) -> HistoryExtent:
     """Write records after ``extent``, replacing all that follows it; return the new extent.
 
@@ -109,11 +107,10 @@ def append_history(
                 write_at(descriptor, (folder / HISTORY).read_bytes()[:size], 0)
             os.ftruncate(descriptor, size)
             write_at(descriptor, bytes(content), size)
-            if sync:
-                os.fsync(descriptor)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if sync and is_new:
+        if is_new:
             sync_folder(folder)
     return HistoryExtent(size + len(content), records)
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.journal_records import read_records, read_turns
 from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
-from tunemq_scheduler.journal import Journal, JournalSnapshot, read_header, recover
+from tunemq_scheduler.journal import Journal, JournalSnapshot, journal_writer, read_header, recover
 from tunemq_scheduler.journal import journal_layout as layout_module
 from tunemq_scheduler.journal.journal_layout import turns_file
 from tunemq_shared.base.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked
@@ -154,8 +154,11 @@ def test_the_last_two_generations_are_kept_and_no_more(folder: Path) -> None:
         list(read_turns(folder))
 
 
-def test_a_journal_says_when_it_wants_a_snapshot(folder: Path) -> None:
-    with Journal.create(folder, HEADER, segment_bytes=4096) as journal:
+def test_a_journal_says_when_it_wants_a_snapshot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 4096)
+    with Journal.create(folder, HEADER) as journal:
         turns = 0
         while not journal.wants_snapshot:
             journal.append(TURNS[0])
@@ -186,7 +189,8 @@ def test_it_goes_on_behind_a_snapshot(folder: Path) -> None:
 def test_a_snapshot_for_which_there_is_no_room_is_left_for_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Journal.create(folder, HEADER, segment_bytes=64) as journal:
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 64)
+    with Journal.create(folder, HEADER) as journal:
         journal.append(TURNS[0])
         names = sorted(path.name for path in folder.iterdir())
         for place in ("write_part", "put_in_place"):
