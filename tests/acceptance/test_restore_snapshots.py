@@ -9,7 +9,7 @@ import pytest
 
 import tunemq as tune
 from tests.support.searches.searches import results_of, table_of
-from tunemq_scheduler.journal import FILE_NAME, Journal, journal_writer, recover
+from tunemq_scheduler.journal import FILE_NAME, journal_writer, recover
 
 pytestmark = pytest.mark.integration
 
@@ -97,7 +97,7 @@ def test_who_cannot_give_a_state_keeps_the_journal_whole(tmp_path: Path) -> None
 def test_what_the_files_lack_is_made_good_and_nothing_is_written_twice(
     tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_experiment, "Journal", Journal)  # the journal keeps all turns
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 2**30)  # it keeps all turns
     before = tuner(tmp_path).fit()
     written = {}
     for one in before:
