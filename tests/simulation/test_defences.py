@@ -12,8 +12,7 @@ from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.core.events import node_events
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.result_review import ResultReview
-from tunemq_scheduler.core.trials.trial import Trial
+from tunemq_scheduler.core.trials.trial import ResultReview, Trial
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_shared.protocol.messages import NodeReturned

@@ -17,7 +17,6 @@ from tunemq_scheduler.core.nodes.failing_nodes import FailingNodes
 from tunemq_scheduler.core.nodes.slots import SlotTable
 from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
     FINISHED,
@@ -25,6 +24,7 @@ from tunemq_scheduler.core.trials.trial import (
     PENDING,
     RUNNING,
     STATES,
+    ResultReview,
     Trial,
     TrialSummary,
 )

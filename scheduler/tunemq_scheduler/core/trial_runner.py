@@ -29,13 +29,13 @@ from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import restore
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
-from tunemq_scheduler.core.trials.result_review import ResultReview
 from tunemq_scheduler.core.trials.trial import (
     PAUSED,
     PENDING,
     REACHED_ITS_END,
     RUNNING,
     TERMINATED,
+    ResultReview,
     Trial,
 )
 from tunemq_scheduler.core.usage import ANY_NUMBER, UsageTracker
@@ -168,9 +168,7 @@ class TrialRunner(TrialActions):
         self.exhausted = True
 
     def _trial_chosen(self, event: m.TrialChosen) -> None:
-        trial = self.live.get(event.trial)
-        if trial is None or (trial.is_finished and trial.is_complete):
-            return  # from an earlier version, which retried trials after their last result
+        trial = self.live[event.trial]
         trial.attempt = max(trial.attempt, self.attempts_from) + 1
         # It may have been pausing, or ending, when its run was interrupted.
         trial.ending = trial.pausing = ""

@@ -17,8 +17,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.events.resume_events import RESTART
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.core.trials.result_review import ResultReview
-from tunemq_scheduler.core.trials.trial import PENDING, TrialSummary
+from tunemq_scheduler.core.trials.trial import PENDING, ResultReview, TrialSummary
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.protocol import messages as m

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,9 +29,14 @@ from tunemq_scheduler.output.terminal.notices import (
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal
-from tunemq_scheduler.storage.disk_full import append_when_disk_has_space
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
-from tunemq_shared.base.errors import ResourceError, SearchFailed, TransportError, TuneError
+from tunemq_shared.base.errors import (
+    JournalFull,
+    ResourceError,
+    SearchFailed,
+    TransportError,
+    TuneError,
+)
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
@@ -41,6 +46,8 @@ POLL_S: Final = 0.5
 INTERRUPT_GRACE_S: Final = 1.0
 #: Seconds for which a search algorithm may suggest nothing while there is no trial.
 SEARCH_TIMEOUT_S: Final = 60.0
+#: Seconds between two attempts to write a turn to a full disk.
+RETRY_S: Final = 0.5
 #: Seconds until a notice says that the search waits for its algorithm.
 SEARCH_TOLD_S: Final = 10.0
 
@@ -228,18 +235,39 @@ class ExperimentLoop:
         # become usable again decides which is chosen first.
         is_changed = self.driver.commands or self._nodes_aside() != self._aside
         if is_changed or any(type(one.event) is not m.Tick for one in journal_records):
-            append_when_disk_has_space(
-                self.journal.append,
-                journal_records,
-                tell=self.dispatcher.notices,
-                pause=self.executor.pause,
-                is_given_up=self._is_interrupted,
-            )
+            self._append(journal_records)
             self.driver.journal_records, self._aside = [], self._nodes_aside()
             self._perform()
             self.executor.acknowledge(self.runner.acknowledged)
         else:
             self.driver.end_turn()
+
+    def _append(self, journal_records: Sequence[m.JournalRecord]) -> None:
+        """Write the turn, and wait as long as the disk has no space for it.
+
+        A full disk is no reason to end a search of days: once an operator frees space, it
+        continues. Until then the loop holds the turn, takes no events and sends no commands, and
+        nodes keep what they have reported.
+        """
+        since: float | None = None
+        while True:
+            try:
+                self.journal.append(journal_records)
+            except JournalFull as full:
+                if self._is_interrupted():
+                    raise
+                if since is None:
+                    since = time.monotonic()
+                    self.dispatcher.notices(
+                        f"degraded: {full} Nothing is lost; the search waits until there is room, "
+                        "or until it is interrupted."
+                    )
+                self.executor.pause(RETRY_S)
+            else:
+                break
+        if since is not None:
+            waited = time.monotonic() - since
+            self.dispatcher.notices(f"there is room again after {waited:.0f} s; the search goes on")
 
     def _nodes_aside(self) -> set[str]:
         return {*self.runner.aside, *self.runner.alone}

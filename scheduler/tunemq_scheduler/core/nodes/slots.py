@@ -67,8 +67,9 @@ class SlotTable:
 
     def hold(self, node: str, away_slot: AwaySlot) -> None:
         """Allocate this slot unconditionally, since its trial process already runs."""
-        devices = self.placement.hold(node, away_slot.resources, away_slot.devices)
-        self._have((away_slot.trial, away_slot.attempt), Slot(node, away_slot.resources, devices))
+        slot = Slot(node, away_slot.resources, away_slot.devices)
+        self.placement.hold(*slot)
+        self._have((away_slot.trial, away_slot.attempt), slot)
 
     def take_on(self, trial: Trial, node: str | None) -> Slot:
         """Allocate a slot of this node for the trial's newest attempt.

@@ -202,21 +202,16 @@ class Placement:
 
     def hold(
         self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Allocate an existing slot regardless of offers and reservations; return the GPUs.
-
-        It chooses GPUs now if they are not known (an older version allocated them).
+    ) -> None:
+        """Allocate an existing slot regardless of offers and reservations.
 
         Raises:
             InvariantBroken: the node's total resources do not suffice.
         """
         node, needs = self._nodes[instance_id], needs_of(request)
-        if needs.takes_device and not devices:
-            devices = node.devices_for(needs) or {}
         if not node.has_in_all(needs, devices):
             raise _too_much(instance_id, node, request)
         self._change(instance_id, needs, devices, -1)
-        return dict(devices)
 
     def give_back(
         self, instance_id: str, request: Mapping[str, float], devices: Mapping[str, float]

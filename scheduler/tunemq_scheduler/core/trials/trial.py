@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from typing import Final
 
@@ -49,6 +50,16 @@ NO_WAIT: Final = ("", "")
 
 #: The number of recent events that a trial keeps for error messages.
 STORY_LENGTH: Final = 16
+
+
+class ResultReview(enum.Enum):
+    """Whether a result counts, and which components it concerns."""
+
+    STALE = "of an older attempt, or behind the trial's end: dropped"
+    REPEATED = "a step that is recorded already, or behind the trial's last: dropped"
+    BEFORE_HORIZON = "before the horizon: recorded, nobody is asked"
+    DUE = "at the horizon: the algorithms decide"
+    FINAL = "the trial's last: recorded, the algorithms are told"
 
 
 class TrialSummary(msgspec.Struct, frozen=True, array_like=True):

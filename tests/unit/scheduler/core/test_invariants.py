@@ -9,7 +9,7 @@ from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core.nodes.slots import Slot
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trials.result_review import ResultReview
+from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol import messages as m
 

@@ -8,7 +8,7 @@ from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.trials.result_review import ResultReview
+from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
 

@@ -11,7 +11,7 @@ from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S
-from tunemq_scheduler.core.trials.result_review import ResultReview
+from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.protocol import messages as m
 
 OTHER = "node.2"

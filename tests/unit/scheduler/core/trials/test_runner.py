@@ -9,7 +9,7 @@ from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
-from tunemq_scheduler.core.trials.result_review import ResultReview
+from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.base.errors import BugError, IllegalTransition
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition

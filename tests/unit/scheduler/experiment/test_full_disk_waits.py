@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.scheduler.loops import NODE, Loop, ScriptedExecutor
-from tunemq_scheduler.storage import disk_full
+from tunemq_scheduler.experiment import experiment_loop
 from tunemq_shared.base.errors import JournalError, JournalFull
 from tunemq_shared.protocol import messages as m
 
@@ -46,9 +46,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_full, "RETRY_S", 2.0)
+    monkeypatch.setattr(experiment_loop, "RETRY_S", 2.0)
     clock = Clock()
-    monkeypatch.setattr(disk_full, "time", clock)
+    monkeypatch.setattr(experiment_loop, "time", clock)
     monkeypatch.setattr(ScriptedExecutor, "pause", clock.sleep)
 
 
