@@ -142,7 +142,7 @@ def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_mends_it(
     assert time.monotonic() - begun < 40
     server.thaw()
     for sync_queue in (callback._experiment_queue(),):
-        sync_queue.timeout_s = callback._sync_timeout = 200
+        sync_queue.timeout_s = callback.sync_timeout = 200
     callback.on_experiment_end([])
     assert stored(address) == {"journal": 1, "model": 30 * 2**20}
     assert f"the experiment was not wholly copied to {without_settings(address)}" in caplog.text

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tunemq_scheduler.base.plugin_calls import call_plugin
+from tunemq_scheduler.base.plugin_calls import P, T, call_plugin
 from tunemq_scheduler.core.commands import NotifyTrialEnd
 from tunemq_scheduler.core.trials.trial import ERROR
 from tunemq_scheduler.results.trial_view import TrialView
@@ -23,6 +23,14 @@ from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup, next_result
+
+
+def _ask_scheduler(call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    return call_plugin("the trial scheduler", call, *args, **more)
+
+
+def _ask_search(call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    return call_plugin("the search algorithm", call, *args, **more)
 
 
 def _none() -> Iterator[TrialView]:
@@ -89,17 +97,17 @@ class AlgorithmDriver:
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
         """Suggest a configuration; see `SearchGenerator.suggest`."""
-        return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
+        return _ask_search(self.search.suggest, n, trial_id)
 
     def added(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
         """Announce a new trial; return the horizon up to which it may run."""
-        call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
+        _ask_scheduler(self.scheduler.on_trial_add, self.view, trial)
         return [m.HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
     def taken_up(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
         """Announce a trial of an earlier run, or one that runs again; otherwise as `added`."""
         tell = self.search.on_trial_restored
-        call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
+        _ask_search(tell, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
     def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
@@ -109,9 +117,7 @@ class AlgorithmDriver:
             return None
         self.view.placeable = placeable
         try:
-            chosen = call_plugin(
-                "the trial scheduler", self.scheduler.choose_trial_to_run, self.view
-            )
+            chosen = _ask_scheduler(self.scheduler.choose_trial_to_run, self.view)
         finally:
             self.view.placeable = _none
         if chosen is None:
@@ -140,7 +146,7 @@ class AlgorithmDriver:
         is_last = any(isinstance(one, m.DecisionMade) and one.decision == m.STOP for one in answers)
         if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
-            call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
+            _ask_search(self.search.on_trial_result, trial.trial_id, shown)
 
     def decide(
         self, trial: TrialView, result: dict[str, Any], step: int
@@ -156,9 +162,7 @@ class AlgorithmDriver:
             reason = f"{type(stopper).__name__} stopped it"
             return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
         scheduler = self.scheduler
-        told = call_plugin(
-            "the trial scheduler", scheduler.on_trial_result, self.view, trial, result
-        )
+        told = _ask_scheduler(scheduler.on_trial_result, self.view, trial, result)
         verdict = read_verdict(scheduler, told)
         if verdict == m.STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
@@ -185,16 +189,14 @@ class AlgorithmDriver:
         if trial.trial_id in self._stopped_by_scheduler:
             self._stopped_by_scheduler.discard(trial.trial_id)
         elif end.status == ERROR:
-            call_plugin("the trial scheduler", scheduler.on_trial_error, self.view, trial)
+            _ask_scheduler(scheduler.on_trial_error, self.view, trial)
         elif not end.had_run:
-            call_plugin("the trial scheduler", scheduler.on_trial_remove, self.view, trial)
+            _ask_scheduler(scheduler.on_trial_remove, self.view, trial)
         else:
-            call_plugin(
-                "the trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
-            )
+            _ask_scheduler(scheduler.on_trial_complete, self.view, trial, result or {})
         tell = self.search.on_trial_complete
         error = end.status == ERROR
-        call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
+        _ask_search(tell, trial.trial_id, result, error, end.early)
 
     def decided(self, trial: str, answers: Iterable[m.AlgorithmAnswer]) -> None:
         """Follow the journalled decision, whatever the algorithm answered during replay."""
@@ -242,7 +244,7 @@ class AlgorithmDriver:
         """Return how far a trial may run before the scheduler or the stopper must be asked."""
         if self.lock_step:
             return next_result(step)
-        horizon = call_plugin("the trial scheduler", self.scheduler.horizon, trial)
+        horizon = _ask_scheduler(self.scheduler.horizon, trial)
         parts = [horizon]
         if self.stopper is not None:
             parts.append(call_plugin("the stopper", self.stopper.horizon, trial.trial_id))

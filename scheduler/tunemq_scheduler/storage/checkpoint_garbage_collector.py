@@ -40,18 +40,14 @@ class CheckpointGarbageCollector:
         store: the store with the checkpoints; the caller closes it.
         check: called before each deletion; raises `RunSuperseded` if another run has the store,
             whose checkpoints this run must not delete.
-        first_pause_s: seconds to pause after the first failure.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
         check: Callable[[], None] = lambda: None,
-        *,
-        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._store, self._check = store, check
-        self._first_pause_s = first_pause_s
         self._changed = threading.Condition()
         self._orders: deque[Removal] = deque()
         self._notices: list[str] = []
@@ -148,7 +144,7 @@ class CheckpointGarbageCollector:
                     "What is kept no longer cannot be removed from the store, which is tried "
                     f"again: {error}"
                 )
-            self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or self._first_pause_s)
+            self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
             # A deletion that always fails must not block the others.
             self._orders.remove(removal)
             self._orders.append(removal)

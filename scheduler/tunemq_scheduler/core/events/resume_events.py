@@ -10,6 +10,7 @@ scratch; the results of the latter begin a new lineage (`Trial.lineage`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -134,16 +135,12 @@ def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings
         )
         for one, (score, order) in ranked
     )
-    trial = Trial(
-        trial_id=trial_id,
-        number=summary.number,
-        config=summary.config,
-        tag=summary.tag,
-        resources=summary.resources,
-        checkpoints=kept,
-    )
-    trial.attempt, trial.lineage = summary.attempt, summary.lineage
-    trial.num_failures = summary.num_failures
-    trial.preemptions, trial.repeated = summary.preemptions, summary.repeated
-    trial.started, trial.last_result = summary.started, summary.last_result
-    return trial
+    same = {name: getattr(summary, name) for name in _BROUGHT_BACK}
+    return Trial(trial_id=trial_id, checkpoints=kept, **same)
+
+
+#: The fields of a summary that a trial continues with.
+_BROUGHT_BACK: Final = (
+    *("number", "config", "tag", "resources", "attempt", "lineage", "num_failures"),
+    *("preemptions", "repeated", "started", "last_result"),
+)

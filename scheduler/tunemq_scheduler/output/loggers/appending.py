@@ -36,20 +36,13 @@ class AppendedFiles:
     """Write the buffered data of `AppendedFile`s, and keep the most recently used ones open.
 
     Args:
-        limit: the most open files.
         unsynced: records which files are written.
     """
 
-    def __init__(self, limit: int = OPEN_FILES, unsynced: UnsyncedFiles | None = None) -> None:
-        self._limit = limit
+    def __init__(self, unsynced: UnsyncedFiles | None = None) -> None:
         self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
         self._open: OrderedDict[str, int] = OrderedDict()
         self._waiting: dict[AppendedFile, None] = {}
-
-    @property
-    def num_open(self) -> int:
-        """The number of open files."""
-        return len(self._open)
 
     def append(self, file: AppendedFile, line: bytes) -> None:
         """Add a line, given without its end.
@@ -145,7 +138,7 @@ class AppendedFiles:
         if descriptor is not None:
             self._open.move_to_end(file.path)
             return descriptor
-        while len(self._open) >= self._limit:
+        while len(self._open) >= OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
         descriptor = self._open[file.path] = open_to_write(file.path, os.O_RDWR | os.O_APPEND)
         if not file.is_checked:

@@ -125,7 +125,7 @@ class CSVLoggerCallback(LoggerCallback):
 
     def __init__(self, unsynced: UnsyncedFiles | None = None) -> None:
         self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
-        self._files = AppendedFiles(unsynced=self._unsynced)
+        self._files = AppendedFiles(self._unsynced)
         self._tables: dict[str, _Table] = {}
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:

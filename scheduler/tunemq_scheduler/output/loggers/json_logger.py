@@ -63,7 +63,7 @@ class JsonLoggerCallback(LoggerCallback):
 
     def __init__(self, unsynced: UnsyncedFiles | None = None) -> None:
         self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
-        self._files = AppendedFiles(unsynced=self._unsynced)
+        self._files = AppendedFiles(self._unsynced)
         self._logs: dict[str, _Log] = {}
 
     def log_trial_start(self, trial: TrialView) -> None:

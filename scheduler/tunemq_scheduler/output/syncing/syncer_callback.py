@@ -11,6 +11,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,6 +69,7 @@ _IN_FLIGHT: Final = {
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class SyncerCallback(LoggerCallback):
     """Copy a search's files to a destination, during the search and at its end.
 
@@ -92,31 +94,25 @@ class SyncerCallback(LoggerCallback):
     *Threads.* The loop's thread calls the hooks, each transfer's thread calls `check`; any thread
     and any signal handler may call `delete_checkpoint` and `give_up`.
 
-    Args:
+    Attributes:
         syncer: its copies do the work, one for each folder.
         local_dir, remote_dir: the experiment's folder, and its address at the destination.
+        sync_period, sync_timeout, sync_artifacts, sync_on_checkpoint: see `SyncConfig`.
+        carries_checkpoints: whether it copies checkpoints, too.
     """
 
-    def __init__(
-        self,
-        syncer: Syncer,
-        local_dir: str,
-        remote_dir: str,
-        *,
-        sync_period: float = DEFAULT_SYNC_PERIOD,
-        sync_timeout: float = DEFAULT_SYNC_TIMEOUT,
-        sync_artifacts: bool = True,
-        sync_on_checkpoint: bool = True,
-        carries_checkpoints: bool = False,
-    ) -> None:
-        self.local_dir = local_dir
-        self.remote_dir = remote_dir
-        self.carries_checkpoints = carries_checkpoints
-        self._syncer = syncer
-        self._sync_period = sync_period
-        self._sync_timeout = sync_timeout
-        self._sync_artifacts = sync_artifacts
-        self._sync_on_checkpoint = sync_on_checkpoint
+    syncer: Syncer
+    local_dir: str
+    remote_dir: str
+    _: KW_ONLY
+    sync_period: float = DEFAULT_SYNC_PERIOD
+    sync_timeout: float = DEFAULT_SYNC_TIMEOUT
+    sync_artifacts: bool = True
+    sync_on_checkpoint: bool = True
+    carries_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        """Read the thresholds from the environment."""
         self._min_iterations = _threshold(MIN_ITERATIONS_VARIABLE, _MIN_ITERATIONS)
         self._min_time_s = _threshold(MIN_TIME_VARIABLE, _MIN_TIME_S)
         self._begin()
@@ -168,7 +164,7 @@ class SyncerCallback(LoggerCallback):
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
         if self.carries_checkpoints and os.path.basename(sync_queue.local) == folder:
             sync_queue.expect(name)
-        if self.carries_checkpoints or self._sync_on_checkpoint or self._is_due(sync_queue):
+        if self.carries_checkpoints or self.sync_on_checkpoint or self._is_due(sync_queue):
             self._want(sync_queue)
 
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
@@ -181,7 +177,7 @@ class SyncerCallback(LoggerCallback):
     def flush(self) -> None:
         """Collect ended transfers and launch due ones, at the end of a turn."""
         own = self._experiment_queue()
-        if not own.is_last and time.monotonic() - own.synced_at >= self._sync_period:
+        if not own.is_last and time.monotonic() - own.synced_at >= self.sync_period:
             self._want(own)
         self._turn()
 
@@ -233,7 +229,7 @@ class SyncerCallback(LoggerCallback):
                 message names each folder and its error.
         """
         begun = time.monotonic()
-        deadline = begun + (self._sync_timeout if timeout_s is None else timeout_s)
+        deadline = begun + (self.sync_timeout if timeout_s is None else timeout_s)
         is_told = False
         while self._turn():
             now = time.monotonic()
@@ -323,7 +319,7 @@ class SyncerCallback(LoggerCallback):
         iteration, trained_s = sync_queue.progress
         if iteration < self._min_iterations and trained_s < self._min_time_s:
             return False
-        return time.monotonic() - sync_queue.synced_at >= self._sync_period
+        return time.monotonic() - sync_queue.synced_at >= self.sync_period
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -353,8 +349,8 @@ class SyncerCallback(LoggerCallback):
             title=title,
             local=local,
             remote=remote,
-            syncer=self._syncer,
-            timeout_s=self._sync_timeout,
+            syncer=self.syncer,
+            timeout_s=self.sync_timeout,
             exclude=exclude,
             check=self.check,
             on_end=partial(self._bell.put, None),
@@ -365,7 +361,7 @@ class SyncerCallback(LoggerCallback):
         left_out = [*NEVER_COPIED]
         if not self.carries_checkpoints:
             left_out.append(CHECKPOINTS)
-        if not self._sync_artifacts:
+        if not self.sync_artifacts:
             is_checkpoint = excluding([CHECKPOINTS])
             left_out += [
                 glob.escape(name)

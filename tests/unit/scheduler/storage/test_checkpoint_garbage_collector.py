@@ -47,8 +47,9 @@ def store() -> WaitingStore:
 
 
 @pytest.fixture
-def collector(store):
-    collector = CheckpointGarbageCollector(store, first_pause_s=0.01)
+def collector(store, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+    collector = CheckpointGarbageCollector(store)
     yield collector
     store.may_go_on.set()
     collector.finish(0.0)
@@ -101,8 +102,9 @@ def test_one_that_can_never_be_removed_keeps_no_other_waiting(collector, store):
     assert collector.finish(0.0) == ["t0/checkpoint_1-000001"]
 
 
-def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store):
-    collector = CheckpointGarbageCollector(store, first_pause_s=60.0)
+def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 60.0)
+    collector = CheckpointGarbageCollector(store)
     store.is_away = True
     collector.discard(condemned(1))
     collector.discard(DeleteObjects(("t0/checkpoint_1-000000/abc",)))
@@ -145,8 +147,9 @@ def test_the_end_does_not_wait_for_a_store_that_removes_nothing(collector, store
     assert time.monotonic() - began < 30
 
 
-def test_the_end_tries_at_once_what_waited_for_its_next_try(store):
-    collector = CheckpointGarbageCollector(store, first_pause_s=60.0)
+def test_the_end_tries_at_once_what_waited_for_its_next_try(store, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 60.0)
+    collector = CheckpointGarbageCollector(store)
     store.is_away = True
     collector.discard(condemned(1))
     eventually(lambda: store.rejected)

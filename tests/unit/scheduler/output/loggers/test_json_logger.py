@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
-from tunemq_scheduler.output.loggers import JsonLoggerCallback
+from tunemq_scheduler.output.loggers import JsonLoggerCallback, appending
 from tunemq_scheduler.output.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.results.json_encoding import result_to_json, to_json, to_plain
 from tunemq_shared.base.errors import StoreError
@@ -155,16 +155,17 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path):
 
 
 @pytest.mark.parity(91)
-def test_few_files_are_open_however_many_trials_run(tmp_path):
-    files = AppendedFiles(limit=3)
+def test_few_files_are_open_however_many_trials_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(appending, "OPEN_FILES", 3)
+    files = AppendedFiles()
     many = [AppendedFile(str(tmp_path / f"{n}")) for n in range(10)]
     for turn in range(2):
         for file in many:
             files.append(file, b"%d" % turn)
         files.flush()
-        assert files.num_open == 3
+        assert len(files._open) == 3
     files.close_all()
-    assert files.num_open == 0
+    assert not files._open
     assert {(tmp_path / f"{n}").read_bytes() for n in range(10)} == {b"0\n1\n"}
 
 

@@ -195,7 +195,7 @@ def test_it_pickles_without_what_is_in_flight(
     tell(callback, "on_trial_result", trial, result=trial.result(5))
     other = pickle.loads(pickle.dumps(callback))
     assert (other.local_dir, other.remote_dir) == (callback.local_dir, callback.remote_dir)
-    assert other._sync_period == 7
+    assert other.sync_period == 7
     assert other._sync_queues == {}
     other.on_experiment_end(trials=[])
     callback.on_experiment_end(trials=[])
