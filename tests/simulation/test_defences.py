@@ -113,13 +113,13 @@ def test_when_a_scheduler_acts_before_its_journal_is_written(
 def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    end = TrialRunner._end
+    end = TrialRunner.end
 
     def early(self: TrialRunner, trial: Any, *rest: Any, **how: Any) -> None:
         self.slots.give_back(trial.trial_id, trial.attempt)
         end(self, trial, *rest, **how)
 
-    monkeypatch.setattr(TrialRunner, "_end", early)
+    monkeypatch.setattr(TrialRunner, "end", early)
     assert "I5" in noticed("undisturbed")
 
 
