@@ -100,7 +100,7 @@ def test_when_a_scheduler_acts_before_its_journal_is_written(
             commands = list(driver.commands)
             self._perform()
             driver.commands = commands  # what the journal's auditor compares
-            self._journal.append(journal_records)
+            self.journal.append(journal_records)
             self.executor.acknowledge(self.runner.acknowledged)
             driver.commands = []
         else:

@@ -119,7 +119,7 @@ def _fresh_algorithms(prepared: PreparedSearch) -> MakeAlgorithms | None:
         algorithms = msgspec.structs.replace(
             prepared, search=search, scheduler=scheduler
         ).algorithms()
-        algorithms._lock_step = True
+        algorithms.lock_step = True
         return algorithms
 
     return make
