@@ -30,24 +30,32 @@ def tunemq_version() -> str:
         return "of unknown version"
 
 
-class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-journal"):
-    """The identity of a journal's experiment, and the rules by which its events were handled.
+class _FileHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first frame of each kind of file.
 
     Attributes:
-        store: the address of its checkpoints; empty for the experiment's own folder, which users
-            may move.
         protocol: the version of the messages in it.
         tunemq: the version of TuneMQ that began it.
     """
 
     version: int = JOURNAL_VERSION
-    experiment: str
+    protocol: int = PROTOCOL_VERSION
+    tunemq: str = msgspec.field(default_factory=tunemq_version)
     experiment_id: str
+
+
+class JournalHeader(_FileHeader, frozen=True, kw_only=True, tag="tunemq-journal"):
+    """The identity of a journal's experiment, and the rules by which its events were handled.
+
+    Attributes:
+        store: the address of its checkpoints; empty for the experiment's own folder, which users
+            may move.
+    """
+
+    experiment: str
     started: float
     settings: RunnerSettings
     store: str = ""
-    protocol: int = PROTOCOL_VERSION
-    tunemq: str = msgspec.field(default_factory=tunemq_version)
 
     def of_journal(self) -> JournalHeader:
         """Return the part that is equal in all segments."""
@@ -65,7 +73,7 @@ class SegmentHeader(JournalHeader, frozen=True, kw_only=True, tag="tunemq-journa
     turns_before: int
 
 
-class SnapshotHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-snapshot"):
+class SnapshotHeader(_FileHeader, frozen=True, kw_only=True, tag="tunemq-snapshot"):
     """The first frame of a snapshot.
 
     Attributes:
@@ -75,23 +83,14 @@ class SnapshotHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-snap
         history_records: ... and how many records, without the header.
     """
 
-    version: int = JOURNAL_VERSION
-    protocol: int = PROTOCOL_VERSION
-    tunemq: str = msgspec.field(default_factory=tunemq_version)
-    experiment_id: str
     segment: int
     turns: int
     history_bytes: int
     history_records: int
 
 
-class HistoryHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-history"):
+class HistoryHeader(_FileHeader, frozen=True, kw_only=True, tag="tunemq-history"):
     """The first frame of the history."""
-
-    version: int = JOURNAL_VERSION
-    protocol: int = PROTOCOL_VERSION
-    tunemq: str = msgspec.field(default_factory=tunemq_version)
-    experiment_id: str
 
 
 class JournalSnapshot(msgspec.Struct, frozen=True, kw_only=True):

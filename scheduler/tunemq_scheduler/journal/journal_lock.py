@@ -38,7 +38,7 @@ class JournalLock:
         try:
             self._take(experiment)
         except BaseException:  # passed on to the caller
-            self._drop()
+            self.forget()
             raise
         _held.add(self)
 
@@ -48,11 +48,13 @@ class JournalLock:
         if self._descriptor >= 0:
             # A process that was just forked may still have a copy of the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._drop()
+        self.forget()
 
     def forget(self) -> None:
-        """In a forked process: close the descriptor without releasing the parent's lock."""
-        self._drop()
+        """Close the descriptor; in a forked process this does not release the parent's lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _take(self, experiment: str) -> None:
         try:
@@ -73,11 +75,6 @@ class JournalLock:
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{holder}\n".encode(), 0)
-
-    def _drop(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 def _holder(descriptor: int) -> str:

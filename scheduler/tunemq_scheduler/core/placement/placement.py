@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -52,15 +52,12 @@ class PlacementState(msgspec.Struct, array_like=True):
     reserved: list[tuple[str, _Request]]
 
 
-class _Bucket:
+class _Bucket(NamedTuple):
     """Nodes with equal free resources."""
 
-    __slots__ = ("devices", "free", "nodes")
-
-    def __init__(self, key: _Key) -> None:
-        self.free = dict(key[0])
-        self.devices = key[1]
-        self.nodes: dict[str, None] = {}
+    free: dict[str, float]
+    devices: tuple[DeviceShare, ...]
+    nodes: dict[str, None]
 
 
 class Placement:
@@ -351,7 +348,7 @@ class Placement:
         key = node.key()
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = _Bucket(key)
+            bucket = self._buckets[key] = _Bucket(dict(key[0]), key[1], {})
         bucket.nodes[instance_id] = None
         self._in_bucket[instance_id] = key
 
