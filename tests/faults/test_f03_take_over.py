@@ -19,8 +19,8 @@ from tests.support.keys import key_folder
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER
-from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.protocol import messages as m

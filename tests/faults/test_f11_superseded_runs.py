@@ -14,7 +14,7 @@ from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.searches.chain_searches import ChainSearch, chain_searches
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import descendants, eventually
-from tunemq_scheduler.journal import FILE_NAME
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import tunemq as tune
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import recover
+from tunemq_scheduler.journal.journal_reader import recover
 
 disk, steps, ending = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 is_full = disk.parent / "is-full"
@@ -130,7 +130,8 @@ import os, sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tests.support.journal_records import read_turns
-from tunemq_scheduler.journal import Journal, journal_writer
+from tunemq_scheduler.journal import journal_writer
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.base.errors import JournalFull
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.failpoints import FAILPOINTS
 from tests.unit.scheduler.journals import TURNS, after, begun, state_of
-from tunemq_scheduler.journal import Journal, recover
+from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.failpoints import VARIABLE
 
@@ -20,7 +21,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS, after, state_of, take_snapshot
-from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers
 
 folder = Path(sys.argv[1])

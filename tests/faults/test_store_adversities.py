@@ -9,7 +9,7 @@ import pytest
 from tests.support.searches.killed_searches import NODE
 from tests.support.stores.own_store import own_bucket, server, start
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]

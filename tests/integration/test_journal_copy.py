@@ -23,9 +23,12 @@ from tests.unit.scheduler.journals import (
 )
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment import restore
-from tunemq_scheduler.journal import FILE_NAME, Journal, journal_copy, recover
+from tunemq_scheduler.journal import journal_copy
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.storage.run_record import RunRecord, read_record
 from tunemq_shared.base.errors import BugError, JournalError, RunSuperseded
 from tunemq_shared.checkpoints.open_store import open_objects

@@ -17,7 +17,9 @@ from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
-from tunemq_scheduler.journal import FILE_NAME, journal_layout, journal_writer, recover
+from tunemq_scheduler.journal import journal_layout, journal_writer
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_scheduler.output import unsynced_files
 
 pytestmark = pytest.mark.integration

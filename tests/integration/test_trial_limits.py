@@ -15,7 +15,7 @@ from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal import FILE_NAME
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     ResultReported,

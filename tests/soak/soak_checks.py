@@ -27,7 +27,8 @@ from tunemq_scheduler.cli.checkpoint_list import opened
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.start_checks import prepare
-from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.config_packing import unpack_config

@@ -17,7 +17,8 @@ from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.log_following import follow
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import can_restore, restored, results_so_far
-from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.output.terminal.harmless import write_output
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_shared.base.errors import JournalError, NoScheduler, RedisUnavailable, TuneError

@@ -16,18 +16,19 @@ from typing import Any
 import msgspec
 
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
-from tunemq_scheduler.journal import FILE_NAME, RecoveredJournal
 from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_keys import known_journal_signer
 from tunemq_scheduler.journal.journal_layout import (
+    FILE_NAME,
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
     numbers,
     turns_file,
 )
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.base.safe_text import harmless

@@ -17,7 +17,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.terminal.notices import (
     format_checkpoint_event,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.journal import RecoveredJournal
 from tunemq_scheduler.journal.damage_check import ReplayExtent
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal
 from tunemq_shared.base.errors import TuneError
 
 #: The errors that the runner raises for turns that do not match its state.

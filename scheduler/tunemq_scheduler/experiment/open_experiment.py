@@ -23,7 +23,9 @@ from tunemq_scheduler.core.trials.trial import ERROR, TERMINATED
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.journal_replay import begin
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, JournalSnapshot
+from tunemq_scheduler.journal.journal_contents import JournalHeader, JournalSnapshot
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.trial_view import TrialView

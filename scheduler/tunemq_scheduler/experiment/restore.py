@@ -13,12 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.journal import FILE_NAME, journal_layout, read_header, recover
+from tunemq_scheduler.journal import journal_layout
 from tunemq_scheduler.journal.copied_objects import TUNER
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.search.domain_types import Domain, Function
@@ -119,12 +123,7 @@ def restored(
         param_space=space,
         tune=replace(tune, seed=saved.seed),
         run=replace(run, resume_from_checkpoint=None),
-        options=ResumeOptions(
-            unfinished=options.unfinished,
-            errored=options.errored,
-            stopped_by=stopped_by,
-            stops_now=stops_now,
-        ),
+        options=msgspec.structs.replace(options, stopped_by=stopped_by, stops_now=stops_now),
     )
 
 

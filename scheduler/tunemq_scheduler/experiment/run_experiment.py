@@ -32,7 +32,7 @@ from tunemq_scheduler.experiment.open_experiment import (
 )
 from tunemq_scheduler.experiment.search_run import SearchRun, grid_of
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal import JournalHeader
+from tunemq_scheduler.journal.journal_contents import JournalHeader
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.results.trial_results import trial_results

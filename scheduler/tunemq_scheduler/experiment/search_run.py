@@ -119,17 +119,12 @@ class SearchRun:
         Args:
             is_enough: whether the user wants it to end now.
         """
-        loop, dispatcher, display, collector = (
-            self.loop,
-            self.dispatcher,
-            self.display,
-            self.collector,
-        )
-        view = ExperimentView(loop, dispatcher, self._prepared, self._opened.elapsed)
+        dispatcher, display = self.dispatcher, self.display
+        view = ExperimentView(self.loop, dispatcher, self._prepared, self._opened.elapsed)
         uploads = UploadNotice(view, dispatcher.notices)
 
         def show() -> None:
-            for text in collector.notices():
+            for text in self.collector.notices():
                 dispatcher.notices(text)
             uploads.look()
             display.update(view)
@@ -152,13 +147,13 @@ class SearchRun:
         finally:
             self.is_over = True
             try:
-                loop.close()
+                self.loop.close()
                 self._end_copy()
                 self._claim.expire()  # the end deletes and copies the most, so check the claim anew
                 settle_store(
-                    loop,
+                    self.loop,
                     self.store,
-                    collector,
+                    self.collector,
                     dispatcher.notices,
                     lambda: self.is_killed or is_enough(),
                     self._claim.check,

@@ -26,8 +26,7 @@ from typing import Final
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.journal import FILE_NAME
-from tunemq_scheduler.journal.journal_layout import DAMAGED_INFIX
+from tunemq_scheduler.journal.journal_layout import DAMAGED_INFIX, FILE_NAME
 from tunemq_scheduler.output.loggers.csv_logger import CSVLoggerCallback
 from tunemq_scheduler.output.loggers.json_logger import write_params
 from tunemq_scheduler.output.result_rows import (

@@ -14,8 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_scheduler.journal import FILE_NAME
-from tunemq_scheduler.journal.journal_layout import write_durably
+from tunemq_scheduler.journal.journal_layout import FILE_NAME, write_durably
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.objects.object_store import (

@@ -25,7 +25,8 @@ from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal import FILE_NAME, recover
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.protocol.messages import JournalRecord

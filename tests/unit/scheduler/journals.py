@@ -9,7 +9,9 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.journal import Journal, JournalHeader, JournalSnapshot, RecoveredJournal
+from tunemq_scheduler.journal.journal_contents import JournalHeader, JournalSnapshot
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.protocol import messages as m
 
 HEADER: Final = JournalHeader(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 
-from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_writer import Journal
 
 
 class CopyWaitingExecutor(ABC):

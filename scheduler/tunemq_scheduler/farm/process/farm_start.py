@@ -16,8 +16,9 @@ from tunemq_scheduler.experiment.restore import RestoredExperiment, bring_experi
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, RunOptions
-from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name

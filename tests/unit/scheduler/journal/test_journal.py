@@ -18,9 +18,12 @@ import pytest
 from tests.support.journal_records import read_records, read_turns
 from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
-from tunemq_scheduler.journal import Journal, JournalSnapshot, journal_writer, read_header, recover
 from tunemq_scheduler.journal import journal_layout as layout_module
+from tunemq_scheduler.journal import journal_writer
+from tunemq_scheduler.journal.journal_contents import JournalSnapshot
 from tunemq_scheduler.journal.journal_layout import turns_file
+from tunemq_scheduler.journal.journal_reader import read_header, recover
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.base.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked
 from tunemq_shared.protocol import messages as m
 
@@ -291,7 +294,7 @@ def test_behind_a_broken_write_nothing_is_written(
 HOLDER = """
 import sys
 from pathlib import Path
-from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.journal.journal_writer import Journal
 journal, _ = Journal.resume(Path(sys.argv[1]))
 print("has it", flush=True)
 sys.stdin.read()
@@ -376,7 +379,7 @@ def test_what_only_a_newer_tunemq_knows_is_refused(folder: Path) -> None:
 
 
 def test_the_fields_of_recovered_are_all_described() -> None:
-    from tunemq_scheduler.journal import RecoveredJournal
+    from tunemq_scheduler.journal.journal_reader import RecoveredJournal
 
     named = [field.name for field in dataclasses.fields(RecoveredJournal) if field.repr]
     assert [name for name in named if f"{name}:" not in (RecoveredJournal.__doc__ or "")] == []

@@ -18,10 +18,11 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.cli.journal_command import told_lost
-from tunemq_scheduler.journal import Journal, RecoveredJournal, recover
 from tunemq_scheduler.journal.damage_check import ReplayExtent, believe, examine
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import salvage
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 
