@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -50,12 +51,13 @@ _MERGED: Final = 64
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class JournalCopy:
     """Copies a journal until `close`; an unavailable store does not delay the search.
 
     **Threads.** `turn` and `notices` are safe in any thread.
 
-    Args:
+    Attributes:
         journal: open, and written by another thread.
         objects: the experiment's store; not closed here.
         message_signer: signs each object of the copy.
@@ -64,19 +66,15 @@ class JournalCopy:
             `RunSuperseded` if another run has the store, which ends the copy.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        objects: ObjectStore,
-        message_signer: MessageSigner,
-        *,
-        copied: Callable[[], None] = lambda: None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._journal = journal
-        self._objects = objects
-        self._message_signer = message_signer
-        self._copied, self._check = copied, check
+    journal: Journal
+    objects: ObjectStore
+    message_signer: MessageSigner
+    _: KW_ONLY
+    copied: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        """Start the thread."""
         self._turn = 0
         self._done: JournalPosition | None = None
         #: Since when the thread has been copying; None while there is nothing to copy.
@@ -97,7 +95,7 @@ class JournalCopy:
         self._closing = threading.Event()
         self._cancel = CancelToken()
         self._thread = threading.Thread(target=self._run, name="journal copy", daemon=True)
-        journal.grown = self._grown
+        self.journal.grown = self._grown
         self._thread.start()
 
     @property
@@ -108,7 +106,7 @@ class JournalCopy:
     @property
     def is_behind(self) -> bool:
         """Whether the journal has turns that the copy lacks."""
-        return self._turn < self._journal.turn
+        return self._turn < self.journal.turn
 
     @property
     def behind_s(self) -> float:
@@ -119,7 +117,7 @@ class JournalCopy:
     @property
     def behind_bytes(self) -> int:
         """The number of journal bytes that the copy lacks, at least; without older segments."""
-        at, done = self._journal.position, self._done
+        at, done = self.journal.position, self._done
         if done is None:
             return at.offset + at.history
         turns = at.offset - (done.offset if done.segment == at.segment else 0)
@@ -168,7 +166,7 @@ class JournalCopy:
                 is_last = self._closing.is_set()
                 self._due.clear()
                 is_due = is_last or time.monotonic() >= self._look_at
-                if is_due or self._journal.position != self._done:
+                if is_due or self.journal.position != self._done:
                     self._behind_since = time.monotonic()
                     self._copy_new(is_last=is_last)
                     self._behind_since = None
@@ -181,7 +179,7 @@ class JournalCopy:
             self._failure = error
 
     def _copy_new(self, *, is_last: bool) -> None:
-        at = self._journal.position
+        at = self.journal.position
         try:
             self._copy_up_to(at)
             if is_last or time.monotonic() >= self._look_at:
@@ -195,11 +193,11 @@ class JournalCopy:
             self._in_trouble(f"{error.filename} cannot be read: {error.strerror}")
             return
         self._turn, self._done = at.turn, at
-        self._copied()
+        self.copied()
 
     def _copy_up_to(self, at: JournalPosition) -> None:
         """Copy up to a position; each snapshot precedes its segment, as `fetch_copy` expects."""
-        folder = self._journal.folder
+        folder = self.journal.folder
         tuner = folder.parent / TUNER
         if not self._is_ready and tuner.exists():  # constant while the journal is open
             self._send_all(tuner)
@@ -214,7 +212,7 @@ class JournalCopy:
             else:
                 self._send_all(path)
         if not self._is_ready:
-            self._tried(self._check)
+            self._tried(self.check)
             self._put_ready()
             self._is_ready = True
             self._remove(lambda opening, _name: opening < self._opening)
@@ -250,7 +248,7 @@ class JournalCopy:
         found = [one for one, size in listed if one.opening == self._opening and one.is_whole(size)]
         lost = 0
         for name, sent in self._sent.items():
-            folder = self._journal.folder
+            folder = self.journal.folder
             path = (folder.parent if name == TUNER else folder) / name
             for begin, end in gaps((one for one in found if one.file == name), sent):
                 if not path.exists():  # newer files replace it
@@ -273,7 +271,7 @@ class JournalCopy:
         begin, end = small[0][0], small[-1][1]
         self._put(self._piece(path.name, begin, end), _read(path, begin, end - begin))
         keys = [self._piece(path.name, *one).key for one in small]
-        self._tried(lambda: self._objects.delete(keys))
+        self._tried(lambda: self.objects.delete(keys))
 
     def _forget_before(self, first: int) -> None:
         """Delete what neither the newest snapshot nor the one before it needs."""
@@ -292,24 +290,22 @@ class JournalCopy:
     def _remove(self, is_old: Callable[[int, str], bool]) -> None:
         def remove() -> None:
             found = self._listed()
-            self._objects.delete([one.key for one, _ in found if is_old(one.opening, one.file)])
+            self.objects.delete([one.key for one, _ in found if is_old(one.opening, one.file)])
 
         self._tried(remove)
 
     def _listed(self) -> list[tuple[CopiedObject, int]]:
         """Return the objects of all copies, and the size of each in bytes."""
-        found = ((parse_key(one.key), one.size) for one in self._objects.list(f"{FILE_NAME}/"))
+        found = ((parse_key(one.key), one.size) for one in self.objects.list(f"{FILE_NAME}/"))
         return [(one, size) for one, size in found if one is not None]
 
     def _put_ready(self) -> None:
-        experiment_id = self._journal.header.experiment_id.encode()
+        experiment_id = self.journal.header.experiment_id.encode()
         self._put(CopiedObject(self._opening, READY), experiment_id)
 
     def _put(self, one: CopiedObject, data: bytes) -> None:
-        content = signed_message(
-            self._message_signer, one, self._journal.header.experiment_id, data
-        )
-        self._tried(lambda: self._objects.put_bytes(one.key, content))
+        content = signed_message(self.message_signer, one, self.journal.header.experiment_id, data)
+        self._tried(lambda: self.objects.put_bytes(one.key, content))
 
     def _piece(self, name: str, begin: int, end: int) -> CopiedObject:
         return CopiedObject(self._opening, name, begin, end)

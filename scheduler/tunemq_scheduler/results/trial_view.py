@@ -22,6 +22,8 @@ class TrialView:
     Attributes:
         trial_id: unique in the experiment.
         state: the core's state: the trial, or the summary of a finished one.
+        number: the place of its configuration in the search, from 0.
+        experiment_tag: a text that distinguishes it from other trials.
         config: the configuration, decoded.
         evaluated_params: the sampled values of the configuration, flattened.
         newest: the newest recorded result, as reported.
@@ -34,6 +36,8 @@ class TrialView:
     def __init__(self, trial_id: str, state: Trial | TrialSummary, plan: ExperimentPlan) -> None:
         self.trial_id = trial_id
         self.state = state
+        self.number = state.number
+        self.experiment_tag = state.tag
         summary = state.summary() if isinstance(state, Trial) else state
         self.config: dict[str, Any] = unpack_config(summary.config)
         self.evaluated_params = named_in_tag(summary.tag, self.config)
@@ -57,16 +61,6 @@ class TrialView:
 
     def __repr__(self) -> str:
         return f"<trial {self.trial_name} {self.status}>"
-
-    @property
-    def number(self) -> int:
-        """The place of its configuration in the search, from 0."""
-        return self.state.number
-
-    @property
-    def experiment_tag(self) -> str:
-        """A text that distinguishes it from other trials."""
-        return self.state.tag
 
     @property
     def resources(self) -> dict[str, float]:
