@@ -131,34 +131,6 @@ def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
         assert copied.close(within_s=60)
 
 
-def mirror(objects: ObjectStore, folder: Path) -> None:
-    """Copy the journal's files as the default syncer does."""
-    for path in folder.iterdir():
-        if path.name != "lock":
-            objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
-
-
-@pytest.mark.parametrize("is_same_search", [True, False])
-def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_is_another(
-    objects: ObjectStore, tmp_path: Path, is_same_search: bool
-) -> None:
-    folder, woken = tmp_path / "journal", tmp_path / "woken" / "journal"
-    states = begun(folder, TURNS)
-    shutil.copytree(folder, woken)
-    journal, _ = Journal.resume(folder)
-    with journal:
-        journal.append(TURNS[0])
-        assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
-    expected = after(states[-1], TURNS[0])
-    journal, _ = Journal.resume(folder if is_same_search else woken)
-    with journal:
-        for turn in (TURNS[1], TURNS[2], TURNS[3]):
-            journal.append(turn)
-            expected = after(expected, turn) if is_same_search else expected
-    mirror(objects, journal.folder)
-    assert fetched(objects, tmp_path / "fetched" / "journal") == expected
-
-
 def test_pieces_are_put_once_and_many_small_ones_become_one(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,7 +233,7 @@ def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one
         fetch_journal(objects, tmp_path / "gone", sign_now())
 
 
-def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
+def test_s07_journal_files_beside_the_copy_count_for_no_scheduler(
     objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner
 ):
     copied(objects, tmp_path / "search", message_signer, TURNS[:2])
@@ -242,7 +242,7 @@ def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
             journal.append(turn)
     for path in journal.folder.iterdir():
         objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
-    assert fetch_journal(objects, tmp_path / "without", journal_signer()).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "without", journal_signer()).turn == 2
     assert fetch_journal(objects, tmp_path / "with", message_signer).turn == 2
     objects.delete([key for key in all_of(objects) if parse_key(key) is not None])
     with pytest.raises(NoSuchObject, match="no signed copy"):

@@ -28,7 +28,7 @@ from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.signing.message_signing import MessageSigner
 
 #: The most attempts: an active scheduler may remove objects while they are fetched.
@@ -59,9 +59,7 @@ def fetch_journal(
     If the store lost parts of the copy, the result is what `salvage` makes of the rest. An object
     that the scheduler did not sign never counts as lost: it is an error.
 
-    If the experiment's whole folder is synced to the store, and there is no copy, or the search
-    continued from the copy without making a new one, the synced journal is fetched instead; never
-    with keys, since it is not signed. The copy's file `TUNER` is placed in ``folder``, too.
+    The copy's file `TUNER` is placed in ``folder``, too.
 
     Args:
         objects: the experiment's store.
@@ -133,8 +131,7 @@ def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSig
         JournalError: the journal in the folder cannot be read.
         StoreError: the store does not answer, or rejects the request.
     """
-    found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), CancelToken(_LIST_S))
-    openings, _ = _sorted(found, is_signed=True)
+    openings = _openings(objects, CancelToken(_LIST_S))
     ready = [number for number, files in openings.items() if READY in files]
     files = openings[max(ready)] if ready else {}
     copied = max(filter(_is_turns, files), key=_segment, default="")
@@ -168,27 +165,15 @@ def _fetched(
     Args:
         damage: what the previous attempt lacked; if this one lacks the same, it is lost.
     """
-    lost = ""
-    found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
-    openings, mirrored = _sorted(found, is_signed=message_signer.is_signed)
+    openings = _openings(objects, cancel)
     ready = [number for number, files in openings.items() if READY in files]
-    mirror = scratch.with_name("mirror")
-    if mirrored:
-        mirror.mkdir()
-        for name, one in mirrored.items():
-            objects.get_file(one.key, mirror / name, size=one.size, cancel=cancel)
-    if ready:
-        scratch.mkdir()
-        copy = _Copy(objects, openings[max(ready)], message_signer, cancel)
-        lost = copy.bring(scratch, replay, damage)
-    if mirrored and (not ready or _goes_on(scratch, mirror)):
-        shutil.rmtree(scratch, ignore_errors=True)
-        mirror.rename(scratch)
-        lost = ""
-    elif not ready:
+    if not ready:
         kind = "signed copy" if message_signer.is_signed else "copy"
         raise NoSuchObject(f"there is no {kind} of a journal at {objects.address}.")
-    return lost
+    scratch.mkdir()
+    return _Copy(objects, openings[max(ready)], message_signer, cancel).bring(
+        scratch, replay, damage
+    )
 
 
 def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
@@ -202,21 +187,6 @@ def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
     return recover(folder)
 
 
-def _goes_on(copied: Path, mirror: Path) -> bool:
-    """Whether a synced folder has all turns of the copy, and more.
-
-    That is so if the search continued from the copy without making a new one. A scheduler that was
-    presumed dead may have synced more turns, too, but different ones.
-    """
-    last = recover(copied).turn
-    try:
-        has_more = recover(mirror).turn > last
-    except JournalError:  # its files are of different moments and cannot be used
-        return False
-    ours, theirs = _turn(copied, last), _turn(mirror, last)
-    return has_more and ours is not None and ours == theirs
-
-
 def _turn(folder: Path, number: int) -> bytes | None:
     """Return a turn in encoded form, from the last present segment that has it, or None."""
     for segment in reversed(journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)):
@@ -228,21 +198,13 @@ def _turn(folder: Path, number: int) -> bytes | None:
     return None
 
 
-def _sorted(
-    found: Iterable[ObjectInfo], *, is_signed: bool
-) -> tuple[dict[int, _Files], dict[str, ObjectInfo]]:
-    """Return the copies by opening, and the files of a synced folder."""
+def _openings(objects: ObjectStore, cancel: CancelToken) -> dict[int, _Files]:
+    """Return the objects of all copies, by opening."""
     openings: dict[int, _Files] = {}
-    mirrored: dict[str, ObjectInfo] = {}
-    for one in found:
-        top, _, name = one.key.partition("/")
+    for one in retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel):
         if (copied := parse_key(one.key)) is not None:
             openings.setdefault(copied.opening, {}).setdefault(copied.file, {})[copied] = one.size
-        elif is_signed or top != FILE_NAME:
-            pass
-        elif name == HISTORY or journal_layout.is_numbered(name):
-            mirrored[name] = one
-    return openings, mirrored
+    return openings
 
 
 @dataclass(eq=False)
