@@ -96,7 +96,7 @@ def test_a_trial_is_synced_once_in_a_period(
 def test_the_experiments_own_files_are_synced_each_period_without_the_trials_folders(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
-    callback = make(sync_period=1000)
+    callback = make(sync_period=1000, carries_checkpoints=True)
     for _ in range(3):
         settled(callback)
     ((source, target, exclude),) = counter.ups
