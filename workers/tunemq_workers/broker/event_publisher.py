@@ -27,24 +27,8 @@ from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_workers.broker import publisher_messages as messages
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.broker.publisher_messages import (
-    AppendBatches,
-    AppendFailed,
-    BatchesAppended,
-    Deregister,
-    ForgetStream,
-    LeaseReply,
-    OutputSent,
-    PublisherOrder,
-    PublisherReport,
-    RedisLost,
-    Register,
-    Registered,
-    RegistrationFailed,
-    RenewLeaseNow,
-    SendOutput,
-)
 from tunemq_workers.broker.redis_client import (
     RedisClient,
     RedisCommand,
@@ -80,9 +64,9 @@ _WAS_RESET: Final = "the wire was reset"
 #: Redis has it but before the node knows.
 _FAILPOINTS: Final = MappingProxyType(
     {
-        AppendBatches: ("events.before_send", "events.after_send"),
-        Register: ("hello.before_send", "hello.after_send"),
-        Deregister: ("deregistration.before_send", "deregistration.after_send"),
+        messages.AppendBatches: ("events.before_send", "events.after_send"),
+        messages.Register: ("hello.before_send", "hello.after_send"),
+        messages.Deregister: ("deregistration.before_send", "deregistration.after_send"),
     }
 )
 
@@ -105,7 +89,7 @@ class EventPublisher:
         self,
         address: RedisAddress,
         instance_id: str,
-        post: Callable[[PublisherReport], None],
+        post: Callable[[messages.PublisherReport], None],
         node_metrics: Callable[[], bytes] | None = None,
         signing: NodeSigning | None = None,
     ) -> None:
@@ -121,7 +105,7 @@ class EventPublisher:
         self._untaken_since: float | None = None
         self._says_hang = False
         self._signing = NodeSigning(instance_id) if signing is None else signing
-        self._orders: queue.SimpleQueue[PublisherOrder] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[messages.PublisherOrder] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="event publisher", daemon=True)
         self._client: RedisClient | None = None
         #: The generation at the moment when the client began to watch it; None while it does not.
@@ -140,7 +124,7 @@ class EventPublisher:
         """Start the thread."""
         self._thread.start()
 
-    def order(self, order: PublisherOrder) -> None:
+    def order(self, order: messages.PublisherOrder) -> None:
         """Queue an order."""
         self._orders.put(order)
 
@@ -157,8 +141,8 @@ class EventPublisher:
             self._publisher()
 
     def _publisher(self) -> None:
-        order: PublisherOrder | None = None
-        while not isinstance(order, Deregister):
+        order: messages.PublisherOrder | None = None
+        while not isinstance(order, messages.Deregister):
             try:
                 order = self._orders.get(timeout=self._pause())
             except queue.Empty:
@@ -176,24 +160,26 @@ class EventPublisher:
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         return max(0.0, self._looked_at + period - time.monotonic())
 
-    def _turn(self, order: PublisherOrder | None) -> None:
+    def _turn(self, order: messages.PublisherOrder | None) -> None:
         """Carry out ``order``, and renew the lease if that is due, in one round trip."""
         if self._client is None:
             self._client = RedisClient(self._address)
             self._looked_at, self._watched = float("-inf"), None
-        if isinstance(order, AppendBatches) and not self._watches(self._client, order.generation):
-            self._post(AppendFailed(order.key, _WAS_RESET))
+        if isinstance(order, messages.AppendBatches) and not self._watches(
+            self._client, order.generation
+        ):
+            self._post(messages.AppendFailed(order.key, _WAS_RESET))
             order = None
         commands = list(self._commands(order))
         asked = told = len(commands)
         keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         now = time.monotonic()
-        polls = isinstance(order, RenewLeaseNow) or now >= self._looked_at + period
-        if polls and not isinstance(order, Deregister):
+        polls = isinstance(order, messages.RenewLeaseNow) or now >= self._looked_at + period
+        if polls and not isinstance(order, messages.Deregister):
             self._looked_at = now
             polls = not self._loop_hangs(now)
-        if polls and not isinstance(order, Deregister):
+        if polls and not isinstance(order, messages.Deregister):
             commands += self._node_metrics_commands(now)
             told = len(commands)
             commands += self._lease_commands(keys)
@@ -214,7 +200,7 @@ class EventPublisher:
         self._tell_done(order, replies[:asked])
         self._failures = 0  # last, because a rejected registration raises and counts as a failure
 
-    def _post(self, report: PublisherReport) -> None:
+    def _post(self, report: messages.PublisherReport) -> None:
         if self._untaken_since is None:
             self._untaken_since = time.monotonic()
         self._take_report(report)
@@ -244,20 +230,20 @@ class EventPublisher:
     def _note_watched(self, generation: RedisReply) -> None:
         self._watched = generation if isinstance(generation, bytes) else None
 
-    def _commands(self, order: PublisherOrder | None) -> tuple[RedisCommand, ...]:
+    def _commands(self, order: messages.PublisherOrder | None) -> tuple[RedisCommand, ...]:
         match order:
-            case AppendBatches(key, _, batches):
+            case messages.AppendBatches(key, _, batches):
                 header = self._signing.header
                 entries: list[RedisCommand] = [
                     ["XADD", key, "NOMKSTREAM", "*", "h", header(key, head, events), "e", events]
                     for head, events in batches
                 ]
                 return (["MULTI"], *entries, ["EXEC"], *_WATCH)
-            case ForgetStream(key):
+            case messages.ForgetStream(key):
                 return (["HDEL", self._reply, redis_keys.acknowledged_up_to(key)],)
-            case SendOutput(pieces):
+            case messages.SendOutput(pieces):
                 return tuple(self._output_commands(pieces))
-            case Register(registration):
+            case messages.Register(registration):
                 return (
                     [
                         "XADD",
@@ -267,7 +253,7 @@ class EventPublisher:
                         self._signing.registration(registration),
                     ],
                 )
-            case Deregister():
+            case messages.Deregister():
                 return (
                     [
                         "XADD",
@@ -350,7 +336,7 @@ class EventPublisher:
         )
         term, _, version = said["v"].rpartition(b":")
         self._post(
-            LeaseReply(
+            messages.LeaseReply(
                 generation,
                 (_number(term) or self.confirmed[0], _number(version)),
                 {key: _number(said[redis_keys.acknowledged_up_to(key)]) for key in keys},
@@ -368,28 +354,32 @@ class EventPublisher:
         self._signing.reject_key(key)
         return None
 
-    def _tell_done(self, order: PublisherOrder | None, replies: list[RedisReply]) -> None:
+    def _tell_done(self, order: messages.PublisherOrder | None, replies: list[RedisReply]) -> None:
         if not replies:
             return
         reply = replies[0]
-        if isinstance(order, AppendBatches):
+        if isinstance(order, messages.AppendBatches):
             *_, done, _, generation = replies
             self._note_watched(generation)
             why = _why_not_appended(done)
-            self._post(AppendFailed(order.key, why) if why else BatchesAppended(order.key))
-        elif isinstance(order, SendOutput):
-            self._post(OutputSent())
-        elif isinstance(order, Register):
+            self._post(
+                messages.AppendFailed(order.key, why)
+                if why
+                else messages.BatchesAppended(order.key)
+            )
+        elif isinstance(order, messages.SendOutput):
+            self._post(messages.OutputSent())
+        elif isinstance(order, messages.Register):
             if not isinstance(reply, RedisCommandError):
-                self._post(Registered())
+                self._post(messages.Registered())
             elif reply.is_full or reply.is_wrong_type:
                 if reply.is_wrong_type:
                     self._signing.reject_key(redis_keys.NODES)
-                self._post(RegistrationFailed())
+                self._post(messages.RegistrationFailed())
             else:
                 raise user_rejected(self._address, "the hello", reply)
 
-    def _lost(self, order: PublisherOrder | None, problem: RedisUnavailable) -> None:
+    def _lost(self, order: messages.PublisherOrder | None, problem: RedisUnavailable) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -399,11 +389,11 @@ class EventPublisher:
         if self._failures == 1 or (is_rejected and reason != self._told):
             self._told = reason
             _log.warning("pump.out_of_reach reason=%r", reason)
-            self._post(RedisLost(reason))
-        if isinstance(order, AppendBatches):
-            self._post(AppendFailed(order.key, reason))
-        elif isinstance(order, SendOutput):
-            self._post(OutputSent())
+            self._post(messages.RedisLost(reason))
+        if isinstance(order, messages.AppendBatches):
+            self._post(messages.AppendFailed(order.key, reason))
+        elif isinstance(order, messages.SendOutput):
+            self._post(messages.OutputSent())
 
 
 def _number(said: bytes) -> int:

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.base.failure_text import shortened
-from tunemq_shared.protocol.messages import (
-    SlotFreed,
-    TrialFailed,
-    TrialPaused,
-    TrialProcessDied,
-    TrialWaits,
-    encode,
-)
+from tunemq_shared.protocol import messages
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
 
 #: Length limit, in characters, of a reason: it may repeat text of a trial process.
@@ -36,12 +29,12 @@ class TrialEvents:
 
     def freed(self, key: AttemptId, events_key: str) -> None:
         """Report that an attempt's slot is free."""
-        self._emit(events_key, encode(SlotFreed(*key)))
+        self._emit(events_key, messages.encode(messages.SlotFreed(*key)))
 
     def waits(self, key: AttemptId, events_key: str, what: str, reason: str) -> None:
         """Report why a trial process cannot start yet, or, with an empty reason, that it starts."""
-        waits = TrialWaits(*key, what if reason else "", shortened(reason, _LONGEST))
-        self._emit(events_key, encode(waits))
+        waits = messages.TrialWaits(*key, what if reason else "", shortened(reason, _LONGEST))
+        self._emit(events_key, messages.encode(waits))
 
     def not_started(
         self, key: AttemptId, events_key: str, reason: str, kind: str = "start"
@@ -49,13 +42,13 @@ class TrialEvents:
         """Report that the trial process could not start, as a failure of the trial."""
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
         error = shortened(f"The trial's process could not start: {reason}", _LONGEST)
-        failed = TrialFailed(*key, kind, error, "", time.time())
-        self._emit(events_key, encode(failed))
+        failed = messages.TrialFailed(*key, kind, error, "", time.time())
+        self._emit(events_key, messages.encode(failed))
 
     def given_back(self, key: AttemptId, events_key: str, reason: str) -> None:
         """Report that the attempt needs another slot, which is no failure of the trial."""
         _log.warning("host.given_back trial=%s reason=%r", key[0], reason)
-        self._emit(events_key, encode(TrialPaused(*key)))
+        self._emit(events_key, messages.encode(messages.TrialPaused(*key)))
         self.freed(key, events_key)
 
     def failed(
@@ -69,15 +62,17 @@ class TrialEvents:
             reason: for people.
             is_shared: whether other trials may have caused the failure of its forkserver.
         """
-        failed = TrialFailed(
+        failed = messages.TrialFailed(
             *process.key, kind, shortened(reason, _LONGEST), "", time.time(), is_shared=is_shared
         )
-        self._emit(process.start.events_key, encode(failed))
+        self._emit(process.start.events_key, messages.encode(failed))
 
     def died(
         self, process: TrialProcess, signal: int | None, exit_code: int | None, cause: str
     ) -> None:
         """Report that the trial process ended without a final event."""
         trial, attempt = process.key
-        died = TrialProcessDied(trial, attempt, process.pid, signal, exit_code, time.time(), cause)
-        self._emit(process.start.events_key, encode(died))
+        died = messages.TrialProcessDied(
+            trial, attempt, process.pid, signal, exit_code, time.time(), cause
+        )
+        self._emit(process.start.events_key, messages.encode(died))

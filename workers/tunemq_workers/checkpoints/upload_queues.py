@@ -18,13 +18,7 @@ from functools import partial
 
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.checkpoints.manifest import COMMITTED
-from tunemq_shared.protocol.messages import (
-    CheckpointCommitted,
-    CheckpointLost,
-    CheckpointWritten,
-    TrialSpec,
-    encode,
-)
+from tunemq_shared.protocol import messages
 from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
 from tunemq_workers.runtime.checkpoint_interfaces import Emit, TransferService, TrialKey
 from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult
@@ -34,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WrittenCheckpoint:
-    said: CheckpointWritten
+    said: messages.CheckpointWritten
     cached: CachedCheckpoint
-    start: TrialSpec
+    start: messages.TrialSpec
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +121,9 @@ class UploadQueues:
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def add(self, start: TrialSpec, said: CheckpointWritten, cached: CachedCheckpoint) -> None:
+    def add(
+        self, start: messages.TrialSpec, said: messages.CheckpointWritten, cached: CachedCheckpoint
+    ) -> None:
         """Upload this checkpoint of a running trial after the earlier ones."""
         queue = self._queues[TrialKey(start.events_key, said.trial)]
         written = _WrittenCheckpoint(said, cached, start)
@@ -169,7 +165,7 @@ class UploadQueues:
         written = self._end(queue, base)
         said = written.said
         failpoint("node.before_commit_event")
-        committed = CheckpointCommitted(
+        committed = messages.CheckpointCommitted(
             said.trial,
             said.attempt,
             said.n,
@@ -179,7 +175,7 @@ class UploadQueues:
             uploaded.size,
             uploaded.shared,
         )
-        self._emit(queue.key.events_key, encode(committed))
+        self._emit(queue.key.events_key, messages.encode(committed))
         failpoint("node.after_commit_event")
         _log.info("checkpoint.committed key=%s sent=%d", said.key, uploaded.sent)
         self._cache.commit(written.cached, uploaded.sha256)
@@ -221,8 +217,8 @@ class UploadQueues:
 
     def _lose(self, queue: _TrialQueue, written: _WrittenCheckpoint, reason: str) -> None:
         said = written.said
-        lost = CheckpointLost(said.trial, said.attempt, said.key, reason, time.time())
-        self._emit(queue.key.events_key, encode(lost))
+        lost = messages.CheckpointLost(said.trial, said.attempt, said.key, reason, time.time())
+        self._emit(queue.key.events_key, messages.encode(lost))
         self._cache.lose(written.cached)
 
     def _tidy(self, queue: _TrialQueue) -> None:
@@ -236,5 +232,5 @@ class UploadQueues:
             self._queues.pop(queue.key, None)
 
 
-def _user(said: CheckpointWritten) -> str:
+def _user(said: messages.CheckpointWritten) -> str:
     return f"upload of {said.key}"

@@ -25,37 +25,10 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.system.process_control import (
-    become_subreaper,
-    die_with_parent,
-    keep_memory_private,
-    set_name,
-)
+from tunemq_shared.system import process_control
 from tunemq_shared.system.processes import children_of
 from tunemq_workers.logs import output_files
-from tunemq_workers.processes.forkserver_messages import (
-    COMMAND,
-    DUMP_SIGNAL,
-    MAX_PACKET_BYTES,
-    MAX_TEXT,
-    ForkserverOptions,
-    ForkserverPing,
-    ForkserverPong,
-    ForkserverReady,
-    ForkserverReport,
-    ForkserverWarned,
-    KillProcessTree,
-    PreloadBegan,
-    ProcessExited,
-    ProcessForked,
-    ProcessTreeGone,
-    StartProcess,
-    TerminateProcess,
-    decode_boot,
-    decode_command,
-    encode,
-    encode_boot,
-)
+from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes.process_tree import ProcessTrees
 from tunemq_workers.trial_process import trial_process
 from tunemq_workers.trial_process.preload import PreloadFailed, preload
@@ -103,7 +76,7 @@ class Forkserver:
         # this process can kill its process trees. No other signal with a handler reaches a stopped
         # process.
         signal.signal(signal.SIGCONT, self._continue)
-        die_with_parent(self._node, signal.SIGCONT)
+        process_control.die_with_parent(self._node, signal.SIGCONT)
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         poller.register(self._control, select.POLLIN)
@@ -141,22 +114,22 @@ class Forkserver:
         """Read and execute one command; in a forked child, return its context."""
         try:
             data, fds, _, _ = socket.recv_fds(
-                self._control, MAX_PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+                self._control, messages.MAX_PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
             data, fds = b"", []
         if not data:
             self._end()
             return None
-        command = decode_command(data)
-        if isinstance(command, StartProcess):
+        command = messages.decode_command(data)
+        if isinstance(command, messages.StartProcess):
             return self._fork(command.process, *fds)
-        if isinstance(command, TerminateProcess):
+        if isinstance(command, messages.TerminateProcess):
             self._process_trees.term(command.process)
-        elif isinstance(command, KillProcessTree):
+        elif isinstance(command, messages.KillProcessTree):
             self._process_trees.kill(command.process)
-        elif isinstance(command, ForkserverPing):
-            self._tell([ForkserverPong()])
+        elif isinstance(command, messages.ForkserverPing):
+            self._tell([messages.ForkserverPong()])
         return None
 
     def _fork(
@@ -170,9 +143,9 @@ class Forkserver:
             text = f"{name} could not be started: fork: {error.strerror}."
             self._tell(
                 [
-                    ForkserverWarned(text),
-                    ProcessExited(name, None, None, None),
-                    ProcessTreeGone(name),
+                    messages.ForkserverWarned(text),
+                    messages.ProcessExited(name, None, None, None),
+                    messages.ProcessTreeGone(name),
                 ]
             )
             pid = -1
@@ -189,10 +162,10 @@ class Forkserver:
             with suppress(OSError):
                 os.setpgid(pid, pid)
             self._process_trees.add(name, pid)
-            self._tell([ProcessForked(name, pid)])
+            self._tell([messages.ProcessForked(name, pid)])
         return None
 
-    def _tell(self, reports: list[ForkserverReport]) -> None:
+    def _tell(self, reports: list[messages.ForkserverReport]) -> None:
         for report in reports:
             _tell(self._control, report)
 
@@ -201,29 +174,31 @@ def _only_wake(_signal: int, _frame: FrameType | None) -> None:
     """Do nothing: the signal's byte in the wakeup socket is enough."""
 
 
-def _tell(control: socket.socket, report: ForkserverReport) -> None:
-    if isinstance(report, ForkserverWarned):  # an exception's text may be long or invalid UTF-8
+def _tell(control: socket.socket, report: messages.ForkserverReport) -> None:
+    if isinstance(
+        report, messages.ForkserverWarned
+    ):  # an exception's text may be long or invalid UTF-8
         text = report.text.encode(errors="replace").decode()
-        report = ForkserverWarned(text[:MAX_TEXT])
+        report = messages.ForkserverWarned(text[: messages.MAX_TEXT])
     try:
-        control.send(encode(report))
+        control.send(messages.encode(report))
     except (BrokenPipeError, ConnectionResetError):
         return  # the node is gone: `serve` reads the end of the socket
 
 
-def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ...]:
+def _preloaded(boot: messages.ForkserverOptions, control: socket.socket) -> tuple[str, ...]:
     """Preload; if children cannot run with a module, restart this program without it."""
     environment = dict(os.environ)
     try:
         return preload(
             [module for module in boot.preload if module not in boot.without],
-            announce=lambda module: _tell(control, PreloadBegan(module)),
-            warn=lambda text: _tell(control, ForkserverWarned(text)),
+            announce=lambda module: _tell(control, messages.PreloadBegan(module)),
+            warn=lambda text: _tell(control, messages.ForkserverWarned(text)),
         )
     except PreloadFailed as rejected:
         _tell(
             control,
-            ForkserverWarned(
+            messages.ForkserverWarned(
                 f"{rejected.module} is not preloaded: {rejected.reason}. "
                 "Each trial imports it by itself, which takes longer."
             ),
@@ -232,7 +207,12 @@ def _preloaded(boot: ForkserverOptions, control: socket.socket) -> tuple[str, ..
         os.set_inheritable(control.fileno(), True)
         os.execve(  # noqa: S606 - runs this program with our arguments
             sys.executable,
-            [sys.executable, *COMMAND, str(control.fileno()), encode_boot(again).decode()],
+            [
+                sys.executable,
+                *messages.COMMAND,
+                str(control.fileno()),
+                messages.encode_boot(again).decode(),
+            ],
             environment,
         )
 
@@ -241,17 +221,17 @@ def main() -> None:
     """Serve the node; in a forked child, run trials."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    boot = decode_boot(sys.argv[2])
+    boot = messages.decode_boot(sys.argv[2])
     # Until there are trial processes to kill, the node's death kills this process, even if it
     # hangs.
-    die_with_parent(boot.node)
-    become_subreaper()
+    process_control.die_with_parent(boot.node)
+    process_control.become_subreaper()
     if boot.confined:
-        keep_memory_private()
+        process_control.keep_memory_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Trial processes inherit this until they install their own handler.
-    signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
-    set_name("tunemq-fork")
+    signal.signal(messages.DUMP_SIGNAL, signal.SIG_IGN)
+    process_control.set_name("tunemq-fork")
     # User code imports it. It is imported by name because our modules do not depend on it.
     importlib.import_module("tunemq")
     # The user's entries come first, as in the script, then this interpreter's and TuneMQ's.
@@ -269,7 +249,7 @@ def main() -> None:
     # Forked processes share memory pages until a garbage collection writes to them.
     gc.collect()
     gc.freeze()
-    _tell(control, ForkserverReady(preloaded))
+    _tell(control, messages.ForkserverReady(preloaded))
     task = server.serve()
     if task is None:
         os._exit(0)

@@ -27,18 +27,7 @@ from tunemq_workers.forkservers.forkserver_reports import (
     ReportedProcesses,
     close_all,
 )
-from tunemq_workers.processes.forkserver_messages import (
-    ForkserverCommand,
-    ForkserverOptions,
-    ForkserverPing,
-    ForkserverReport,
-    KillProcessTree,
-    StartProcess,
-    TerminateProcess,
-    TrialProcessSpec,
-    encode,
-    encode_boot,
-)
+from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
 from tunemq_workers.trial_process.stack_dumps import have_stacks_written
@@ -73,7 +62,7 @@ class ForkserverLost(Exception):
     def __init__(
         self,
         text: str,
-        reports: list[ForkserverReport],
+        reports: list[messages.ForkserverReport],
         *,
         unended: list[str],
         processes: list[str],
@@ -114,7 +103,7 @@ class ForkserverClient:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._log = log
         self._user = None if account is None else account.uid
-        boot = ForkserverOptions(
+        boot = messages.ForkserverOptions(
             os.getpid(),
             environment.preload,
             environment.sys_path,
@@ -127,7 +116,12 @@ class ForkserverClient:
             self._log_began_at = output.tell()
             try:
                 self._process = subprocess.Popen(
-                    [environment.python, *first, str(theirs.fileno()), encode_boot(boot).decode()],
+                    [
+                        environment.python,
+                        *first,
+                        str(theirs.fileno()),
+                        messages.encode_boot(boot).decode(),
+                    ],
                     env=_variables(environment.variables),
                     cwd="/",
                     stdin=subprocess.DEVNULL,
@@ -174,10 +168,10 @@ class ForkserverClient:
         Raises:
             OSError: this machine is out of descriptors or memory; no process was requested.
         """
-        spec = TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        spec = messages.TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus))
         given = [] if gate is None else [gate]
         try:
-            given.insert(0, _memory_file(encode(spec)))
+            given.insert(0, _memory_file(messages.encode(spec)))
             ours, theirs = socket.socketpair()
         except OSError:
             close_all(given)
@@ -187,19 +181,19 @@ class ForkserverClient:
         limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
         bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))
         self._ready_within_s = min(self._ready_within_s, self._starting_s + bound)
-        self._send(StartProcess(process), [theirs.detach(), *given])
+        self._send(messages.StartProcess(process), [theirs.detach(), *given])
         return ours
 
     def term(self, process: str) -> None:
         """Send SIGTERM to the process group of a trial process; ignore one that is gone."""
-        self._send(TerminateProcess(process))
+        self._send(messages.TerminateProcess(process))
 
     def kill(self, process: str) -> None:
         """Kill a trial's process tree; ignore one that is gone. `ProcessTreeGone` follows.
 
         The trial process is killed directly, too, because a trial can stop its forkserver.
         """
-        self._send(KillProcessTree(process))
+        self._send(messages.KillProcessTree(process))
         self._processes.kill(process)
 
     def process_of(self, process: str) -> tuple[int, int] | None:
@@ -235,7 +229,7 @@ class ForkserverClient:
         else:
             if self.is_ready:
                 self._silent_looks += 1
-                self._send(ForkserverPing())
+                self._send(messages.ForkserverPing())
             elif self._starting_s > _TOLD_AFTER_S and not self._says_waits:
                 self._says_waits = True
                 warning = self._why_it_waits()
@@ -243,14 +237,14 @@ class ForkserverClient:
         self._process.kill()
         raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
 
-    def read(self) -> list[ForkserverReport]:
+    def read(self) -> list[messages.ForkserverReport]:
         """Return the next reports of the forkserver; call it again while there may be more.
 
         Raises:
             ForkserverLost: it ended, or sent an invalid report. This handle cannot be used any
                 more.
         """
-        reports: list[ForkserverReport] = []
+        reports: list[messages.ForkserverReport] = []
         while len(reports) < _REPORTS_AT_ONCE:
             try:
                 report = self._processes.receive()
@@ -281,11 +275,11 @@ class ForkserverClient:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, command: ForkserverCommand, fds: Iterable[int] = ()) -> None:
+    def _send(self, command: messages.ForkserverCommand, fds: Iterable[int] = ()) -> None:
         if self._control.fileno() < 0:  # it is lost, and its trial processes with it
             close_all(fds)
             return
-        self._waiting.append((encode(command), list(fds)))
+        self._waiting.append((messages.encode(command), list(fds)))
         if len(self._waiting) == 1:
             self._send_waiting()
 
@@ -302,7 +296,7 @@ class ForkserverClient:
             close_all(fds)
 
     def _lost(
-        self, reports: list[ForkserverReport], how: str = "", *, is_unusable: bool = False
+        self, reports: list[messages.ForkserverReport], how: str = "", *, is_unusable: bool = False
     ) -> ForkserverLost:
         """Return the error to raise after the last trial process died; ``how`` is its cause."""
         processes = self._processes

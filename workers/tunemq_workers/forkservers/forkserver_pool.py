@@ -10,16 +10,7 @@ from typing import Final, NamedTuple
 from tunemq_shared.protocol.messages import Environment, TrialOrder
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient, ForkserverLost
-from tunemq_workers.processes.forkserver_messages import (
-    ForkserverPong,
-    ForkserverReady,
-    ForkserverReport,
-    ForkserverWarned,
-    PreloadBegan,
-    ProcessExited,
-    ProcessForked,
-    ProcessTreeGone,
-)
+from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
@@ -200,7 +191,7 @@ class ForkserverPool:
                 self._lost(server, lost)
                 continue
             if warning:
-                self._pass_on(server, self._servers[server], ForkserverWarned(warning))
+                self._pass_on(server, self._servers[server], messages.ForkserverWarned(warning))
         self._look = (
             self._reactor.after(POLL_INTERVAL_S, self._look_at_all) if self._servers else None
         )
@@ -253,33 +244,33 @@ class ForkserverPool:
                 self.on_warning(events_key, text)
 
     def _pass_on(
-        self, server: ForkserverClient, warnings: _Warnings, report: ForkserverReport
+        self, server: ForkserverClient, warnings: _Warnings, report: messages.ForkserverReport
     ) -> None:
         match report:
-            case ProcessForked(process, pid):
+            case messages.ProcessForked(process, pid):
                 if self._groups is not None:
                     # The pids that a dead forkserver reported are not proven, so no process is
                     # moved.
                     is_alive = server in self._servers
                     self._groups.enter(process, server.process_of(process) if is_alive else None)
                 self._running[process].listener.forked(process, pid)
-            case ProcessExited(process, None):
+            case messages.ProcessExited(process, None):
                 self._running[process].listener.not_started(process, self._why)
-            case ProcessExited(process, _, signal, exit_code):
+            case messages.ProcessExited(process, _, signal, exit_code):
                 self._running[process].listener.exited(process, signal, exit_code)
-            case ProcessTreeGone(process):
+            case messages.ProcessTreeGone(process):
                 self._leave_group(process)
                 self._running.pop(process).listener.gone(process)
-            case ForkserverWarned(text):
+            case messages.ForkserverWarned(text):
                 self._why = text
                 warnings.add(text)
                 running = self._running.values()
                 self._warn(warnings, {one.events_key for one in running if one.server is server})
-            case PreloadBegan(module):
+            case messages.PreloadBegan(module):
                 _log.info("forkserver.preloading module=%r", module)
-            case ForkserverReady(preloaded):
+            case messages.ForkserverReady(preloaded):
                 _log.info("forkserver.ready preloaded=%r", ",".join(preloaded))
-            case ForkserverPong():
+            case messages.ForkserverPong():
                 pass
 
     def _say_gone(self, listeners: dict[str, TrialProcessListener]) -> None:

@@ -20,18 +20,7 @@ from typing import Final
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
 from tunemq_shared.system.processes import children_of, is_readable
-from tunemq_workers.processes.forkserver_messages import (
-    MAX_PACKET_BYTES,
-    ForkserverPong,
-    ForkserverReady,
-    ForkserverReport,
-    ForkserverWarned,
-    PreloadBegan,
-    ProcessExited,
-    ProcessForked,
-    ProcessTreeGone,
-    decode_report,
-)
+from tunemq_workers.processes import forkserver_messages as messages
 
 _HIGHEST_SIGNAL: Final = 64
 _HIGHEST_EXIT_CODE: Final = 255
@@ -91,7 +80,7 @@ class ReportedProcesses:
             return None
         return pidfd, known.pid
 
-    def receive(self) -> ForkserverReport | None:
+    def receive(self) -> messages.ForkserverReport | None:
         """Receive the next report; None at the end of the connection.
 
         Raises:
@@ -101,13 +90,13 @@ class ReportedProcesses:
             InvalidReport: it is impossible or unreadable.
         """
         # Without room for descriptors the kernel closes those that were sent.
-        packet, _, flags, _ = self._control.recvmsg(MAX_PACKET_BYTES)
+        packet, _, flags, _ = self._control.recvmsg(messages.MAX_PACKET_BYTES)
         if not packet:
             return None
         if flags & socket.MSG_TRUNC:
-            raise InvalidReport(f"it sent a packet of more than {MAX_PACKET_BYTES} bytes")
+            raise InvalidReport(f"it sent a packet of more than {messages.MAX_PACKET_BYTES} bytes")
         try:
-            report: ForkserverReport = decode_report(packet)
+            report: messages.ForkserverReport = messages.decode_report(packet)
         except UNDECODABLE as error:
             raise InvalidReport(f"it sent a packet that is no report ({error})") from error
         self._note(report)
@@ -135,13 +124,13 @@ class ReportedProcesses:
         close_all(process.pidfd for process in self._processes.values())
         self._processes.clear()
 
-    def _note(self, report: ForkserverReport) -> None:
+    def _note(self, report: messages.ForkserverReport) -> None:
         match report:
-            case ProcessForked(name, pid):
+            case messages.ProcessForked(name, pid):
                 self._forked(self._known(name, report), pid)
-            case ProcessExited(name):
+            case messages.ProcessExited(name):
                 self._exited(self._known(name, report), report)
-            case ProcessTreeGone(name):
+            case messages.ProcessTreeGone(name):
                 process = self._known(name, report)
                 if not process.has_exited:
                     raise InvalidReport(f"it reported {report}, and that host has not ended")
@@ -150,16 +139,16 @@ class ReportedProcesses:
                         f"it reported {report}, and process {left} of that host runs"
                     )
                 del self._processes[name]
-            case PreloadBegan() | ForkserverReady() if self.is_ready:
+            case messages.PreloadBegan() | messages.ForkserverReady() if self.is_ready:
                 raise InvalidReport(f"it reported {report} after it was ready")
-            case PreloadBegan(module):
+            case messages.PreloadBegan(module):
                 self.preloading = module
-            case ForkserverReady():
+            case messages.ForkserverReady():
                 self.is_ready, self.preloading = True, None
-            case ForkserverWarned() | ForkserverPong():
+            case messages.ForkserverWarned() | messages.ForkserverPong():
                 pass
 
-    def _known(self, name: str, report: ForkserverReport) -> _ReportedProcess:
+    def _known(self, name: str, report: messages.ForkserverReport) -> _ReportedProcess:
         if (process := self._processes.get(name)) is None:
             raise InvalidReport(f"it reported {report}, and there is no such host")
         return process
@@ -212,7 +201,7 @@ class ReportedProcesses:
         return None
 
     @staticmethod
-    def _exited(process: _ReportedProcess, report: ProcessExited) -> None:
+    def _exited(process: _ReportedProcess, report: messages.ProcessExited) -> None:
         if process.has_exited or report.pid != process.pid or not _is_an_end(report):
             raise InvalidReport(f"it reported {report}, which does not fit what it reported before")
         if process.pidfd is not None:
@@ -223,7 +212,7 @@ class ReportedProcesses:
         process.has_exited = True
 
 
-def _is_an_end(report: ProcessExited) -> bool:
+def _is_an_end(report: messages.ProcessExited) -> bool:
     """Return whether a process can end like this, or was never forked."""
     match report.pid, report.signal, report.exit_code:
         case None, None, None:

@@ -14,15 +14,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from tunemq_shared.protocol.messages import (
-    SlotFreed,
-    TrialFailed,
-    TrialProcessDied,
-    TrialSpec,
-    TrialStarted,
-    decode_node_event,
-    encode,
-)
+from tunemq_shared.protocol import messages
 from tunemq_workers.logs.last_output import as_text, read_last
 from tunemq_workers.logs.log_watch import BEGINS, FAILS, tag_of
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
@@ -48,7 +40,7 @@ class FailureOutput:
 
     def __init__(self, emit: Emit, read: _Read = read_last) -> None:
         #: Returns the trials that have a trial process.
-        self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.running_trials: Callable[[], Iterable[tuple[AttemptId, messages.TrialSpec]]] = tuple
         self._emit, self._read = emit, read
         self._printed: dict[tuple[str, AttemptId], _Printed] = {}
         self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
@@ -71,18 +63,18 @@ class FailureOutput:
         self._emit(events_key, event)
 
     def _heard(self, events_key: str, event: bytes) -> bytes:
-        match said := decode_node_event(event):
-            case TrialStarted(trial, attempt):
+        match said := messages.decode_node_event(event):
+            case messages.TrialStarted(trial, attempt):
                 self._printed[events_key, (trial, attempt)] = said.printed
-            case SlotFreed(trial, attempt):
+            case messages.SlotFreed(trial, attempt):
                 self._printed.pop((events_key, (trial, attempt)), None)
-            case TrialFailed(trial, attempt) | TrialProcessDied(trial, attempt):
+            case messages.TrialFailed(trial, attempt) | messages.TrialProcessDied(trial, attempt):
                 key = trial, attempt
                 starts = [start for one, start in self.running_trials() if one == key]
                 folder = next((one.folder for one in starts if one.events_key == events_key), None)
                 if folder is not None:
                     printed = self._printed.get((events_key, key), (0, 0))
-                    return encode(replace(said, output=self._output(folder, printed)))
+                    return messages.encode(replace(said, output=self._output(folder, printed)))
             case _:
                 pass
         return event

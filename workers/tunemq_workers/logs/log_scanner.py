@@ -19,21 +19,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.trial.memory_errors import says_cuda_memory
+from tunemq_workers.logs import log_messages as messages
 from tunemq_workers.logs.log_lines import LogFile, end_of
 from tunemq_workers.logs.log_matching import LogPatterns, PatternDisabled
-from tunemq_workers.logs.log_messages import (
-    ANSWER,
-    AttemptOutput,
-    FinishOutput,
-    FollowOutput,
-    LineMatched,
-    LogAnswer,
-    LogOrder,
-    OutputFinished,
-    PatternDropped,
-    decode_order,
-    encode,
-)
 from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.processes.child_start import begin, receive
 from tunemq_workers.runtime.frames import FrameDecoder, frame
@@ -48,7 +36,7 @@ _END_BYTES: Final = 16 * 2**10
 class _FollowedOutput:
     """The output of one attempt, and the patterns that were not found in it yet."""
 
-    def __init__(self, output: AttemptOutput) -> None:
+    def __init__(self, output: messages.AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)
         self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
         self.patterns = list(output.patterns)
@@ -64,22 +52,22 @@ class LogScanner:
         answer: takes answers.
     """
 
-    def __init__(self, answer: Callable[[LogAnswer], None]) -> None:
+    def __init__(self, answer: Callable[[messages.LogAnswer], None]) -> None:
         self._answer = answer
         self._patterns = LogPatterns()
         self._followed: dict[int, _FollowedOutput] = {}
 
-    def obey(self, order: LogOrder) -> None:
+    def obey(self, order: messages.LogOrder) -> None:
         """Carry out one order."""
         match order:
-            case FollowOutput(id_, output):
+            case messages.FollowOutput(id_, output):
                 self._followed[id_] = _FollowedOutput(output)
-            case FinishOutput(id_, output, asks_memory):
+            case messages.FinishOutput(id_, output, asks_memory):
                 followed = (
                     self._followed.pop(id_) if id_ in self._followed else _FollowedOutput(output)
                 )
                 self._look_at(id_, followed, is_last=True)
-                self._answer(OutputFinished(id_, asks_memory and _is_cuda_memory(output)))
+                self._answer(messages.OutputFinished(id_, asks_memory and _is_cuda_memory(output)))
             case _:
                 self._followed.pop(order.id, None)
 
@@ -96,15 +84,15 @@ class LogScanner:
             try:
                 line = self._patterns.search(pattern, lines)
             except PatternDisabled as left_out:
-                self._answer(PatternDropped(id_, pattern, str(left_out)))
+                self._answer(messages.PatternDropped(id_, pattern, str(left_out)))
             else:
                 if line is None:
                     continue
-                self._answer(LineMatched(id_, pattern, line))
+                self._answer(messages.LineMatched(id_, pattern, line))
             followed.patterns.remove(pattern)
 
 
-def _is_cuda_memory(output: AttemptOutput) -> bool:
+def _is_cuda_memory(output: messages.AttemptOutput) -> bool:
     names = zip((STDOUT, STDERR), output.printed, strict=True)
     return any(
         says_cuda_memory(
@@ -120,7 +108,9 @@ def main() -> None:
 
 
 def _serve(node: socket.socket) -> None:
-    scanner = LogScanner(lambda answer: node.sendall(frame(ANSWER, encode(answer))))
+    scanner = LogScanner(
+        lambda answer: node.sendall(frame(messages.ANSWER, messages.encode(answer)))
+    )
     decoder = FrameDecoder()
     due = time.monotonic() + PERIOD_S
     while True:
@@ -129,7 +119,7 @@ def _serve(node: socket.socket) -> None:
             if not data:
                 return
             for _, payload in decoder.feed(data):
-                scanner.obey(decode_order(payload))
+                scanner.obey(messages.decode_order(payload))
         if time.monotonic() >= due:
             scanner.look()
             due = time.monotonic() + PERIOD_S

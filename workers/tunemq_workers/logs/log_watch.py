@@ -19,32 +19,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tunemq_shared.protocol.messages import (
-    LogMatched,
-    SlotFreed,
-    TrialFailed,
-    TrialFinished,
-    TrialPaused,
-    TrialProcessDied,
-    TrialSpec,
-    TrialStarted,
-    decode_node_event,
-    encode,
-)
+from tunemq_shared.protocol import messages
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
-from tunemq_workers.logs.log_messages import (
-    AttemptOutput,
-    FinishOutput,
-    FollowOutput,
-    ForgetOutput,
-    LineMatched,
-    LogAnswer,
-    OutputFinished,
-    PatternDropped,
-    decode_answer,
-)
-from tunemq_workers.logs.log_messages import encode as encode_order
+from tunemq_workers.logs import log_messages
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime.checkpoint_interfaces import Emit
@@ -57,7 +35,13 @@ TIMEOUT_S: Final = 20.0
 #: Seconds without work after which the node ends the scanner.
 _IDLE_S: Final = 60.0
 
-_Ended: TypeAlias = TrialFailed | TrialProcessDied | TrialFinished | TrialPaused | SlotFreed
+_Ended: TypeAlias = (
+    messages.TrialFailed
+    | messages.TrialProcessDied
+    | messages.TrialFinished
+    | messages.TrialPaused
+    | messages.SlotFreed
+)
 #: The tags of events that an attempt began, failed, or ended.
 BEGINS: Final = b"started"
 FAILS: Final = frozenset({b"failed", b"died"})
@@ -75,7 +59,7 @@ class _WatchedAttempt:
     id: int
     events_key: str
     key: AttemptId
-    output: AttemptOutput
+    output: log_messages.AttemptOutput
     has_gpu: bool
     told: set[str] = field(default_factory=set)
     #: The event of its failure and all later ones, while the output is being searched.
@@ -105,7 +89,7 @@ class LogWatch:
         warn: Callable[[str, str], object],
     ) -> None:
         #: Returns the trials that have a trial process.
-        self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
+        self.running_trials: Callable[[], Iterable[tuple[AttemptId, messages.TrialSpec]]] = tuple
         self._reactor, self._emit, self._warn = reactor, emit, warn
         self._ids = itertools.count(1)
         self._followed: dict[int, _WatchedAttempt] = {}
@@ -155,7 +139,7 @@ class LogWatch:
     # --- attempts -----------------------------------------------------------------------------
 
     def _begin(self, events_key: str, event: bytes) -> None:
-        started: TrialStarted = decode_node_event(event)
+        started: messages.TrialStarted = messages.decode_node_event(event)
         key = (started.trial, started.attempt)
         starts = (start for one, start in self.running_trials() if one == key)
         start = next((one for one in starts if one.events_key == events_key), None)
@@ -164,14 +148,14 @@ class LogWatch:
         has_gpu = bool(start.devices) or any(start.resources.get(one) for one in (GPU, GPU_MEMORY))
         if not (start.log_patterns or has_gpu):
             return
-        output = AttemptOutput(start.folder, started.printed, start.log_patterns)
+        output = log_messages.AttemptOutput(start.folder, started.printed, start.log_patterns)
         followed = _WatchedAttempt(next(self._ids), events_key, key, output, has_gpu)
         self._followed[followed.id] = self._by_key[events_key, key] = followed
         if output.patterns:
             self._order(followed)
 
     def _end(self, events_key: str, event: bytes) -> None:
-        ended = decode_node_event(event)
+        ended = messages.decode_node_event(event)
         followed = None
         if isinstance(ended, _Ended):
             followed = self._by_key.get((events_key, (ended.trial, ended.attempt)))
@@ -183,7 +167,7 @@ class LogWatch:
             return
         if self._is_ending:
             self._forget(followed)
-        elif isinstance(ended, TrialFailed | TrialProcessDied):
+        elif isinstance(ended, messages.TrialFailed | messages.TrialProcessDied):
             followed.asks_memory = followed.has_gpu and _may_be_memory(ended)
             if followed.asks_memory or followed.output.patterns:
                 self._hold(followed, event)
@@ -222,7 +206,7 @@ class LogWatch:
     def _forget(self, followed: _WatchedAttempt) -> None:
         del self._followed[followed.id], self._by_key[followed.events_key, followed.key]
         if self._child.is_up:
-            self._child.send(encode_order(ForgetOutput(followed.id)))
+            self._child.send(log_messages.encode(log_messages.ForgetOutput(followed.id)))
         if not self._followed:
             if self._idle is not None:
                 self._idle.cancel()
@@ -240,10 +224,12 @@ class LogWatch:
         if not self._child.is_up:
             self._child.start_if_none()
         elif followed.held:
-            finish = FinishOutput(followed.id, followed.output, followed.asks_memory)
-            self._child.send(encode_order(finish))
+            finish = log_messages.FinishOutput(followed.id, followed.output, followed.asks_memory)
+            self._child.send(log_messages.encode(finish))
         elif followed.output.patterns:
-            self._child.send(encode_order(FollowOutput(followed.id, followed.output)))
+            self._child.send(
+                log_messages.encode(log_messages.FollowOutput(followed.id, followed.output))
+            )
 
     def _tell_all(self) -> None:
         for followed in list(self._followed.values()):
@@ -255,22 +241,22 @@ class LogWatch:
             self._child.start_if_none()
 
     def _answered(self, answer: bytes) -> None:
-        said: LogAnswer = decode_answer(answer)
+        said: log_messages.LogAnswer = log_messages.decode_answer(answer)
         followed = self._followed.get(said.id)
         if followed is None:
             return
         match said:
-            case LineMatched(_, pattern, line):
+            case log_messages.LineMatched(_, pattern, line):
                 if pattern not in followed.told:  # an earlier scanner may have found it
                     followed.told.add(pattern)
-                    matched = LogMatched(*followed.key, pattern, line, time.time())
-                    self._emit(followed.events_key, encode(matched))
-            case PatternDropped(_, pattern, reason):
+                    matched = messages.LogMatched(*followed.key, pattern, line, time.time())
+                    self._emit(followed.events_key, messages.encode(matched))
+            case log_messages.PatternDropped(_, pattern, reason):
                 if (followed.events_key, pattern) not in self._warned:
                     self._warned.add((followed.events_key, pattern))
                     text = f"The log policy {pattern!r} is not applied on this node: {reason}."
                     self._warn(followed.events_key, text)
-            case OutputFinished(_, is_cuda_memory):
+            case log_messages.OutputFinished(_, is_cuda_memory):
                 self._release(followed, is_cuda_memory=is_cuda_memory)
 
 
@@ -281,17 +267,17 @@ def tag_of(event: bytes) -> bytes:
     return event[at + 1 : at + 1 + (head[0] & 0x1F)] if head else b""
 
 
-def _may_be_memory(failure: TrialFailed | TrialProcessDied) -> bool:
+def _may_be_memory(failure: messages.TrialFailed | messages.TrialProcessDied) -> bool:
     """Return whether lack of GPU memory may explain a failure that does not name its cause."""
-    if isinstance(failure, TrialProcessDied):
+    if isinstance(failure, messages.TrialProcessDied):
         return not failure.cause
     return failure.kind == "user" and is_of_a_child(failure.error)
 
 
 def _as_cuda_memory(event: bytes) -> bytes:
-    failure = decode_node_event(event)
-    if isinstance(failure, TrialProcessDied):
-        return encode(msgspec.structs.replace(failure, cause=CUDA_MEMORY))
-    if isinstance(failure, TrialFailed):
-        return encode(msgspec.structs.replace(failure, kind=CUDA_MEMORY))
+    failure = messages.decode_node_event(event)
+    if isinstance(failure, messages.TrialProcessDied):
+        return messages.encode(msgspec.structs.replace(failure, cause=CUDA_MEMORY))
+    if isinstance(failure, messages.TrialFailed):
+        return messages.encode(msgspec.structs.replace(failure, kind=CUDA_MEMORY))
     return event

@@ -25,26 +25,12 @@ from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, TrialSpec, encode
 from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
+from tunemq_workers.broker import publisher_messages
 from tunemq_workers.broker.consumer_process import ConsumerProcess
 from tunemq_workers.broker.event_publisher import EventPublisher
 from tunemq_workers.broker.memory_budget import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outboxes import Outboxes
-from tunemq_workers.broker.publisher_messages import (
-    AppendFailed,
-    BatchesAppended,
-    Deregister,
-    ForgetStream,
-    LeaseReply,
-    OutputSent,
-    PublisherReport,
-    RedisLost,
-    Register,
-    Registered,
-    RegistrationFailed,
-    RenewLeaseNow,
-    SendOutput,
-)
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
@@ -138,7 +124,9 @@ class NodeLoop:
         forkservers: TrialProcessLauncher,
         make_checkpoints: Callable[[Emit], CheckpointRequests],
         dependencies: DependencyFetcher,
-        make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
+        make_files: Callable[
+            [Emit, Callable[[publisher_messages.SendOutput], None], Callable[[], bool]], TrialFiles
+        ],
         make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
         children: set[int],
         start_consumers: Callable[[], ChildProcess],
@@ -286,7 +274,7 @@ class NodeLoop:
     def _deregister(self) -> None:
         if not self._has_deregistered:
             self._has_deregistered = True
-            self._publisher.order(Deregister())
+            self._publisher.order(publisher_messages.Deregister())
             self._publisher.join(_DEREGISTER_S)
             _log.info("node.ended")
             self._reactor.stop()
@@ -319,7 +307,7 @@ class NodeLoop:
         # this one missed.
         if self._ending is None:
             self._consumer.start_if_none()
-        self._publisher.order(RenewLeaseNow())
+        self._publisher.order(publisher_messages.RenewLeaseNow())
 
     def _obey(self, message: bytes) -> None:
         term_before, _ = self._commands.confirmed
@@ -329,7 +317,7 @@ class NodeLoop:
         self._publisher.confirmed = self._commands.confirmed
         if assignment.term > term_before or self._redis_state.generation is None:
             # A new scheduler runs; Redis may have been reset before it started.
-            self._publisher.order(RenewLeaseNow())
+            self._publisher.order(publisher_messages.RenewLeaseNow())
         self._overdue_in_a_row = 0
         if assignment.store and assignment.store != self._tried_store:
             self._tried_store = assignment.store
@@ -359,33 +347,33 @@ class NodeLoop:
 
     # --- Redis ----------------------------------------------------------------------------------
 
-    def _heard(self, report: PublisherReport) -> None:
+    def _heard(self, report: publisher_messages.PublisherReport) -> None:
         self._publisher.reports_handled()
         redis_state = self._redis_state
         match report:
-            case LeaseReply():
+            case publisher_messages.LeaseReply():
                 self._seen(report)
-            case Registered():
+            case publisher_messages.Registered():
                 redis_state.registered, redis_state.introducing = redis_state.introducing, None
                 self._say_ready()
                 self._register()
-            case RegistrationFailed():
+            case publisher_messages.RegistrationFailed():
                 redis_state.introducing = None  # the next lease reply tries again
-            case BatchesAppended(key):
+            case publisher_messages.BatchesAppended(key):
                 self._outboxes.appended(key)
-            case OutputSent():
+            case publisher_messages.OutputSent():
                 self._files.output_sent()
-            case AppendFailed(key, reason):
+            case publisher_messages.AppendFailed(key, reason):
                 self._outboxes.not_appended(key, reason)
                 if redis_state.is_up:  # Redis may have another generation
-                    self._publisher.order(RenewLeaseNow())
-            case RedisLost(reason):
+                    self._publisher.order(publisher_messages.RenewLeaseNow())
+            case publisher_messages.RedisLost(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
                 redis_state.is_up, redis_state.introducing = False, None
                 self._consumer.redis_is_away()
                 self._heed(is_heard=False)
 
-    def _seen(self, seen: LeaseReply) -> None:
+    def _seen(self, seen: publisher_messages.LeaseReply) -> None:
         self._health.confirmed(has_scheduler=seen.has_scheduler)
         redis_state = self._redis_state
         if seen.generation != redis_state.generation:
@@ -404,7 +392,7 @@ class NodeLoop:
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         used = self._supervisor.events_keys() | unsettled
         for key in self._checkpoints.forget_all_but(used, seen.acknowledged_up_to, missing):
-            self._publisher.order(ForgetStream(key))
+            self._publisher.order(publisher_messages.ForgetStream(key))
         self._outboxes.forget_all_but(used)
         was_up, redis_state.is_up = redis_state.is_up, True
         if self._ending is not None:
@@ -472,7 +460,7 @@ class NodeLoop:
         is_under_way = under_way is not None and under_way.generation == due.generation
         if redis_state.registered != due and not is_under_way:  # one at a time
             redis_state.introducing = due
-            self._publisher.order(Register(encode(self._registration)))
+            self._publisher.order(publisher_messages.Register(encode(self._registration)))
 
     # --- after each round -----------------------------------------------------------------------
 
@@ -495,7 +483,7 @@ class NodeLoop:
         )
         self._publisher.is_hurried = is_hurried
         if is_hurried and not was_hurried:  # the publisher may just have begun a long wait
-            self._publisher.order(RenewLeaseNow())
+            self._publisher.order(publisher_messages.RenewLeaseNow())
         is_settled = outboxes.is_settled or not redis_state.is_up
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         is_alone = not self._supervisor and not unsettled and not self._logs.is_holding

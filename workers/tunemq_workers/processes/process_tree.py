@@ -35,12 +35,7 @@ from types import FrameType
 from typing import Final
 
 from tunemq_shared.system.processes import children_of, signal_group, stat_of
-from tunemq_workers.processes.forkserver_messages import (
-    ForkserverReport,
-    ForkserverWarned,
-    ProcessExited,
-    ProcessTreeGone,
-)
+from tunemq_workers.processes import forkserver_messages as messages
 
 #: The environment variable with a trial process's name, inherited by all that it executes.
 MARK: Final = "TUNEMQ_HOST"
@@ -138,12 +133,12 @@ class ProcessTrees:
         for process in self._pids:
             self.kill(process)
 
-    def reap(self) -> list[ForkserverReport]:
+    def reap(self) -> list[messages.ForkserverReport]:
         """Reap ended children, kill orphans of dead trial processes, and return reports of changes.
 
         Call it after every SIGCHLD: each killed orphan causes another SIGCHLD until none is left.
         """
-        reports: list[ForkserverReport] = []
+        reports: list[messages.ForkserverReport] = []
         while (ended := _ended_child()) is not None or self._dying:
             if ended is None or ended.si_pid not in self._own:
                 self._hurry()
@@ -162,7 +157,7 @@ class ProcessTrees:
         remaining = frozenset[str]().union(*self._orphans.values())
         for process in [process for process in self._dying if process not in remaining]:
             del self._dying[process]
-            reports.append(ProcessTreeGone(process))
+            reports.append(messages.ProcessTreeGone(process))
         if not self._trackers:
             self._trackers_deadline = None
         if not self._dying:
@@ -189,7 +184,7 @@ class ProcessTrees:
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
-    def _bury_others(self, at_most: int, reports: list[ForkserverReport]) -> int:
+    def _bury_others(self, at_most: int, reports: list[messages.ForkserverReport]) -> int:
         """Reap ended children up to a trial process, whose orphans have to be found first.
 
         Returns:
@@ -202,7 +197,7 @@ class ProcessTrees:
             self._bury(ended.si_pid, reports)
         return at_most
 
-    def _bury(self, pid: int, reports: list[ForkserverReport]) -> None:
+    def _bury(self, pid: int, reports: list[messages.ForkserverReport]) -> None:
         """Reap a child that has ended."""
         process = self._processes.pop(pid, None)
         if process is not None:
@@ -221,9 +216,9 @@ class ProcessTrees:
         self._dying[process] = pid
         status = ended.si_status
         if ended.si_code == os.CLD_EXITED:
-            reports.append(ProcessExited(process, pid, None, status))
+            reports.append(messages.ProcessExited(process, pid, None, status))
         else:
-            reports.append(ProcessExited(process, pid, status, None))
+            reports.append(messages.ProcessExited(process, pid, status, None))
 
     def _sweep(self, children: list[int], *, has_new_dead: bool) -> bool:
         """Kill each new child that is neither a trial process nor a resource tracker.
@@ -258,7 +253,7 @@ class ProcessTrees:
             signal_group(group, signal.SIGKILL)
         return True
 
-    def _find_owners(self, reports: list[ForkserverReport]) -> None:
+    def _find_owners(self, reports: list[messages.ForkserverReport]) -> None:
         """Find the trial processes to which the remaining orphans belong."""
         for pid in (self._told | self._trackers) - self._orphans.keys():
             self._orphans[pid] = self._processes_of(pid)
@@ -302,10 +297,10 @@ class ProcessTrees:
         mark = _mark_of(orphan)
         return frozenset({mark} if mark in dead else dead)
 
-    def _say_immune(self, pid: int, reports: list[ForkserverReport]) -> None:
+    def _say_immune(self, pid: int, reports: list[messages.ForkserverReport]) -> None:
         processes = ", ".join(sorted(self._orphans[pid]))
         reports.append(
-            ForkserverWarned(
+            messages.ForkserverWarned(
                 f"process {pid}, left by {processes}, runs as another user and cannot be killed; "
                 "its slot stays taken until it ends."
             )

@@ -16,25 +16,8 @@ from typing import Final
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
+from tunemq_workers.runtime import transfer_messages as messages
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.transfer_messages import (
-    AbandonTransfer,
-    BeginTransfer,
-    DownloadCheckpoint,
-    FetchBlob,
-    Transfer,
-    TransferAnswer,
-    TransferDone,
-    TransferFailed,
-    TransferRetrying,
-    TransferTraffic,
-    TryStore,
-    UploadCheckpoint,
-    UploadResult,
-    UploadTrialFiles,
-    decode_answer,
-    encode,
-)
 
 #: Seconds that the process may take to stop a cancelled transfer: a read from a store that does not
 #: answer times out earlier.
@@ -56,7 +39,7 @@ class _Listener:
     id: int
     job: _Job
     timeout_s: float
-    on_done: Callable[[UploadResult | None], None]
+    on_done: Callable[[messages.UploadResult | None], None]
     on_failed: Callable[[str, bool], None]
     on_trouble: Callable[[str], None]
     on_disk_failed: Callable[[str], None] | None = None
@@ -69,7 +52,7 @@ class _Job:
     """One transfer, as the transfers process knows it."""
 
     id: int
-    transfer: Transfer
+    transfer: messages.Transfer
     listeners: list[_Listener] = field(default_factory=list)
     #: The current process has the order and has not answered it.
     is_begun: bool = False
@@ -125,7 +108,7 @@ class TransferClient:
             start,
             children,
             on_up=self._begin_all,
-            on_answer=lambda answer: self._answered(decode_answer(answer)),
+            on_answer=lambda answer: self._answered(messages.decode_answer(answer)),
             on_end=self._child_ended,
         )
 
@@ -145,8 +128,8 @@ class TransferClient:
 
     def start(
         self,
-        transfer: Transfer,
-        on_done: Callable[[UploadResult | None], None],
+        transfer: messages.Transfer,
+        on_done: Callable[[messages.UploadResult | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
         on_disk_failed: Callable[[str], None] | None = None,
@@ -181,7 +164,7 @@ class TransferClient:
             else:
                 _log.info("store.answers store=%s", store)
 
-        self.start(TryStore(store, _TRIED_S), lambda _: None, failed, trouble)
+        self.start(messages.TryStore(store, _TRIED_S), lambda _: None, failed, trouble)
 
     def cancel(self, number: int) -> None:
         """Stop waiting without a callback; ignored if the transfer has ended."""
@@ -208,7 +191,7 @@ class TransferClient:
         """Order the transfer from the process; if there is none, start it and order later."""
         if self._child.is_up:
             job.is_begun, job.is_abandoned = True, False
-            self._child.send(encode(BeginTransfer(job.id, job.transfer)))
+            self._child.send(messages.encode(messages.BeginTransfer(job.id, job.transfer)))
         else:
             self._child.start_if_none()
 
@@ -225,7 +208,7 @@ class TransferClient:
             self._over(job)
         elif not job.is_abandoned:
             job.is_abandoned = True
-            self._child.send(encode(AbandonTransfer(job.id)))
+            self._child.send(messages.encode(messages.AbandonTransfer(job.id)))
 
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]
@@ -241,17 +224,17 @@ class TransferClient:
 
     # --- answers, timeouts and failures -------------------------------------------------------
 
-    def _answered(self, answer: TransferAnswer) -> None:
-        if isinstance(answer, TransferTraffic):
+    def _answered(self, answer: messages.TransferAnswer) -> None:
+        if isinstance(answer, messages.TransferTraffic):
             self._traffic = answer.traffic
             return
         job = self._jobs.get(answer.id)
         if job is None:  # a callback for the answer before this one closed the client
             return
         match answer:
-            case TransferRetrying(_, reason):
+            case messages.TransferRetrying(_, reason):
                 self._set_trouble(job, reason)
-            case TransferDone(_, uploaded):
+            case messages.TransferDone(_, uploaded):
                 job.is_begun = False
                 # A listener that joined after the abandonment may have removed the files since.
                 if job.is_abandoned and job.is_wanted:
@@ -259,7 +242,7 @@ class TransferClient:
                 else:
                     self._forget(job)
                     self._finish(job.listeners, lambda listener: listener.on_done(uploaded))
-            case TransferFailed(_, reason, is_corrupt, is_disk):
+            case messages.TransferFailed(_, reason, is_corrupt, is_disk):
                 job.is_begun = False
                 if job.is_abandoned and not is_corrupt:
                     self._over(job)
@@ -342,23 +325,23 @@ def _nobody_is_told(_why: str) -> None:
     """No-op until a callback is set."""
 
 
-def _target(transfer: Transfer) -> tuple[str, ...]:
+def _target(transfer: messages.Transfer) -> tuple[str, ...]:
     """Return a key that equal fetches share; () for uploads, which are never shared."""
     match transfer:
-        case FetchBlob():
+        case messages.FetchBlob():
             return transfer.store, transfer.blob.sha256, transfer.folder
-        case DownloadCheckpoint():
+        case messages.DownloadCheckpoint():
             return transfer.store, transfer.key, transfer.sha256, transfer.folder
         case _:
             return ()
 
 
 def _name(job: _Job) -> str:
-    if isinstance(job.transfer, FetchBlob):
+    if isinstance(job.transfer, messages.FetchBlob):
         return f"the blob {job.transfer.blob.sha256}"
-    if isinstance(job.transfer, TryStore):
+    if isinstance(job.transfer, messages.TryStore):
         return f"the test of {job.transfer.store}"
-    if isinstance(job.transfer, UploadTrialFiles):
+    if isinstance(job.transfer, messages.UploadTrialFiles):
         return f"the files of {job.transfer.key}"
-    kind = "upload" if isinstance(job.transfer, UploadCheckpoint) else "download"
+    kind = "upload" if isinstance(job.transfer, messages.UploadCheckpoint) else "download"
     return f"the {kind} of checkpoint {job.transfer.key}"

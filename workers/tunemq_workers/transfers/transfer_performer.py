@@ -37,22 +37,7 @@ from tunemq_shared.objects.store_traffic import TRAFFIC, counted
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.plain_files import read_below
 from tunemq_shared.trial.trial_folder_upload import send_folder
-from tunemq_workers.runtime.transfer_messages import (
-    AbandonTransfer,
-    BeginTransfer,
-    DownloadCheckpoint,
-    FetchBlob,
-    Transfer,
-    TransferAnswer,
-    TransferDone,
-    TransferFailed,
-    TransferOrder,
-    TransferRetrying,
-    TryStore,
-    UploadCheckpoint,
-    UploadResult,
-    UploadTrialFiles,
-)
+from tunemq_workers.runtime import transfer_messages as messages
 from tunemq_workers.system.trial_user import own_files
 
 #: Parallel transfers per store.
@@ -98,9 +83,9 @@ class _Store:
         """Whether no transfer of this store is running or queued."""
         return not self.unfinished
 
-    def submit(self, transfer: Transfer, perform: Callable[[], None]) -> Future[None]:
+    def submit(self, transfer: messages.Transfer, perform: Callable[[], None]) -> Future[None]:
         """Call ``perform`` in an upload or download thread, depending on the transfer."""
-        is_sent = isinstance(transfer, UploadCheckpoint | UploadTrialFiles)
+        is_sent = isinstance(transfer, messages.UploadCheckpoint | messages.UploadTrialFiles)
         pool = self._senders if is_sent else self._fetchers
         return pool.submit(perform)
 
@@ -116,7 +101,7 @@ class _Store:
 class _Running:
     """A transfer that is begun and not answered."""
 
-    order: BeginTransfer
+    order: messages.BeginTransfer
     store: _Store
     cancel: CancelToken
     future: Future[None] | None = None
@@ -131,24 +116,24 @@ class TransferPerformer:
         answer: takes answers; called in any thread.
     """
 
-    def __init__(self, answer: Callable[[TransferAnswer], None]) -> None:
+    def __init__(self, answer: Callable[[messages.TransferAnswer], None]) -> None:
         self._answer = answer
         self._lock = threading.Lock()
         self._stores: dict[str, _Store] = {}
         self._running: dict[int, _Running] = {}
 
-    def obey(self, order: TransferOrder) -> None:
+    def obey(self, order: messages.TransferOrder) -> None:
         """Begin or abandon a transfer; an order to abandon an unknown one is ignored."""
         match order:
-            case BeginTransfer():
+            case messages.BeginTransfer():
                 self._begin(order)
-            case AbandonTransfer(number):
+            case messages.AbandonTransfer(number):
                 with self._lock:
                     running = self._running.get(number)
                 if running is not None:
                     self._abandon(running)
 
-    def _begin(self, order: BeginTransfer) -> None:
+    def _begin(self, order: messages.BeginTransfer) -> None:
         # The node handles timeouts, because it knows listeners that joined later.
         running = _Running(order, self._store(order.transfer.store), CancelToken())
         with self._lock:
@@ -161,29 +146,30 @@ class TransferPerformer:
         assert running.future is not None  # orders come from one thread
         if running.future.cancel():  # still queued, so no thread will perform it
             self._end(
-                running, TransferFailed(running.order.id, "it was called off before it began")
+                running,
+                messages.TransferFailed(running.order.id, "it was called off before it began"),
             )
 
     def _perform(self, running: _Running) -> None:
         number, transfer = running.order.id, running.order.transfer
-        answer: TransferAnswer
+        answer: messages.TransferAnswer
         _log.info("transfer.begun id=%d transfer=%r", number, transfer)
         try:
             match transfer:
-                case UploadCheckpoint():
-                    answer = TransferDone(number, self._upload(running, transfer))
-                case DownloadCheckpoint():
+                case messages.UploadCheckpoint():
+                    answer = messages.TransferDone(number, self._upload(running, transfer))
+                case messages.DownloadCheckpoint():
                     self._download(running, transfer)
-                    answer = TransferDone(number)
-                case UploadTrialFiles():
+                    answer = messages.TransferDone(number)
+                case messages.UploadTrialFiles():
                     self._send_files(running, transfer)
-                    answer = TransferDone(number)
-                case FetchBlob():
+                    answer = messages.TransferDone(number)
+                case messages.FetchBlob():
                     self._fetch_blob(running, transfer)
-                    answer = TransferDone(number)
-                case TryStore():
+                    answer = messages.TransferDone(number)
+                case messages.TryStore():
                     self._try(running)
-                    answer = TransferDone(number)
+                    answer = messages.TransferDone(number)
         except Exception as problem:  # noqa: BLE001 - reported to the node and logged
             is_expected = isinstance(problem, TuneError)
             _log.warning(
@@ -193,14 +179,16 @@ class TransferPerformer:
                 exc_info=None if is_expected else problem,
             )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
-            answer = TransferFailed(
+            answer = messages.TransferFailed(
                 number, encodable(reason), isinstance(problem, _OF_NO_USE), _is_of_disk(problem)
             )
         else:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
 
-    def _upload(self, running: _Running, upload: UploadCheckpoint) -> UploadResult:
+    def _upload(
+        self, running: _Running, upload: messages.UploadCheckpoint
+    ) -> messages.UploadResult:
         base = _whole_base(upload)
         in_trouble = partial(self._in_trouble, running)
 
@@ -210,9 +198,9 @@ class TransferPerformer:
             )
 
         done = self._patiently(running, send)
-        return UploadResult(done.sha256, done.size, done.shared, done.sent)
+        return messages.UploadResult(done.sha256, done.size, done.shared, done.sent)
 
-    def _download(self, running: _Running, download: DownloadCheckpoint) -> None:
+    def _download(self, running: _Running, download: messages.DownloadCheckpoint) -> None:
         folder, in_trouble = Path(download.folder), partial(self._in_trouble, running)
 
         def fetch(objects: ObjectStore) -> None:
@@ -222,7 +210,7 @@ class TransferPerformer:
 
         self._patiently(running, fetch)
 
-    def _fetch_blob(self, running: _Running, fetch: FetchBlob) -> None:
+    def _fetch_blob(self, running: _Running, fetch: messages.FetchBlob) -> None:
         in_trouble = partial(self._in_trouble, running)
 
         def get(ref: BlobRef, folder: BlobFolder) -> BlobRef:
@@ -240,7 +228,7 @@ class TransferPerformer:
         else:
             get(fetch.blob, BlobFolder(fetch.folder))
 
-    def _send_files(self, running: _Running, send: UploadTrialFiles) -> None:
+    def _send_files(self, running: _Running, send: messages.UploadTrialFiles) -> None:
         folder, in_trouble = Path(send.folder), partial(self._in_trouble, running)
 
         def put(objects: ObjectStore) -> None:
@@ -287,9 +275,9 @@ class TransferPerformer:
             running.trouble = reason
             running.told_at = now if reason else running.told_at
         _log.warning("transfer.trouble id=%d reason=%r", running.order.id, reason)
-        self._answer(TransferRetrying(running.order.id, reason))
+        self._answer(messages.TransferRetrying(running.order.id, reason))
 
-    def _end(self, running: _Running, answer: TransferAnswer) -> None:
+    def _end(self, running: _Running, answer: messages.TransferAnswer) -> None:
         with self._lock:
             del self._running[running.order.id]
             running.store.unfinished -= 1
@@ -329,7 +317,7 @@ def _copied(ref: BlobRef, folder: BlobFolder) -> BlobRef:
         return folder.take_in(ref, partial(copy_file, source))
 
 
-def _whole_base(upload: UploadCheckpoint) -> Path | None:
+def _whole_base(upload: messages.UploadCheckpoint) -> Path | None:
     """Return the base's manifest, or None if it is damaged: it could name missing objects."""
     if not upload.base:
         return None

@@ -21,14 +21,8 @@ from typing import Final
 
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_workers.processes.child_start import begin, receive
+from tunemq_workers.runtime import transfer_messages as messages
 from tunemq_workers.runtime.frames import FrameDecoder, frame
-from tunemq_workers.runtime.transfer_messages import (
-    ANSWER,
-    TransferAnswer,
-    TransferTraffic,
-    decode_order,
-    encode,
-)
 from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 #: Added to the node's niceness: training comes first.
@@ -63,25 +57,25 @@ def main() -> None:
 def _serve(node: socket.socket) -> None:
     sending = threading.Lock()
 
-    def answer(answer: TransferAnswer) -> None:
+    def answer(answer: messages.TransferAnswer) -> None:
         with sending:
-            node.sendall(frame(ANSWER, encode(answer)))
+            node.sendall(frame(messages.ANSWER, messages.encode(answer)))
 
     threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
     performer, decoder = TransferPerformer(answer), FrameDecoder()
     while data := receive(node):
         for _, payload in decoder.feed(data):
-            performer.obey(decode_order(payload))
+            performer.obey(messages.decode_order(payload))
 
 
-def _count(answer: Callable[[TransferAnswer], None]) -> None:
+def _count(answer: Callable[[messages.TransferAnswer], None]) -> None:
     """Report store traffic to the node until it closes the socket."""
     told = StoreTraffic()
     with contextlib.suppress(OSError):
         while True:
             if (traffic := TRAFFIC.so_far()) != told:
                 told = traffic
-                answer(TransferTraffic(traffic))
+                answer(messages.TransferTraffic(traffic))
             time.sleep(_COUNT_EVERY_S)
 
 

@@ -19,16 +19,7 @@ from tunemq_shared.base.errors import (
     TuneError,
 )
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.protocol.messages import (
-    CheckpointRef,
-    CheckpointWritten,
-    NodeEvent,
-    TrialFailed,
-    TrialFinished,
-    TrialOrder,
-    TrialPaused,
-    encode,
-)
+from tunemq_shared.protocol import messages
 from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.runtime import frames
@@ -38,7 +29,7 @@ _HEADER_BYTES: Final = 5
 #: A send buffer that grew beyond this size is replaced by a small one.
 _KEPT_BYTES: Final = 1 << 20
 
-_decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
+_decode_order = msgspec.msgpack.Decoder(messages.TrialOrder).decode
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _put_header = struct.Struct(">IB").pack_into
 _pack_count = struct.Struct(">I").pack
@@ -62,23 +53,23 @@ class NodeChannel(TrialChannel):
         #: Whether to tell the node that this process waits for an order.
         self.says_that_it_waits = False
         self._orders = 0
-        self._next: TrialOrder | None = None
-        self._newest: TrialOrder | None = None
+        self._next: messages.TrialOrder | None = None
+        self._newest: messages.TrialOrder | None = None
         self._is_dismissed = False
         self._awaits_answer = False
         self._answer: bytes | None = None
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=line.close)
 
-    def send(self, event: NodeEvent) -> None:
+    def send(self, event: messages.NodeEvent) -> None:
         """Send ``event``; wait while the node does not read.
 
         Raises:
             MetricError: it is larger than the largest possible message.
         """
-        if type(event) is CheckpointWritten:
+        if type(event) is messages.CheckpointWritten:
             failpoint("written.before_send")
-            self._send(frames.frame(frames.WRITTEN, encode(event)))
+            self._send(frames.frame(frames.WRITTEN, messages.encode(event)))
             failpoint("written.after_send")
             return
         is_ending = type(event) in _ENDINGS
@@ -96,19 +87,19 @@ class NodeChannel(TrialChannel):
         kind = frames.EVENT
         if is_ending:
             kind = frames.ENDING
-            self.has_failed = type(event) is TrialFailed
+            self.has_failed = type(event) is messages.TrialFailed
         _put_header(buffer, 0, length, kind)
         self._send(buffer)
         if length > _KEPT_BYTES:
             self._buffer = bytearray(_CHUNK)
 
-    def poll(self) -> TrialOrder | None:
+    def poll(self) -> messages.TrialOrder | None:
         """Return the newest order that has arrived; None if there is none."""
         while self._receive(socket.MSG_DONTWAIT):
             pass
         return self._taken()
 
-    def wait(self) -> TrialOrder:
+    def wait(self) -> messages.TrialOrder:
         """Wait until an order has arrived, and return the newest one."""
         order = self.poll()
         if order is None and self.says_that_it_waits:
@@ -129,7 +120,9 @@ class NodeChannel(TrialChannel):
             raise StoreError(answer.error)
         return Path(answer.cache)
 
-    def fetch(self, ref: CheckpointRef, *, again: bool = False) -> tuple[Path, CheckpointRef]:
+    def fetch(
+        self, ref: messages.CheckpointRef, *, again: bool = False
+    ) -> tuple[Path, messages.CheckpointRef]:
         """Wait until ``ref`` is in the node's cache, and return the cache folder.
 
         The copy is not verified. With ``again`` the node replaces its copy. Also returns ``ref``,
@@ -146,7 +139,7 @@ class NodeChannel(TrialChannel):
         known = msgspec.structs.replace(ref, sha256=ref.sha256 or answer.sha256)
         return Path(answer.cache), known
 
-    def wait_for_next_trial(self) -> TrialOrder | None:
+    def wait_for_next_trial(self) -> messages.TrialOrder | None:
         """Report that this process is free, and return its next trial; None if it is to end."""
         self._newest = None
         self._send(frames.frame(frames.IDLE))
@@ -180,7 +173,7 @@ class NodeChannel(TrialChannel):
         except (BrokenPipeError, ConnectionResetError):
             _node_is_gone()
 
-    def _taken(self) -> TrialOrder | None:
+    def _taken(self) -> messages.TrialOrder | None:
         order, self._newest = self._newest, None
         return order
 
@@ -211,7 +204,7 @@ class NodeChannel(TrialChannel):
         return True
 
 
-_ENDINGS: Final = frozenset({TrialFinished, TrialFailed, TrialPaused})
+_ENDINGS: Final = frozenset({messages.TrialFinished, messages.TrialFailed, messages.TrialPaused})
 _ANSWERS: Final = frozenset({frames.SAVE_ANSWER, frames.FETCHED})
 
 

@@ -17,12 +17,7 @@ from tunemq_shared.base import failpoints
 from tunemq_shared.checkpoints.checkpoint_folders import remove_leftovers
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
-from tunemq_shared.system.process_control import (
-    become_subreaper,
-    die_with_parent,
-    keep_memory_private,
-    set_name,
-)
+from tunemq_shared.system import process_control
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 from tunemq_workers.processes.process_tree import MARK
@@ -34,9 +29,9 @@ def leave_the_forkserver(forkserver: int) -> None:
     """Detach a forked child from the forkserver with this pid: signals, group, memory priority."""
     with contextlib.suppress(OSError):  # the parent has done it already
         os.setpgid(0, 0)
-    keep_memory_private(False)  # the forkserver's may be private; a trial's is not
-    become_subreaper()
-    die_with_parent(forkserver)
+    process_control.keep_memory_private(False)  # the forkserver's may be private; a trial's is not
+    process_control.become_subreaper()
+    process_control.die_with_parent(forkserver)
     # While a forkserver kills process trees it has a real-time priority, and its children start
     # with the default one: take over its nice value. A negative one needs a privilege.
     with contextlib.suppress(PermissionError):
@@ -103,7 +98,7 @@ class TrialEnvironment:
         )
         sys.path[:] = self.sys_path
         sys.argv[:] = [start.trial_name]
-        set_name(start.trial_name)
+        process_control.set_name(start.trial_name)
         _set_limits(start.limits)
         self.libraries.limit(limit, given)
         seeding.seed_trial(start.seed, start.trial_number)

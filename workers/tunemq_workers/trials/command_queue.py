@@ -8,12 +8,7 @@ from typing import Any
 import msgspec
 
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.protocol.messages import (
-    PROTOCOL_VERSION,
-    Assignment,
-    TrialOrder,
-    decode_assignment,
-)
+from tunemq_shared.protocol import messages
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.runtime.trial_process_interfaces import AttemptId
 
@@ -48,7 +43,7 @@ class _AssignmentEnvelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode_envelope = msgspec.msgpack.Decoder(_AssignmentEnvelope).decode
-_decode_order = msgspec.msgpack.Decoder(TrialOrder).decode
+_decode_order = msgspec.msgpack.Decoder(messages.TrialOrder).decode
 _decode_beginning = msgspec.msgpack.Decoder(_OrderPrefix).decode
 
 
@@ -73,7 +68,7 @@ class CommandQueue:
         #: The newest assignment's (term, version).
         self.confirmed = (0, 0)
 
-    def open(self, command: bytes) -> Assignment | None:
+    def open(self, command: bytes) -> messages.Assignment | None:
         """Return the assignment in ``command``, base64 of a signed message; None if it is rejected.
 
         Each rejection is counted; all but those of old assignments are also reported.
@@ -84,15 +79,16 @@ class CommandQueue:
         unreadable: list[tuple[_OrderPrefix, str]] = []
         try:
             try:
-                assignment = decode_assignment(body)
+                assignment = messages.decode_assignment(body)
             except UNDECODABLE:
                 assignment = _read_each(body, unreadable)
         except UNDECODABLE as problem:
             self._signing.reject_command("unreadable", f"cannot be read ({problem})")
             return None
         version = (assignment.term, assignment.version)
-        if assignment.protocol != PROTOCOL_VERSION:
-            theirs = f"has version {assignment.protocol} of the protocol, not {PROTOCOL_VERSION}"
+        if assignment.protocol != messages.PROTOCOL_VERSION:
+            ours = messages.PROTOCOL_VERSION
+            theirs = f"has version {assignment.protocol} of the protocol, not {ours}"
             self._signing.reject_command("version", theirs)
         elif assignment.instance_id != self._instance_id:
             self._signing.reject_command("instance_id", f"is for the node {assignment.instance_id}")
@@ -109,7 +105,7 @@ class CommandQueue:
         return None
 
 
-def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> Assignment:
+def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> messages.Assignment:
     """Decode an assignment order by order; add those that fail, with the reason, to a list.
 
     Raises:
@@ -122,7 +118,7 @@ def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> Assig
             orders.append(_decode_order(order))
         except UNDECODABLE as problem:
             unreadable.append((_decode_beginning(order), str(problem)))
-    return Assignment(
+    return messages.Assignment(
         envelope.protocol,
         envelope.instance_id,
         envelope.term,

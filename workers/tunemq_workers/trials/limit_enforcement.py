@@ -18,16 +18,8 @@ from typing import Final, NamedTuple
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes.tree_watch import TreeWatch
+from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.frames import (
-    ASK_SAVE,
-    AWAIT_ORDER,
-    FETCH,
-    FETCHED,
-    NEXT,
-    ORDER,
-    SAVE_ANSWER,
-)
 from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
 
 #: Clocks are read this often while the shortest limit runs out; then the shortest and the longest
@@ -40,7 +32,11 @@ DUMP_S: Final = 0.5
 #: The size of the number of received orders, which `AWAIT_ORDER` carries.
 _COUNT_BYTES: Final = 4
 #: The requests of a trial process, and the frames that answer them.
-_ANSWERS: Final = {ASK_SAVE: SAVE_ANSWER, FETCH: FETCHED, AWAIT_ORDER: ORDER}
+_ANSWERS: Final = {
+    frames.ASK_SAVE: frames.SAVE_ANSWER,
+    frames.FETCH: frames.FETCHED,
+    frames.AWAIT_ORDER: frames.ORDER,
+}
 
 
 class LimitExceeded(NamedTuple):
@@ -172,7 +168,7 @@ class LimitEnforcer:
         if clock is None:
             return
         clock.has_spoken = True
-        if kind == AWAIT_ORDER and payload != clock.orders.to_bytes(_COUNT_BYTES, "big"):
+        if kind == frames.AWAIT_ORDER and payload != clock.orders.to_bytes(_COUNT_BYTES, "big"):
             return  # the order is on its way
         if kind in _ANSWERS:
             self._read(clock)
@@ -205,9 +201,9 @@ class LimitEnforcer:
             self._exceeded(process, clock.found)
 
     def _sent(self, clock: _Clock, kind: int) -> None:
-        if kind == ORDER:
+        if kind == frames.ORDER:
             clock.orders += 1
-        elif kind == NEXT:
+        elif kind == frames.NEXT:
             clock.orders = 0
         if clock.awaits and kind == clock.awaits:
             self._read(clock)

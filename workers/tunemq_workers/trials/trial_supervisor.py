@@ -31,21 +31,8 @@ from tunemq_workers.gpu.gpu_admission import GpuAdmission
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.processes.tree_watch import TreeWatch
+from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.checkpoint_interfaces import TrialKey, trial_of
-from tunemq_workers.runtime.frames import (
-    ASK_SAVE,
-    AWAIT_ORDER,
-    ENDING,
-    FETCH,
-    IDLE,
-    LEAVE,
-    MAX_FRAME_BYTES,
-    NEXT,
-    ORDER,
-    UNREAD,
-    UNREADABLE,
-    WRITTEN,
-)
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.runtime.trial_process_interfaces import (
     AttemptId,
@@ -65,14 +52,14 @@ _CLOSED_GRACE_S: Final = 1.0
 _SHOWN: Final = 300
 #: The most bytes that valid frames of these kinds have, with room to spare.
 _LONGEST: Final = {
-    ASK_SAVE: 0,
-    AWAIT_ORDER: 16,
-    ENDING: 8 * 2**20,
-    FETCH: 16 * 2**10,
-    IDLE: 0,
-    WRITTEN: 16 * 2**10,
+    frames.ASK_SAVE: 0,
+    frames.AWAIT_ORDER: 16,
+    frames.ENDING: 8 * 2**20,
+    frames.FETCH: 16 * 2**10,
+    frames.IDLE: 0,
+    frames.WRITTEN: 16 * 2**10,
 }
-_OF_CHECKPOINTS: Final = frozenset({ASK_SAVE, FETCH, WRITTEN})
+_OF_CHECKPOINTS: Final = frozenset({frames.ASK_SAVE, frames.FETCH, frames.WRITTEN})
 
 _log = logging.getLogger(__name__)
 
@@ -246,26 +233,26 @@ class TrialSupervisor:
         process = self._processes[name]
         if process.is_condemned:
             return
-        if len(payload) > _LONGEST.get(kind, MAX_FRAME_BYTES):
+        if len(payload) > _LONGEST.get(kind, frames.MAX_FRAME_BYTES):
             problem = f"a frame of the kind {kind} has {len(payload)} bytes"
             self._reject(process, f"{problem}; at most {_LONGEST[kind]} are possible")
             return
         self._limits.heard(name, kind, payload)
-        if kind == ENDING:
+        if kind == frames.ENDING:
             self._end(process, payload)
         elif kind in _OF_CHECKPOINTS and not process.is_parked:
             try:
                 self._checkpoints.said(process, kind, payload)
             except TransportError as problem:
                 self._reject(process, str(problem))
-        elif kind == IDLE:
+        elif kind == frames.IDLE:
             self._idle(process)
-        elif kind == UNREADABLE:
+        elif kind == frames.UNREADABLE:
             said = payload[:_SHOWN].decode(errors="replace")
             self._reject(process, f"a frame of the trial's process cannot be read: {said}")
-        elif kind == UNREAD:
+        elif kind == frames.UNREAD:
             self._reject(process, "the trial's process does not read what its node tells it")
-        elif kind != AWAIT_ORDER:
+        elif kind != frames.AWAIT_ORDER:
             self._reject(process, f"the trial's process sent a frame of the unknown kind {kind}")
 
     def _end(self, process: TrialProcess, payload: bytes) -> None:
@@ -364,11 +351,11 @@ class TrialSupervisor:
         if order.stop:
             # The save before a stop has this much time, too: another trial waits for the slot.
             process.is_given_up = True
-            process.connection.send(ORDER, _encoded(order))
+            process.connection.send(frames.ORDER, _encoded(order))
             self._escalate(process, process.start.stop_grace_s)
         elif how_far(order) != how_far(before):
             # A trial that is to pause may end its step and save, without a limit of time.
-            process.connection.send(ORDER, _encoded(order))
+            process.connection.send(frames.ORDER, _encoded(order))
         self._checkpoints.told(process)
 
     def _fail(self, trial: TrialKey, reason: str) -> None:
@@ -516,7 +503,7 @@ class TrialSupervisor:
         self._enter(process)
         self._limits.begin(process)
         process.connection.hold(start.events_key in self._held)
-        process.connection.send(NEXT, _encoded(order, start))
+        process.connection.send(frames.NEXT, _encoded(order, start))
         self._running[key] = process
         return True
 
@@ -578,7 +565,7 @@ class TrialSupervisor:
         """Let parked processes clean up what they keep for a next trial, and end."""
         for process in self._parked():
             process.is_dismissed = True
-            process.connection.send(LEAVE, b"")
+            process.connection.send(frames.LEAVE, b"")
             self._escalate(process, process.start.stop_grace_s)
 
     def _set_timer(
