@@ -24,7 +24,8 @@ from typing import Final
 
 from tunemq_workers.broker.outbox_spool import is_spool
 from tunemq_workers.logs import output_files
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import own_files
 
 #: A log that exceeds this size is cut to its newest half.
@@ -80,7 +81,7 @@ class LogCaps:
 
     def __init__(
         self,
-        timers: Timers,
+        timers: Reactor,
         disk: DiskJobs,
         folder: str,
         *,

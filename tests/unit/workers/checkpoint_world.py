@@ -22,7 +22,7 @@ from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 STORE = "s3://bucket/exp?endpoint=http://127.0.0.1:9"
 KEY = "tunemq:events:exp"

@@ -7,7 +7,7 @@ from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import Xid
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 MIB, GIB = 2**20, 2**30
 #: The pid of the node, and one of a process from outside the farm.

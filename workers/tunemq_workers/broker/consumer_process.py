@@ -17,7 +17,7 @@ from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import UNREADABLE
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
 
 #: Seconds after which a consumer that is not ready yet is replaced.
 _STARTING_S: Final = 15.0
@@ -180,7 +180,7 @@ class ConsumerProcess:
         forkserver.sock.close()
         os.kill(forkserver.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         self._children.discard(forkserver.pid)
-        self._orphans.sweep(_nobody_waits)
+        self._orphans.sweep(do_nothing)
 
     def _hear(self, consumer: socket.socket) -> None:
         self._is_ready = False
@@ -239,7 +239,3 @@ class ConsumerProcess:
             return
         self._consumer.close()
         self._consumer, self._is_ready = None, False
-
-
-def _nobody_waits() -> None:
-    """No-op callback for the end of the last orphan."""

@@ -25,7 +25,7 @@ from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expecte
 from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, split_derived
 from tunemq_workers.logs.log_watch import tag_of
 from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 _Name = Annotated[str, Meta(max_length=4096)]
 _Text = Annotated[str, Meta(max_length=2**20)]

@@ -18,8 +18,7 @@ from tunemq_shared.base.backoff import backoff_s
 from tunemq_workers.broker.memory_budget import MemoryBudget
 from tunemq_workers.broker.outbox import Outbox
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream, PublisherOrder
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.reactor import Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer
 
 #: Seconds after which a missing and unused stream counts as that of a finished experiment.
 MISSING_S: Final = 5.0
@@ -68,7 +67,7 @@ class Outboxes:
     def __init__(
         self,
         budget: MemoryBudget,
-        timers: Timers,
+        timers: Reactor,
         *,
         order: Callable[[PublisherOrder], None],
         header: Callable[[int], bytes],

@@ -9,7 +9,7 @@ from typing import Final
 
 from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.protocol import messages
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
+from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 #: Length limit, in characters, of a reason: it may repeat text of a trial process.
 _LONGEST: Final = 4000

@@ -1,4 +1,4 @@
-"""Disk operations of the checkpoint cache, and the thread that runs them.
+"""Disk operations of the checkpoint cache.
 
 Checkpoints share unchanged files by hard links. So a checkpoint's size is measured by inode, and a
 shared inode counts once.
@@ -10,15 +10,12 @@ import errno
 import hashlib
 import logging
 import os
-import queue
 import re
 import shutil
-import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.safe_text import encodable
@@ -27,7 +24,6 @@ from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
 from tunemq_shared.system.folder_trees import remove_tree, walk
 from tunemq_shared.system.plain_files import open_to_read
-from tunemq_workers.runtime.reactor import Reactor
 
 #: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
@@ -35,7 +31,6 @@ TRASH: Final = ".tunemq-trash-"
 #: Folders of a checkpoint whose sizes count.
 _MAX_FOLDERS: Final = 100_000
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -57,46 +52,6 @@ class CacheContents(NamedTuple):
 
     checkpoints: list[LeftoverCheckpoint]
     disk_bytes: int
-
-
-class CacheDisk:
-    """Run disk jobs one after another in a thread; the reactor gets their results.
-
-    The thread starts with the first job.
-    """
-
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="cache disk", daemon=True)
-
-    def run(
-        self,
-        job: Callable[[], _T],
-        then: Callable[[_T], None],
-        failed: Callable[[OSError], None] | None = None,
-    ) -> None:
-        """Queue ``job``; afterwards the reactor calls ``then`` with its result, or ``failed``."""
-        if not self._thread.is_alive():
-            self._thread.start()
-        self._jobs.put(partial(self._do, job, then, failed or _log_failure))
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-
-    def _do(
-        self,
-        job: Callable[[], _T],
-        then: Callable[[_T], None],
-        failed: Callable[[OSError], None],
-    ) -> None:
-        try:
-            result = job()
-        except OSError as problem:
-            self._reactor.post(partial(failed, problem))
-        else:
-            self._reactor.post(partial(then, result))
 
 
 def take_over(root: str) -> CacheContents:
@@ -213,7 +168,3 @@ def _folders(path: str | Path) -> list[os.DirEntry[str]]:
         return [entry for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-
-
-def _log_failure(problem: OSError) -> None:
-    _log.error("cache.disk_failed problem=%r", str(problem))

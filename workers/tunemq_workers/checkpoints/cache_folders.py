@@ -22,7 +22,8 @@ from tunemq_workers.checkpoints import cache_disk
 from tunemq_workers.checkpoints.cache_disk import TRASH, CacheContents
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_cache import CheckpointCache
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import do_nothing
 
 #: Seconds after which an experiment without a stream counts as finished.
 MISSING_S: Final = 5.0
@@ -80,7 +81,7 @@ class CacheFolders:
             root = os.path.join(self._folder, name)
             # The folder may belong to a user who keeps other things in it.
             if name.startswith(TRASH):
-                self._disk.run(partial(cache_disk.remove_folder, root), _ignore)
+                self._disk.run(partial(cache_disk.remove_folder, root), do_nothing)
             elif _FOLDER.fullmatch(name):  # a trial made all others
                 events_key = unquote(name)
                 self._add(root, events_key, is_ours=True)
@@ -154,11 +155,7 @@ class CacheFolders:
         self._count()
         self._cache.forget(folder.root)
         if folder.is_ours:
-            self._disk.run(partial(cache_disk.remove_folder, folder.root), _ignore)
+            self._disk.run(partial(cache_disk.remove_folder, folder.root), do_nothing)
 
     def _count(self) -> None:
         self.events_keys = tuple({folder.events_key for folder in self._folders.values()})
-
-
-def _ignore(_: None) -> None:
-    """No-op callback."""

@@ -21,7 +21,8 @@ from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_workers.checkpoints import cache_disk
 from tunemq_workers.checkpoints.cache_disk import Inodes, LeftoverCheckpoint
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import do_nothing
 
 #: Committed copies that each trial keeps while there is space.
 _COPIES_OF_A_TRIAL: Final = 2
@@ -158,7 +159,7 @@ class CheckpointCache:
         if cached.is_gone:
             return
         self._forget(cached)
-        self._disk.run(partial(cache_disk.remove, cached.root, cached.key), _ignore)
+        self._disk.run(partial(cache_disk.remove, cached.root, cached.key), do_nothing)
 
     def forget(self, root: str) -> None:
         """Forget all checkpoints of a folder; its files stay on the disk."""
@@ -222,7 +223,3 @@ class CheckpointCache:
             if not self._links[inode]:
                 del self._links[inode]
                 self.size -= size
-
-
-def _ignore(_: None) -> None:
-    """No-op callback."""

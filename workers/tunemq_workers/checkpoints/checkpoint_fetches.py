@@ -15,9 +15,10 @@ from tunemq_shared.protocol.messages import CheckpointRef, TrialWaits, encode
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Emit, TransferService
+from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.transfer_messages import DownloadCheckpoint
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.trial_process_state import Emit, TrialProcess
+from tunemq_workers.transfers.transfer_client import TransferClient
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class CheckpointFetches:
 
     def __init__(
         self,
-        transfers: TransferService,
+        transfers: TransferClient,
         cache: CheckpointCache,
         disk: DiskJobs,
         emit: Emit,

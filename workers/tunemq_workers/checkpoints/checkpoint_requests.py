@@ -29,24 +29,18 @@ from tunemq_workers.checkpoints.checkpoint_fetches import CheckpointFetches
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
 from tunemq_workers.checkpoints.upload_backpressure import UploadBackpressure
 from tunemq_workers.checkpoints.upload_queues import UploadQueues
-from tunemq_workers.runtime.checkpoint_interfaces import (
-    DiskJobs,
-    Emit,
-    Timers,
-    TransferService,
-    TrialKey,
-    is_leaving,
-    trial_of,
-)
+from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.frames import ASK_SAVE, FETCH, FETCHED, SAVE_ANSWER
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.reactor import Reactor, do_nothing
+from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
+from tunemq_workers.transfers.transfer_client import TransferClient
 
 
 class _TrialClient:
     """A trial process that saves or restores checkpoints."""
 
     def __init__(self, process: TrialProcess) -> None:
-        self.process, self.key, self.trial = process, process.key, trial_of(process)
+        self.process, self.key, self.trial = process, process.key, process.trial
         self.root = ""
         #: The newest checkpoint that it wrote: the next one links to its files.
         self.newest: CachedCheckpoint | None = None
@@ -67,16 +61,16 @@ class CheckpointRequests:
 
     def __init__(
         self,
-        timers: Timers,
+        timers: Reactor,
         disk: DiskJobs,
-        transfers: TransferService,
+        transfers: TransferClient,
         emit: Emit,
         *,
         folder: str,
         limits: CacheLimits,
     ) -> None:
         #: Takes a trial that must fail because its checkpoints cannot be uploaded, and the reason.
-        self.on_given_up: Callable[[TrialKey, str], object] = _nobody_is_told
+        self.on_given_up: Callable[[TrialKey, str], object] = do_nothing
         self._disk, self._transfers, self._emit = disk, transfers, emit
         self._cache = CheckpointCache(disk, limits)
         self._folders = CacheFolders(self._cache, disk, limits, folder)
@@ -135,7 +129,7 @@ class CheckpointRequests:
 
     def told(self, process: TrialProcess) -> None:
         """Let a trial process that was ordered to stop or pause write at once."""
-        if is_leaving(process):
+        if process.is_leaving:
             self._backpressure.look()
 
     def process_gone(self, name: str) -> None:
@@ -147,7 +141,7 @@ class CheckpointRequests:
         if self._backpressure.is_writing(name):
             folder = os.path.basename(guest.process.start.folder)
             job = partial(cache_disk.remove_strays, guest.root, folder, guest.key[1], guest.written)
-            self._disk.run(job, _ignore)
+            self._disk.run(job, do_nothing)
         if guest.newest is not None:
             self._cache.release(guest.newest, name)
         self._fetches.leave(name)
@@ -210,7 +204,7 @@ class CheckpointRequests:
 
     def _given(self, process: TrialProcess, cached: CachedCheckpoint) -> None:
         if any(cached.key == ref.key for ref in process.start.restore):
-            self._uploads.restored(trial_of(process), process.order.attempt, cached)
+            self._uploads.restored(process.trial, process.order.attempt, cached)
 
     def _written(self, guest: _TrialClient, payload: bytes) -> None:
         name, process = guest.process.name, guest.process
@@ -247,17 +241,9 @@ class CheckpointRequests:
         self.on_given_up(trial, reason)
 
 
-def _nobody_is_told(_trial: TrialKey, _reason: str) -> None:
-    """No-op until `TrialSupervisor` sets a callback."""
-
-
 def _disk_bytes(folder: str) -> float:
     """Return the size of a folder's disk in bytes; infinity if it is unknown."""
     try:
         return shutil.disk_usage(folder).total or math.inf
     except OSError:  # a trial has removed the folder
         return math.inf
-
-
-def _ignore(_: None) -> None:
-    """No-op callback."""

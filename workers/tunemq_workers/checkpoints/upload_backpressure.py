@@ -18,15 +18,8 @@ from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import SaveAnswer
 from tunemq_workers.checkpoints.upload_queues import UploadQueues
-from tunemq_workers.runtime.checkpoint_interfaces import (
-    Emit,
-    Timers,
-    TrialKey,
-    is_leaving,
-    trial_of,
-)
-from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +50,7 @@ class UploadBackpressure:
     """
 
     def __init__(
-        self, timers: Timers, uploads: UploadQueues, emit: Emit, limits: CacheLimits
+        self, timers: Reactor, uploads: UploadQueues, emit: Emit, limits: CacheLimits
     ) -> None:
         self._timers, self._uploads, self._emit = timers, uploads, emit
         self._limits = limits
@@ -105,7 +98,7 @@ class UploadBackpressure:
         """Yield each question, in order, with the reason why it must wait; "" if it need not."""
         is_full = False  # if it is, later questions must not overtake
         for question in list(self._questions.values()):
-            if is_leaving(question.process):
+            if question.process.is_leaving:
                 yield question, ""
                 continue
             if reason := self._too_many(question):
@@ -116,7 +109,7 @@ class UploadBackpressure:
             yield question, reason or ("others wait for room on this node" if is_full else "")
 
     def _too_many(self, question: _PendingSave) -> str:
-        process, trial = question.process, trial_of(question.process)
+        process, trial = question.process, question.process.trial
         count = self._uploads.count(trial)
         count += sum(1 for granted in self._granted.values() if granted.trial == trial)
         allowed = 1 + process.start.uploads_waiting
@@ -128,7 +121,7 @@ class UploadBackpressure:
 
     def _too_large(self, question: _PendingSave) -> str:
         held = self._uploads.size + sum(granted.size for granted in self._granted.values())
-        size = self._uploads.last_size(trial_of(question.process))
+        size = self._uploads.last_size(question.process.trial)
         if not held or held + size <= self._limits.uploads:
             return ""
         reason = f"no more than {self._limits.uploads} bytes on this node may wait to be uploaded"
@@ -136,7 +129,7 @@ class UploadBackpressure:
         return f"{reason}: {trouble}" if trouble else reason
 
     def _grant(self, question: _PendingSave) -> None:
-        process, trial = question.process, trial_of(question.process)
+        process, trial = question.process, question.process.trial
         self._granted[process.name] = _GrantedSave(trial, self._uploads.last_size(trial))
         self._answer(question, SaveAnswer(question.cache))
 

@@ -20,8 +20,9 @@ from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.checkpoints.manifest import COMMITTED
 from tunemq_shared.protocol import messages
 from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
-from tunemq_workers.runtime.checkpoint_interfaces import Emit, TransferService, TrialKey
 from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult
+from tunemq_workers.runtime.trial_process_state import Emit, TrialKey
+from tunemq_workers.transfers.transfer_client import TransferClient
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class UploadQueues:
 
     def __init__(
         self,
-        transfers: TransferService,
+        transfers: TransferClient,
         cache: CheckpointCache,
         emit: Emit,
         *,

@@ -14,8 +14,8 @@ from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
-from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import TrialConnection, TrialProcessListener
+from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
+from tunemq_workers.runtime.trial_process_state import TrialProcessListener
 from tunemq_workers.system.trial_user import UserAccount
 from tunemq_workers.work_folder import forkserver_log
 
@@ -87,7 +87,7 @@ class ForkserverPool:
         groups: MemoryCgroups | None = None,
     ) -> None:
         #: Called with (events stream, text).
-        self.on_warning: Callable[[str, str], object] = _nobody_is_told
+        self.on_warning: Callable[[str, str], object] = do_nothing
         self._reactor, self._children = reactor, children
         self._orphans = OrphanReaper(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
@@ -109,8 +109,14 @@ class ForkserverPool:
 
     def start(
         self, process: str, order: TrialOrder, listener: TrialProcessListener
-    ) -> TrialConnection:
-        """Begin to fork a trial process for ``order``; see `TrialProcessLauncher.start`."""
+    ) -> FrameConnection:
+        """Begin to fork a trial process for ``order``, whose ``start`` is set.
+
+        ``listener`` is called about it, but only after this has returned.
+
+        Raises:
+            OSError: the environment has no forkserver and none can be started.
+        """
         assert order.start is not None  # the protocol guarantees it
         server = self._server_for(order.start.environment)
         gpus = tuple(order.start.devices) if self._has_gpus else ()
@@ -148,7 +154,7 @@ class ForkserverPool:
             running.server.dump(process)
 
     def held_at_kill(self, process: str) -> int:
-        """See `TrialProcessLauncher.held_at_kill`."""
+        """Return the peak bytes of a process tree that the kernel killed for its limit; else 0."""
         return 0 if self._groups is None else self._groups.held_at_kill(process)
 
     def close(self) -> None:
@@ -277,7 +283,3 @@ class ForkserverPool:
         for process, listener in listeners.items():
             self._leave_group(process)
             listener.gone(process)
-
-
-def _nobody_is_told(_events_key: str, _text: str) -> None:
-    """Default callback that does nothing."""

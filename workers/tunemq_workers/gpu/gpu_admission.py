@@ -15,9 +15,8 @@ from typing import Final
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.broker.trial_notices import TrialEvents
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 #: Seconds of waiting after which the node reports the wait.
 _TIMEOUT_S: Final = 1.0
@@ -47,7 +46,7 @@ class GpuAdmission:
     def __init__(
         self,
         availability: GpuAvailability | None,
-        timers: Timers,
+        timers: Reactor,
         trial_events: TrialEvents,
         given_back: Callable[[AttemptId], object],
     ) -> None:

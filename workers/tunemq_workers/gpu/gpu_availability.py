@@ -32,9 +32,8 @@ from tunemq_workers.gpu.drivers import Xid
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 from tunemq_workers.gpu.gpu_locks import GpuLocks
 from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot, in_words
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.reactor import Timer
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 #: Seconds that memory has to come back after a process ended.
 GIVEN_BACK_WITHIN_S: Final = 15.0
@@ -140,7 +139,7 @@ class GpuAvailability:
     def __init__(
         self,
         gpus: Iterable[Gpu],
-        timers: Timers,
+        timers: Reactor,
         poll_within: Callable[[float], object],
         *,
         now: Callable[[], float] = time.monotonic,
@@ -148,11 +147,11 @@ class GpuAvailability:
         locks: GpuLocks | None = None,
     ) -> None:
         #: Called when a device became usable, or is no longer.
-        self.on_change: Callable[[], object] = _nothing
+        self.on_change: Callable[[], object] = do_nothing
         #: Takes all withheld devices and the reasons, whenever they change.
-        self.on_withheld: Callable[[dict[str, str]], object] = _nothing
+        self.on_withheld: Callable[[dict[str, str]], object] = do_nothing
         #: Takes (events stream, text) for experiments whose trials use a device.
-        self.on_warning: Callable[[str, str], object] = _nothing
+        self.on_warning: Callable[[str, str], object] = do_nothing
         #: By UUID, descriptions of foreign processes, also on usable devices; replaced, not
         #: changed.
         self.foreign: Mapping[str, str] = {}
@@ -470,7 +469,3 @@ def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> flo
 
 def _not_back(ours: list[GpuMemoryHolder]) -> str:
     return f"memory not given back: {in_words(ours)}"
-
-
-def _nothing(*_: object) -> None:
-    """No-op until a callback is set."""

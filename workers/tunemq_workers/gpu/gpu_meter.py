@@ -15,7 +15,7 @@ from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu
 from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcess
+from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 
 @dataclass(slots=True)

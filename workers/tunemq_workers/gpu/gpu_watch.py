@@ -15,6 +15,7 @@ from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import GpuDriver
 from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot, look_at
+from tunemq_workers.runtime.reactor import do_nothing
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +30,10 @@ class GpuWatch:
     """
 
     def __init__(
-        self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
+        self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], object]], None]
     ) -> None:
         #: Takes each snapshot; called by the loop.
-        self.on_snapshot: Callable[[GpuSnapshot], object] = _nobody_looks
+        self.on_snapshot: Callable[[GpuSnapshot], object] = do_nothing
         #: The newest metrics of the devices; empty if the driver failed to report any.
         self.gpu_metrics: tuple[GpuMetrics, ...] = ()
         self._driver, self._post = driver, post
@@ -97,7 +98,3 @@ class GpuWatch:
         else:
             self._was_known = True
             self.gpu_metrics = tuple(one for one in found if one.uuid in self._uuids)
-
-
-def _nobody_looks(_poll: GpuSnapshot) -> None:
-    """No-op until a callback is set."""

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from tunemq_shared.protocol import messages
 from tunemq_workers.logs.last_output import as_text, read_last
 from tunemq_workers.logs.log_watch import BEGINS, FAILS, tag_of
-from tunemq_workers.runtime.checkpoint_interfaces import Emit
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 
 #: Seconds that the loop may wait for a disk in each `PERIOD_S`: enough for a recently written page.
 #: A forkserver's death, which fails many trials at once, must not block the loop for longer.

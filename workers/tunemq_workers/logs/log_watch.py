@@ -25,9 +25,8 @@ from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
 from tunemq_workers.logs import log_messages
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
-from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 
 #: Seconds for which a failure waits for the search of its output. Normally that takes milliseconds;
 #: the limit is for hanging file systems and overloaded machines.

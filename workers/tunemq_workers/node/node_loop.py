@@ -32,6 +32,7 @@ from tunemq_workers.broker.memory_budget import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outboxes import Outboxes
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.logs.failure_output import FailureOutput
@@ -41,9 +42,8 @@ from tunemq_workers.node.key_watch import KeyWatch
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
-from tunemq_workers.runtime.checkpoint_interfaces import Emit
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId, TrialProcessLauncher
+from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.trials.command_queue import CommandQueue
 from tunemq_workers.trials.dependencies import DependencyFetcher
@@ -121,7 +121,7 @@ class NodeLoop:
         redis: RedisAddress,
         reactor: Reactor,
         budget: MemoryBudget,
-        forkservers: TrialProcessLauncher,
+        forkservers: ForkserverPool,
         make_checkpoints: Callable[[Emit], CheckpointRequests],
         dependencies: DependencyFetcher,
         make_files: Callable[

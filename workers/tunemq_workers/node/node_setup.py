@@ -34,7 +34,6 @@ from tunemq_workers.broker.memory_budget import MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.publisher_messages import SendOutput
-from tunemq_workers.checkpoints.cache_disk import CacheDisk
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers import interpreters
@@ -54,8 +53,9 @@ from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, GRACE_S, LOST_AFT
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess, start_child
 from tunemq_workers.processes.memory_groups import MemoryCgroups
-from tunemq_workers.runtime.checkpoint_interfaces import Emit
+from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.runtime.trial_process_state import Emit
 from tunemq_workers.system import machine
 from tunemq_workers.system.credentials import STORE_KEYS
 from tunemq_workers.system.machine_watch import MachineWatch
@@ -129,7 +129,7 @@ def run_node(
     )
     signing = NodeSigning(instance_id, keys)
     reactor, children = Reactor(), set[int]()
-    disk = CacheDisk(reactor)
+    disk = DiskJobs(reactor)
     pool = ForkserverPool(
         reactor,
         children,
@@ -297,7 +297,7 @@ def _end_without_workdir(
 
 
 def _look_after_workdir(
-    reactor: Reactor, disk: CacheDisk, folder: str, cache_of_others: str | None
+    reactor: Reactor, disk: DiskJobs, folder: str, cache_of_others: str | None
 ) -> None:
     """Keep logs short, and keep folders accessible that belong to the user of ``--trial-user``."""
     LogCaps(reactor, disk, folder).start()

@@ -14,7 +14,7 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
+from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.work_folder import LOCK, is_own_file
 
@@ -112,7 +112,7 @@ def restore_rights(folders: Iterable[str]) -> None:
                     allow(folder, mode | stat.S_IRWXU)
 
 
-def keep_rights(timers: Timers, folders: Collection[str]) -> None:
+def keep_rights(timers: Reactor, folders: Collection[str]) -> None:
     """Restore the rights to folders that trials and the node share, now and once per second.
 
     Otherwise one trial that changes their modes would make all later ones on the node fail.

@@ -12,6 +12,7 @@ from typing import Final
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.tree_memory import process_tree_of, tree_bytes
+from tunemq_workers.runtime.reactor import do_nothing
 
 #: Shortest and longest time between two looks at a process tree, in seconds.
 _PERIODS_S: Final = (0.02, 0.5)
@@ -42,17 +43,17 @@ class TreeWatch:
 
     Args:
         post: makes the node's loop call a function.
-        held_at_kill: see
-            `tunemq_workers.runtime.trial_process_interfaces.TrialProcessLauncher.held_at_kill`.
+        held_at_kill: returns the peak bytes of a process tree that the kernel killed for its limit;
+            else 0.
     """
 
     def __init__(
         self,
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], object]], None],
         held_at_kill: Callable[[str], int] = _none_was_killed,
     ) -> None:
         #: Called by the loop with the trial process's name, and kind and error of the failure.
-        self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
+        self.on_exceeded: Callable[[str, str, str], object] = do_nothing
         self._post, self._held_at_kill = post, held_at_kill
         self._process_trees: dict[str, _WatchedTree] = {}
         self._changed = threading.Condition()
@@ -147,7 +148,3 @@ def _too_many(members: int, limit: int) -> str:
 
 def _due(tree: _WatchedTree) -> float:
     return tree.due
-
-
-def _nobody_is_told(_process: str, _kind: str, _error: str) -> None:
-    """Default callback that does nothing."""

@@ -1,1 +1,1 @@
-"""The reactor, frames on sockets, and the interfaces between a node's parts."""
+"""The reactor, frames on sockets, and the state of trial processes."""

@@ -10,13 +10,9 @@ from typing import Final
 
 from tunemq_shared.base.errors import TransportError
 from tunemq_workers.runtime.frames import EVENT, UNREAD, UNREADABLE, FrameDecoder, frame
-from tunemq_workers.runtime.reactor import READ, WRITE, Reactor
+from tunemq_workers.runtime.reactor import READ, WRITE, Reactor, do_nothing
 
 _RECEIVE_BYTES: Final = 256 * 2**10
-
-
-def _nobody_listens(_event: bytes) -> None:
-    """No-op until a callback is set, which happens before the reactor can call."""
 
 
 class FrameConnection:
@@ -37,14 +33,14 @@ class FrameConnection:
         reactor: Reactor,
         sock: socket.socket,
         *,
-        on_event: Callable[[bytes], object] = _nobody_listens,
+        on_event: Callable[[bytes], object] = do_nothing,
         on_other: Callable[[int, bytes], None],
         on_end: Callable[[], None],
         most_unsent: float = math.inf,
     ) -> None:
         self._reactor, self._sock = reactor, sock
         self.on_event = on_event
-        self.on_sent: Callable[[int], object] = _nobody_asks
+        self.on_sent: Callable[[int], object] = do_nothing
         self._on_other, self._on_end = on_other, on_end
         self._decoder = FrameDecoder()
         self._unsent = bytearray()
@@ -135,7 +131,3 @@ class FrameConnection:
             self.close()
             self._on_end()
         return bool(data)
-
-
-def _nobody_asks(_kind: int) -> None:
-    """No-op for connections whose sent frames are not observed."""

@@ -30,7 +30,7 @@ class Timer:
 
     at: float
     order: int
-    call: Callable[[], None] | None = field(compare=False)
+    call: Callable[[], object] | None = field(compare=False)
 
     def cancel(self) -> None:
         """Prevent the call; no effect if it happened already."""
@@ -44,7 +44,7 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._timers: list[Timer] = []
         self._orders = itertools.count()
-        self._posted: deque[Callable[[], None]] = deque()
+        self._posted: deque[Callable[[], object]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, READ, self._woken)
         self._is_running = False
@@ -65,13 +65,13 @@ class Reactor:
         except KeyError:
             return
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def after(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Call once, ``delay_s`` seconds from now."""
         timer = Timer(time.monotonic() + delay_s, next(self._orders), call)
         heapq.heappush(self._timers, timer)
         return timer
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         """Make the loop call a function; safe in any thread and in signal handlers."""
         self._posted.append(call)
         os.eventfd_write(self._wake, 1)
@@ -109,3 +109,7 @@ class Reactor:
             call = heapq.heappop(self._timers).call
             if call is not None:
                 call()
+
+
+def do_nothing(*_: object) -> None:
+    """Stand in for a callback that nobody has set, or whose result nobody needs."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
+from tunemq_workers.runtime.reactor import Reactor
 
 #: Seconds between two readings. A kill counts as recent for one to two periods, in which even a
 #: large process has ended.
@@ -24,7 +24,7 @@ class OomKills:
             this process's control group, then the machine's.
     """
 
-    def __init__(self, timers: Timers, files: Sequence[str] | None = None) -> None:
+    def __init__(self, timers: Reactor, files: Sequence[str] | None = None) -> None:
         self._timers = timers
         candidates = _files() if files is None else files
         self._file = next((file for file in candidates if _read(file) is not None), None)

@@ -17,7 +17,7 @@ from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime import transfer_messages as messages
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
 
 #: Seconds that the process may take to stop a cancelled transfer: a read from a store that does not
 #: answer times out earlier.
@@ -93,7 +93,7 @@ class TransferClient:
         self, reactor: Reactor, *, start: Callable[[], ChildProcess], children: set[int]
     ) -> None:
         #: Takes the reason why the process ended, unless the node ended it.
-        self.on_death: Callable[[str], object] = _nobody_is_told
+        self.on_death: Callable[[str], object] = do_nothing
         self._reactor = reactor
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -319,10 +319,6 @@ class TransferClient:
         listener.job.listeners.remove(listener)
         if listener.timer is not None:
             listener.timer.cancel()
-
-
-def _nobody_is_told(_why: str) -> None:
-    """No-op until a callback is set."""
 
 
 def _target(transfer: messages.Transfer) -> tuple[str, ...]:

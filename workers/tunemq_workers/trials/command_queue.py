@@ -10,7 +10,7 @@ import msgspec
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol import messages
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId
 
 
 class _SpecPrefix(msgspec.Struct, frozen=True, array_like=True):

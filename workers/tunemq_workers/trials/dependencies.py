@@ -22,9 +22,11 @@ from typing import Final, NamedTuple
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
 from tunemq_shared.system.folder_trees import remove_tree, walk
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, TransferService
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import FetchBlob
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId
+from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
 
 #: Blobs may take a tenth of their disk; those in use stay even beyond that.
@@ -68,7 +70,7 @@ class DependencyFetcher:
     """
 
     def __init__(
-        self, disk: DiskJobs, transfers: TransferService, folder: str, variables: Mapping[str, str]
+        self, disk: DiskJobs, transfers: TransferClient, folder: str, variables: Mapping[str, str]
     ) -> None:
         #: Returns the trials whose blobs have to stay.
         self.in_use: Callable[[], Iterable[TrialSpec]] = tuple
@@ -193,7 +195,7 @@ class DependencyFetcher:
         except OSError as problem:
             _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
         else:
-            self._disk.run(partial(_delete, trash), _ignore)
+            self._disk.run(partial(_delete, trash), do_nothing)
 
     def _path(self, need: _RequiredBlob) -> str:
         return os.path.join(self._folder, CODE if need.is_bundle else BLOBS, need.ref.sha256)
@@ -276,7 +278,3 @@ def _delete(path: str) -> None:
         remove_tree(path)
     else:
         os.unlink(path)
-
-
-def _ignore(_: None) -> None:
-    """Ignore the result of a deletion."""

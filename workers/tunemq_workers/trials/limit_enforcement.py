@@ -19,8 +19,8 @@ from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.checkpoint_interfaces import Timers
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.reactor import Reactor, do_nothing
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 #: Clocks are read this often while the shortest limit runs out; then the shortest and the longest
 #: interval.
@@ -119,7 +119,7 @@ class LimitEnforcer:
 
     def __init__(
         self,
-        timers: Timers,
+        timers: Reactor,
         process_trees: TreeWatch,
         *,
         silence: Callable[[TrialProcess], bool],
@@ -194,7 +194,7 @@ class LimitEnforcer:
         """Stop enforcing limits: the trial ended or is being ended; further calls do nothing."""
         clock = self._clocks.pop(process.name, None)
         if clock is not None:
-            process.connection.on_sent = _nothing
+            process.connection.on_sent = do_nothing
         if self._held.pop(process.name, None) is not None:
             self._process_trees.leave(process.name)
         if clock is not None and clock.found is not None:
@@ -271,7 +271,3 @@ def _took_too_long(
         f"{what}, and its limit is {limit:g} s (TrialLimits({field}=...)); what it was doing is at "
         f"the end of {log}.",
     )
-
-
-def _nothing(_kind: int) -> None:
-    """Default callback that does nothing."""

@@ -16,7 +16,8 @@ from tunemq_shared.protocol.output_pieces import OutputChunk, encode
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_workers.broker.publisher_messages import SendOutput
 from tunemq_workers.logs.output_files import STDERR, STDOUT
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Timers
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import Reactor
 
 PERIOD_S: Final = 1.0
 #: The most bytes of one file that are sent at once; older ones are skipped.
@@ -52,7 +53,7 @@ class OutputStreamer:
 
     def __init__(
         self,
-        timers: Timers,
+        timers: Reactor,
         disk: DiskJobs,
         send: Callable[[SendOutput], None],
         may_send: Callable[[], bool],

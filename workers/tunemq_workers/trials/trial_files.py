@@ -19,10 +19,12 @@ from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import NodeWarned, TrialSpec, encode
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_workers.broker.publisher_messages import SendOutput
-from tunemq_workers.runtime.checkpoint_interfaces import DiskJobs, Emit, Timers, TransferService
+from tunemq_workers.runtime.disk_jobs import DiskJobs
+from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 from tunemq_workers.system.trial_user import own_files
+from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import TRIALS
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
@@ -48,9 +50,9 @@ class TrialFiles:
 
     def __init__(
         self,
-        timers: Timers,
+        timers: Reactor,
         disk: DiskJobs,
-        transfers: TransferService,
+        transfers: TransferClient,
         emit: Emit,
         *,
         send: Callable[[SendOutput], None],
@@ -129,7 +131,7 @@ class TrialFiles:
         except OSError as problem:  # the trial may have changed its permissions
             _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
             return
-        self._disk.run(partial(_remove, trash), _ignore)
+        self._disk.run(partial(_remove, trash), do_nothing)
 
     def _printing(self) -> Iterator[OutputSource]:
         for trial, start in self.running_trials():
@@ -144,7 +146,3 @@ def _remove(trash: str) -> None:
     """Remove a folder with any permissions in it; follows no link."""
     with own_files():
         remove_tree(trash)
-
-
-def _ignore(_: None) -> None:
-    """Ignore the result of a removal."""

@@ -27,17 +27,17 @@ from tunemq_shared.protocol.messages import FORKSERVER_LOST, TrialOrder, TrialSp
 from tunemq_workers.broker.event_validation import EventValidator
 from tunemq_workers.broker.trial_notices import TrialEvents
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_admission import GpuAdmission
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.checkpoint_interfaces import TrialKey, trial_of
-from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import (
+from tunemq_workers.runtime.reactor import Reactor, do_nothing
+from tunemq_workers.runtime.trial_process_state import (
     AttemptId,
+    TrialKey,
     TrialProcess,
-    TrialProcessLauncher,
     how_far,
 )
 from tunemq_workers.system.oom_kills import OomKills
@@ -83,7 +83,7 @@ class TrialSupervisor:
     def __init__(
         self,
         reactor: Reactor,
-        forkservers: TrialProcessLauncher,
+        forkservers: ForkserverPool,
         checkpoints: CheckpointRequests,
         dependencies: DependencyFetcher,
         emit: Callable[[str, bytes], object],
@@ -93,9 +93,9 @@ class TrialSupervisor:
         meter: GpuMeter | None = None,
     ) -> None:
         #: Called with a trial whose process did not end by itself, and its start order.
-        self.on_cut_off: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
+        self.on_cut_off: Callable[[AttemptId, TrialSpec], object] = do_nothing
         #: Called with a trial that its process has left, and its start order.
-        self.on_left: Callable[[AttemptId, TrialSpec], object] = _nobody_looks
+        self.on_left: Callable[[AttemptId, TrialSpec], object] = do_nothing
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
         self._emit_result = emit_result
         self._trial_events = TrialEvents(emit)
@@ -361,7 +361,7 @@ class TrialSupervisor:
     def _fail(self, trial: TrialKey, reason: str) -> None:
         """Fail a trial whose checkpoints cannot be kept, if it has a process."""
         for process in list(self._running.values()):
-            if trial_of(process) == trial and not (process.has_ended or process.is_given_up):
+            if process.trial == trial and not (process.has_ended or process.is_given_up):
                 self._condemn(process, "storage", reason)
                 self._kill(process)
 
@@ -376,7 +376,7 @@ class TrialSupervisor:
         if not (process.has_ended or process.is_given_up):
             text = f"the node refused what the trial's process sent: {problem.rstrip('.')}."
             self._condemn(process, "metric", text)
-        process.connection.on_event = _ignore
+        process.connection.on_event = do_nothing
         self._kill(process)
 
     def _exceeded(self, process: TrialProcess, excess: LimitExceeded) -> None:
@@ -398,7 +398,7 @@ class TrialSupervisor:
         """Ignore a process whose trial failed; return False if it was ending anyway."""
         if process.has_ended or process.is_given_up:
             return False
-        process.connection.on_event = _ignore
+        process.connection.on_event = do_nothing
         process.has_ended = process.is_given_up = process.is_condemned = True
         self._over.add(process.key)
         return True
@@ -576,14 +576,6 @@ class TrialSupervisor:
         process.timer = None
         if delay_s is not None and call is not None:
             process.timer = self._reactor.after(delay_s, call)
-
-
-def _nobody_looks(*_: object) -> None:
-    """Default callback that does nothing."""
-
-
-def _ignore(_event: bytes) -> None:
-    """Drop an event of a process whose trial has failed."""
 
 
 def _encoded(order: TrialOrder, start: TrialSpec | None = None) -> bytes:

@@ -38,8 +38,8 @@ from tunemq_workers.processes.forkserver_messages import (
     ProcessTreeGone,
     encode,
 )
+from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import TrialConnection
 
 _PIDFD_GETFD = 438
 
@@ -91,7 +91,7 @@ class Node:
         self.pool = ForkserverPool(
             self.reactor, set(), folder=str(folder), hostname="trial_process", node_ip="127.0.0.1"
         )
-        self.connections: list[TrialConnection] = []
+        self.connections: list[FrameConnection] = []
         self._code = ship(waits, BlobFolder(folder / "blobs"))
 
     def until(self, condition: Callable[[], object], within: float = 60.0) -> None:

@@ -45,7 +45,7 @@ from tunemq_workers.node.node_loop import _ENDING_S, NodeLoop
 from tunemq_workers.processes import child_supervisor
 from tunemq_workers.processes.child_process import start_child
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_interfaces import AttemptId
+from tunemq_workers.runtime.trial_process_state import AttemptId
 
 EVENTS = "events:x"
 ECC = "uncorrectable ECC"

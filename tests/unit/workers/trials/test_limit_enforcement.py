@@ -12,7 +12,7 @@ from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnswer
 from tunemq_workers.checkpoints.checkpoint_messages import encode as encode_answer
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.trial_process_interfaces import TrialProcess
+from tunemq_workers.runtime.trial_process_state import TrialProcess
 from tunemq_workers.trials.limit_enforcement import DUMP_S, LimitEnforcer
 
 #: Between a limit and its notice lie at most three readings and the stack dump.

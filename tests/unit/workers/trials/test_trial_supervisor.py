@@ -19,7 +19,7 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.checkpoint_interfaces import TrialKey
+from tunemq_workers.runtime.trial_process_state import TrialKey
 from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, TrialSupervisor
 

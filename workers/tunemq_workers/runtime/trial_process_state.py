@@ -1,47 +1,30 @@
-"""`TrialProcess`, and the interfaces of sockets and processes that `TrialSupervisor` uses.
-
-`tunemq_workers.trials.trial_supervisor` decides; `FrameConnection` and `ForkserverPool` implement
-the interfaces.
-"""
+"""`TrialProcess`: a trial process as its node sees it, and who is told what happens to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
+from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.reactor import Timer
 
 #: A trial and its attempt.
 AttemptId: TypeAlias = tuple[str, int]
 
 
-class TrialConnection(Protocol):
-    """The node's end of a trial process's socket: `FrameConnection`."""
+#: Takes (events stream, encoded event).
+Emit: TypeAlias = Callable[[str, bytes], object]
 
-    #: Takes each event, undecoded.
-    on_event: Callable[[bytes], object]
-    #: Takes the kind of each frame that is sent.
-    on_sent: Callable[[int], object]
 
-    def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame, without blocking."""
-        ...
+class TrialKey(NamedTuple):
+    """A trial of an experiment on this node, in any attempt."""
 
-    def hold(self, is_held: bool) -> None:
-        """Pause or resume reading."""
-        ...
-
-    def drain(self) -> None:
-        """Read all that a dead process has sent."""
-        ...
-
-    def close(self) -> None:
-        """Close the socket; may be called again."""
-        ...
+    events_key: str
+    trial: str
 
 
 class TrialProcessListener(Protocol):
@@ -81,45 +64,6 @@ class TrialProcessListener(Protocol):
         ...
 
 
-class TrialProcessLauncher(Protocol):
-    """Starts and ends processes: `tunemq_workers.forkservers.forkserver_pool.ForkserverPool`."""
-
-    #: Takes (events stream, text): a forkserver's warning for the experiments of its trials.
-    on_warning: Callable[[str, str], object]
-
-    def start(
-        self, process: str, order: TrialOrder, listener: TrialProcessListener
-    ) -> TrialConnection:
-        """Begin to fork a trial process for ``order``, whose ``start`` is set.
-
-        ``listener`` is called about it, but only after this has returned.
-
-        Raises:
-            OSError: the environment has no forkserver and none can be started.
-        """
-        ...
-
-    def term(self, process: str) -> None:
-        """Send SIGTERM to the trial process's process group; ignored if it is gone."""
-        ...
-
-    def kill(self, process: str) -> None:
-        """Kill the trial process's process tree; ignored if it is gone."""
-        ...
-
-    def dump(self, process: str) -> None:
-        """Make the trial process write its threads' stacks to its log; ignored if it is gone."""
-        ...
-
-    def held_at_kill(self, process: str) -> int:
-        """Return the peak bytes of a process tree that the kernel killed for its limit; else 0."""
-        ...
-
-    def close(self) -> None:
-        """End all forkservers, and with them all trial processes."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class TrialProcess:
     """One trial process, its order and its state."""
@@ -127,7 +71,7 @@ class TrialProcess:
     name: str
     order: TrialOrder
     start: TrialSpec
-    connection: TrialConnection
+    connection: FrameConnection
     pid: int = 0
     #: It reported that its trial ended.
     has_ended: bool = False
@@ -149,6 +93,16 @@ class TrialProcess:
     def key(self) -> AttemptId:
         """The attempt that it runs, or ran last."""
         return self.order.trial, self.order.attempt
+
+    @property
+    def trial(self) -> TrialKey:
+        """The trial that it runs, or ran last."""
+        return TrialKey(self.start.events_key, self.order.trial)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is ordered to stop or pause, so that nothing may delay it."""
+        return self.order.stop or self.order.pause
 
     def asks(self, answer: int) -> None:
         """Note that the process asked a question with this kind of answer.
