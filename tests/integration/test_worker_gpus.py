@@ -164,7 +164,7 @@ def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, sch
     first.registration(scheduler)
     rejected = worker("two", "--gpus", f"{uuids[1]},{uuids[1]}-other")
     assert rejected.ends() == 64
-    assert f"GPU {uuids[1]} is taken already" in rejected.said
+    assert f"GPU {uuids[1]} cannot be offered: used by" in rejected.said
     assert f"process {first.process.pid} (worker one)" in rejected.said
     first.kill()
     worker("three", "--gpus", f"{uuids[1]},").registration(scheduler)

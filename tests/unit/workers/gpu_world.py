@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.workers.fakes import Clock, order, start
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import Xid
+from tunemq_workers.gpu.drivers import GpuProcess, Xid
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
-from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 MIB, GIB = 2**20, 2**30
@@ -72,8 +72,7 @@ class Gpus:
             uuid: DeviceSnapshot(
                 self.lost[uuid] + sum(size or 0 for size in held.values()) if says_memory else None,
                 tuple(
-                    GpuMemoryHolder(pid, "python", size, self._line(pid))
-                    for pid, size in held.items()
+                    GpuProcess(pid, size, "python", self._line(pid)) for pid, size in held.items()
                 ),
             )
             for uuid, held in self.held.items()

@@ -100,12 +100,11 @@ class ForkserverPool:
         self._look: Timer | None = None
 
     def prewarm(self, environment: Environment) -> None:
-        """Start a forkserver before it is needed.
-
-        Raises:
-            OSError: its interpreter cannot be started.
-        """
-        self._server_for(environment)
+        """Start a forkserver before it is needed."""
+        try:
+            self._server_for(environment)
+        except OSError as problem:  # the first trial that needs it reports the error
+            _log.error("forkserver.not_prewarmed problem=%r", str(problem))
 
     def start(
         self, process: str, order: TrialOrder, listener: TrialProcessListener

@@ -16,7 +16,7 @@ from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.broker.trial_notices import TrialEvents
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
+from tunemq_workers.runtime.trial_process_state import AttemptId
 
 #: Seconds of waiting after which the node reports the wait.
 _TIMEOUT_S: Final = 1.0
@@ -37,7 +37,7 @@ class GpuAdmission:
     """Delay starts of trial processes. Owned by the node's loop.
 
     Args:
-        availability: the state of the devices; None: delay nothing.
+        availability: the state of the devices.
         timers: schedules reports and returns.
         trial_events: reports why a trial waits, and that it is returned.
         given_back: takes an attempt that must not be started here any more.
@@ -45,7 +45,7 @@ class GpuAdmission:
 
     def __init__(
         self,
-        availability: GpuAvailability | None,
+        availability: GpuAvailability,
         timers: Reactor,
         trial_events: TrialEvents,
         given_back: Callable[[AttemptId], object],
@@ -56,14 +56,13 @@ class GpuAdmission:
 
     def is_withheld(self, start: TrialSpec) -> bool:
         """Return whether a device of the trial is withheld, also from parked processes."""
-        obstacle = self._availability.obstacle(start.devices) if self._availability else None
+        obstacle = self._availability.obstacle(start.devices)
         return obstacle is not None and obstacle.is_withheld
 
     def is_shut(self, key: AttemptId, start: TrialSpec) -> bool:
         """Return whether a fork for the attempt must wait; if so, the caller asks again later."""
-        if self._availability is not None:
-            self._availability.claim(start.devices)
-        obstacle = self._availability.obstacle(start.devices) if self._availability else None
+        self._availability.claim(start.devices)
+        obstacle = self._availability.obstacle(start.devices)
         waiting = self._waiting.get(key)
         if obstacle is None:
             if waiting is not None:
@@ -82,21 +81,9 @@ class GpuAdmission:
         for key in [key for key in self._waiting if key not in keys]:
             self._leave(key, is_over=True)
 
-    def took(self, process: TrialProcess) -> None:
-        """Note that a trial process is forked."""
-        if self._availability is not None:
-            self._availability.took(process)
-
-    def gone(self, name: str) -> None:
-        """Note that a trial process and its process tree are gone."""
-        if self._availability is not None:
-            self._availability.gone(name)
-
     def _say_why(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
-        obstacle = (
-            self._availability.obstacle(waiting.start.devices) if self._availability else None
-        )
+        obstacle = self._availability.obstacle(waiting.start.devices)
         if obstacle is not None:
             waiting.is_told = True
             self._notices.waits(key, waiting.start.events_key, "device", obstacle.reason)
@@ -104,9 +91,7 @@ class GpuAdmission:
     def _give_back(self, key: AttemptId) -> None:
         waiting = self._waiting[key]
         waiting.giving_back = None
-        obstacle = (
-            self._availability.obstacle(waiting.start.devices) if self._availability else None
-        )
+        obstacle = self._availability.obstacle(waiting.start.devices)
         if obstacle is not None and obstacle.is_withheld:
             self._leave(key, is_over=True)
             self._notices.given_back(key, waiting.start.events_key, obstacle.reason)

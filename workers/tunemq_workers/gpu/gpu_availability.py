@@ -28,10 +28,10 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import Xid
+from tunemq_workers.gpu.drivers import GpuProcess, Xid
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 from tunemq_workers.gpu.gpu_locks import GpuLocks
-from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot, in_words
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot, in_words
 from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
@@ -237,7 +237,7 @@ class GpuAvailability:
         for xid in snapshot.xids:
             self._complained(xid)
         for uuid, why in snapshot.unusable.items():
-            self._breaks(self._devices[uuid], why)
+            self._devices[uuid].broken = self._devices[uuid].broken or why
         for uuid, one in snapshot.devices.items():
             if not self._devices[uuid].elsewhere:
                 self._judge(self._devices[uuid], one, snapshot.asked_at)
@@ -260,15 +260,11 @@ class GpuAvailability:
         device = self._devices.get(xid.uuid)
         if device is None:
             return
-        users = ", ".join(f"{trial}/{attempt}" for trial, attempt in self._trials_on(device))
+        keys = [self._processes[name].key for name in device.processes]
+        users = ", ".join(f"{trial}/{attempt}" for trial, attempt in keys)
         said = meaning(xid.number)
         _log.error("gpu.xid device=%s said=%r trials=%s", xid.uuid, said, users or "none")
-        if why := unusable_after(xid.number):
-            self._breaks(device, why)
-
-    def _breaks(self, device: _Device, why: str) -> None:
-        if not device.broken:
-            device.broken = why
+        device.broken = device.broken or unusable_after(xid.number)
 
     def _judge(self, device: _Device, snapshot: DeviceSnapshot, asked_at: float) -> None:
         ours, theirs = self._sorted(device, snapshot.holdings)
@@ -287,11 +283,11 @@ class GpuAvailability:
         self._look_at_others(device, theirs)
 
     def _sorted(
-        self, device: _Device, holdings: Iterable[GpuMemoryHolder]
-    ) -> tuple[list[GpuMemoryHolder], list[GpuMemoryHolder]]:
+        self, device: _Device, holdings: Iterable[GpuProcess]
+    ) -> tuple[list[GpuProcess], list[GpuProcess]]:
         """Return the holders that are, or may be, processes that are gone, and the foreign ones."""
-        ours: list[GpuMemoryHolder] = []
-        theirs: list[GpuMemoryHolder] = []
+        ours: list[GpuProcess] = []
+        theirs: list[GpuProcess] = []
         for holding in holdings:
             process = next((name for name in device.processes if self._is_of(name, holding)), None)
             if process is not None:
@@ -304,15 +300,15 @@ class GpuAvailability:
                 (theirs if device.baseline is None else ours).append(holding)
         return ours, theirs
 
-    def _is_of(self, process: str, holding: GpuMemoryHolder) -> bool:
+    def _is_of(self, process: str, holding: GpuProcess) -> bool:
         return holding.pid in self._pids[process] or self._processes[process].pid in holding.line
 
     def _not_like_before(
         self,
         device: _Device,
         snapshot: DeviceSnapshot,
-        ours: list[GpuMemoryHolder],
-        theirs: list[GpuMemoryHolder],
+        ours: list[GpuProcess],
+        theirs: list[GpuProcess],
         asked_at: float,
     ) -> str:
         """Say why a device without trial processes is not clear; "" if it is."""
@@ -337,7 +333,7 @@ class GpuAvailability:
 
     # --- foreign processes ----------------------------------------------------------------------
 
-    def _look_at_others(self, device: _Device, theirs: list[GpuMemoryHolder]) -> None:
+    def _look_at_others(self, device: _Device, theirs: list[GpuProcess]) -> None:
         noted = [one for one in theirs if (one.memory or 0.0) >= _NOTED_BYTES]
         # Descriptions do not change with the amount, so that each is reported once.
         device.foreign = {one.pid: device.foreign.get(one.pid, str(one)) for one in noted}
@@ -456,16 +452,13 @@ class GpuAvailability:
     def _known(self, uuids: Iterable[str]) -> list[_Device]:
         return [self._devices[uuid] for uuid in uuids if uuid in self._devices]
 
-    def _trials_on(self, device: _Device) -> list[tuple[str, int]]:
-        return [self._processes[name].key for name in device.processes]
 
-
-def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuMemoryHolder]) -> float | None:
+def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuProcess]) -> float | None:
     """Return the bytes in use without those of foreign processes; None if unknown."""
     if snapshot.used is None:
         return None
     return max(0.0, snapshot.used - sum(one.memory or 0.0 for one in theirs))
 
 
-def _not_back(ours: list[GpuMemoryHolder]) -> str:
+def _not_back(ours: list[GpuProcess]) -> str:
     return f"memory not given back: {in_words(ours)}"

@@ -68,6 +68,11 @@ class GpuLocks:
         if descriptor is not None:
             os.close(descriptor)
 
+    def give_back_all(self) -> None:
+        """Release the locks that this node holds."""
+        for uuid in list(self._held):
+            self.give_back(uuid)
+
     def user(self, uuid: str) -> str:
         """Return who else holds the lock, or why that is unknown; "" if the lock is free."""
         if uuid in self._held:
@@ -85,47 +90,26 @@ class GpuLocks:
         return ""
 
 
-def take_gpus(gpus: Iterable[Gpu], me: str, folder: str | None = None) -> list[int]:
-    """Lock these GPUs for as long as this process lives.
+def take_gpus(gpus: Iterable[Gpu], me: str, folder: str | None = None) -> GpuLocks:
+    """Lock these GPUs for as long as this process lives; all or none.
 
     Args:
         gpus: the GPUs.
         me: describes this node to others, in addition to the pid.
         folder: the folder of the lock files; by default the first of `FOLDERS` that all may use.
 
-    Returns:
-        Descriptors that only this process holds open; closing one releases its GPU.
-
     Raises:
         ConfigError: another process holds a lock, or a lock file cannot be opened.
     """
-    folder = folder or _folder()
-    held: list[int] = []
-    try:
-        for gpu in gpus:
-            held.append(_take(gpu, folder, me))  # noqa: PERF401  a failure releases those before
-    except ConfigError:
-        for descriptor in held:
-            os.close(descriptor)
-        raise
-    return held
-
-
-def _take(gpu: Gpu, folder: str, me: str) -> int:
-    path = _path(folder, gpu.uuid)
-    try:
-        descriptor = _open(path)
-    except OSError as problem:
-        raise ConfigError(
-            f"GPU {gpu.uuid} cannot be locked: {path}: {problem.strerror}."
-        ) from problem
-    if not _is_locked_by_us(descriptor):
-        raise ConfigError(
-            f"GPU {gpu.uuid} is taken already: {_holder(descriptor)}. Stop that one, or name"
-            " the GPUs of each with --gpus."
-        )
-    _sign(descriptor, me)
-    return descriptor
+    locks = GpuLocks(me, folder)
+    for gpu in gpus:
+        if problem := locks.take(gpu.uuid):
+            locks.give_back_all()
+            raise ConfigError(
+                f"GPU {gpu.uuid} cannot be offered: {problem}. Stop its user, or name the GPUs of"
+                " each worker with --gpus."
+            )
+    return locks
 
 
 def _is_locked_by_us(descriptor: int) -> bool:
@@ -148,14 +132,11 @@ def _sign(descriptor: int, me: str) -> None:
 
 
 def _user(descriptor: int) -> str:
-    return f"used by {_holder(descriptor)}"
-
-
-def _holder(descriptor: int) -> str:
     """Return the lock holder's note and close the file."""
     said = os.read(descriptor, 200).decode(errors="replace")
     os.close(descriptor)
-    return "".join(filter(str.isprintable, said.strip())) or "a process that is not known"
+    note = "".join(filter(str.isprintable, said.strip()))
+    return f"used by {note or 'a process that is not known'}"
 
 
 def _unusable(problem: OSError) -> str:

@@ -7,38 +7,14 @@ process is *seen* only if ``/proc`` contains it; of others only their memory is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
 
 #: Number of holders that a message names, largest first.
 _NAMED: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemoryHolder:
-    """A process that holds memory of a device.
-
-    Attributes:
-        pid: its pid.
-        name: its name; "" if unknown.
-        memory: in bytes; None if the driver does not report it.
-        line: its pid, its parent's, and so on; () if it is not seen.
-    """
-
-    pid: int
-    name: str = ""
-    memory: float | None = None
-    line: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        """Return a description for people."""
-        name = "".join(filter(str.isprintable, self.name))[:40]
-        who = f"process {self.pid}{f' ({name})' if name else ''}"
-        return f"{who} holds {'memory' if self.memory is None else show_bytes(int(self.memory))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +28,7 @@ class DeviceSnapshot:
     """
 
     used: float | None = None
-    holdings: tuple[GpuMemoryHolder, ...] = ()
+    holdings: tuple[GpuProcess, ...] = ()
     energy: float | None = None
 
 
@@ -79,7 +55,7 @@ def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSna
     devices = {
         uuid: DeviceSnapshot(
             driver.memory_used(uuid),
-            tuple(_holding(holder) for holder in driver.holders(uuid)),
+            tuple(replace(one, line=tuple(_line_of(one.pid))) for one in driver.holders(uuid)),
             driver.energy(uuid),
         )
         for uuid in uuids
@@ -88,15 +64,11 @@ def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSna
     return GpuSnapshot(asked_at, devices, unusable, tuple(driver.xids(0.0)))
 
 
-def in_words(holdings: list[GpuMemoryHolder]) -> str:
+def in_words(holdings: list[GpuProcess]) -> str:
     """Describe the largest holders for people."""
     largest = sorted(holdings, key=lambda one: one.memory or 0.0, reverse=True)
     more = f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
     return ", ".join(map(str, largest[:_NAMED])) + more
-
-
-def _holding(holder: GpuProcess) -> GpuMemoryHolder:
-    return GpuMemoryHolder(holder.pid, holder.name, holder.memory, tuple(_line_of(holder.pid)))
 
 
 def _line_of(pid: int | None) -> Iterator[int]:

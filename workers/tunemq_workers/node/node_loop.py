@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -21,7 +21,6 @@ from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker.redis_address import RedisAddress
 from tunemq_shared.broker.redis_keys import STARTED_AGAIN
-from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, TrialSpec, encode
 from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
@@ -30,7 +29,9 @@ from tunemq_workers.broker.consumer_process import ConsumerProcess
 from tunemq_workers.broker.event_publisher import EventPublisher
 from tunemq_workers.broker.memory_budget import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import Outboxes
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
@@ -42,9 +43,11 @@ from tunemq_workers.node.key_watch import KeyWatch
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, Timer
-from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
+from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.command_queue import CommandQueue
 from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.trial_files import TrialFiles
@@ -91,25 +94,23 @@ class NodeLoop:
         registration: the node's first message to schedulers.
         redis: the address of Redis.
         reactor: the event loop, not running yet.
-        budget: limits the memory of the outboxes; the rest goes to files.
+        disk: runs slow disk jobs.
+        transfers: uploads and downloads.
         forkservers: starts and ends trial processes.
-        make_checkpoints: makes the part that serves checkpoint requests; takes a function that
-            emits events.
-        dependencies: fetches the blobs that trials need.
-        make_files: makes the part that uploads trial folders and streams output; takes functions
-            that emit an event, send output, and say whether output may be sent now.
-        make_logs: makes the part that scans output; takes functions that emit an event and a
-            warning.
-        children: the pids of the node's child processes; this loop adds the consumer forkserver's.
+        folder: the node's working folder, an absolute path.
+        cache: parent of the folders for checkpoints of experiments that name none.
+        limits: limits for all checkpoints in caches together.
+        variables: the node's environment variables that trials get.
+        children: the pids of the node's child processes; this loop adds its own.
+        start_scanner: starts a log scanner.
         start_consumers: starts a forkserver for consumers.
         consumers: the first such forkserver, already running.
         signing: signs messages to the scheduler and checks messages from it.
         lost_after_s: trials save and end when no scheduler answered for this long, in seconds.
         grace_s: how long trials get to save and end when the node is retired, in seconds.
-        watch: publishes node metrics; None on an embedded farm.
-        availability: decides which GPUs may be used; None if the node does not know its GPUs by
-            UUID.
+        availability: decides which GPUs may be used.
         meter: measures how trials use GPUs.
+        watch: publishes node metrics; None on an embedded farm.
         health: reports the node's health to a service manager.
     """
 
@@ -120,29 +121,28 @@ class NodeLoop:
         registration: NodeRegistration,
         redis: RedisAddress,
         reactor: Reactor,
-        budget: MemoryBudget,
+        disk: DiskJobs,
+        transfers: TransferClient,
         forkservers: ForkserverPool,
-        make_checkpoints: Callable[[Emit], CheckpointRequests],
-        dependencies: DependencyFetcher,
-        make_files: Callable[
-            [Emit, Callable[[publisher_messages.SendOutput], None], Callable[[], bool]], TrialFiles
-        ],
-        make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
+        folder: str,
+        cache: str,
+        limits: CacheLimits,
+        variables: Mapping[str, str],
         children: set[int],
+        start_scanner: Callable[[], ChildProcess],
         start_consumers: Callable[[], ChildProcess],
         consumers: ChildProcess,
         signing: NodeSigning,
         lost_after_s: float,
         grace_s: float,
-        watch: MachineWatch | None = None,
-        availability: GpuAvailability | None = None,
-        meter: GpuMeter | None = None,
-        health: WorkerHealth | None = None,
+        availability: GpuAvailability,
+        meter: GpuMeter,
+        watch: MachineWatch | None,
+        health: WorkerHealth,
     ) -> None:
         self._instance_id, self._registration = instance_id, registration
         self._reactor, self._forkservers = reactor, forkservers
-        self._watch = watch
-        self._health = WorkerHealth(ServiceHealth("worker"), reactor) if health is None else health
+        self._watch, self._health = watch, health
         self._publisher = EventPublisher(
             redis,
             instance_id,
@@ -151,33 +151,41 @@ class NodeLoop:
             signing,
         )
         self._keys = KeyWatch(signing)
-        self._outboxes = Outboxes(budget, reactor, order=self._publisher.order, header=self._header)
-        self._checkpoints = make_checkpoints(self._outboxes.add)
-        self._dependencies = dependencies
-        self._files = make_files(self._outboxes.add, self._publisher.order, self._has_time)
-        self._logs = make_logs(self._outboxes.add, self._warn)
+        self._outboxes = Outboxes(
+            MemoryBudget(Spool(folder)), reactor, order=self._publisher.order, header=self._header
+        )
+        emit = self._outboxes.add
+        self._checkpoints = CheckpointRequests(
+            reactor, disk, transfers, emit, folder=cache, limits=limits
+        )
+        self._dependencies = DependencyFetcher(disk, transfers, folder, variables)
+        self._files = TrialFiles(
+            reactor,
+            disk,
+            transfers,
+            emit,
+            send=self._publisher.order,
+            may_send=self._has_time,
+            folder=folder,
+        )
+        self._logs = LogWatch(
+            reactor, start=start_scanner, children=children, emit=emit, warn=self._warn
+        )
         self._failure_output = FailureOutput(self._logs.emit)
-        emit = self._failure_output.emit
-        self._supervisor = TrialSupervisor(
+        self._supervisor = supervisor = TrialSupervisor(
             reactor,
             forkservers,
             self._checkpoints,
-            dependencies,
+            self._dependencies,
+            self._failure_output.emit,
             emit,
-            self._outboxes.add,
-            availability=availability,
-            meter=meter,
+            availability,
+            meter,
         )
-        self._logs.running_trials = self._failure_output.running_trials = (
-            self._supervisor.running_trials
-        )
-        if availability is not None:
-            availability.on_withheld, availability.on_warning = self._withhold, self._warn
-        self._files.running_trials, self._files.expected = (
-            self._supervisor.running_trials,
-            self._supervisor.expected,
-        )
-        self._supervisor.on_left = self._files.left
+        for part in (self._logs, self._failure_output, self._files):
+            part.running_trials = supervisor.running_trials
+        self._files.expected, supervisor.on_left = supervisor.expected, self._files.left
+        availability.on_withheld, availability.on_warning = self._withhold, self._warn
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._supervisor.folders)
         self._supervisor.on_cut_off = self._tidy_after
@@ -453,10 +461,8 @@ class NodeLoop:
         redis_state = self._redis_state
         if not (self._has_heard and redis_state.is_up and redis_state.generation is not None):
             return
-        under_way, due = (
-            redis_state.introducing,
-            _RegistrationState(redis_state.generation, self._registration),
-        )
+        under_way = redis_state.introducing
+        due = _RegistrationState(redis_state.generation, self._registration)
         is_under_way = under_way is not None and under_way.generation == due.generation
         if redis_state.registered != due and not is_under_way:  # one at a time
             redis_state.introducing = due
@@ -466,8 +472,9 @@ class NodeLoop:
 
     def _after_round(self) -> None:
         self._send()
-        if self._watch is not None:
-            self._show(self._watch)
+        if (watch := self._watch) is not None:
+            watch.trial_processes, watch.outbox = len(self._supervisor), self._outboxes.size
+            watch.cache, watch.store = self._checkpoints.size, self._checkpoints.traffic
         outboxes, redis_state = self._outboxes, self._redis_state
         if (full := outboxes.full) != self._full:
             self._full = full
@@ -477,11 +484,8 @@ class NodeLoop:
         is_expecting = (
             redis_state.generation is None and time.monotonic() < redis_state.since + _EXPECTING_S
         )
-        was_hurried, is_hurried = (
-            self._publisher.is_hurried,
-            outboxes.size > BLOCK_BYTES or is_expecting,
-        )
-        self._publisher.is_hurried = is_hurried
+        was_hurried = self._publisher.is_hurried
+        self._publisher.is_hurried = is_hurried = outboxes.size > BLOCK_BYTES or is_expecting
         if is_hurried and not was_hurried:  # the publisher may just have begun a long wait
             self._publisher.order(publisher_messages.RenewLeaseNow())
         is_settled = outboxes.is_settled or not redis_state.is_up
@@ -493,19 +497,10 @@ class NodeLoop:
 
     def _send(self) -> None:
         """Hand new events to the publisher if the node is registered in Redis."""
-        redis_state = self._redis_state
-        registered = redis_state.registered
-        if (
-            redis_state.is_up
-            and registered is not None
-            and registered.generation == redis_state.generation
-        ):
+        is_up, generation = self._redis_state.is_up, self._redis_state.generation
+        registered = self._redis_state.registered
+        if is_up and registered is not None and registered.generation == generation:
             self._outboxes.send(registered.generation)
-
-    def _show(self, watch: MachineWatch) -> None:
-        watch.trial_processes, watch.outbox = len(self._supervisor), self._outboxes.size
-        watch.cache = self._checkpoints.size
-        watch.store = self._checkpoints.traffic
 
     def _has_time(self) -> bool:
         """Return whether the publisher has room for output, which is less urgent than events."""

@@ -10,7 +10,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import cloudpickle
@@ -23,19 +23,15 @@ from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription
 from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
-from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment, Gpu
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment
 from tunemq_shared.protocol.registration import NodeRegistration
 from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.system.process_control import become_subreaper, set_name
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers import work_folder
-from tunemq_workers.broker.memory_budget import MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.broker.outbox_spool import Spool
-from tunemq_workers.broker.publisher_messages import SendOutput
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers import interpreters
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.drivers import open_driver
@@ -45,7 +41,6 @@ from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot
 from tunemq_workers.gpu.gpu_watch import GpuWatch
-from tunemq_workers.logs.log_watch import LogWatch
 from tunemq_workers.node.node_loop import NodeLoop
 from tunemq_workers.node.terminal_log import OneLineFormatter, open_terminal
 from tunemq_workers.node.trial_user_folders import keep_rights
@@ -54,16 +49,13 @@ from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess, start_child
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.disk_jobs import DiskJobs
-from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.runtime.trial_process_state import Emit
+from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.system import machine
 from tunemq_workers.system.credentials import STORE_KEYS
 from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.system.trial_user import UserAccount, act_for
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.local_start_order import BLOBS, parse_allowed, trial_variables
-from tunemq_workers.trials.trial_files import TrialFiles
 from tunemq_workers.work_folder import LogCaps
 
 _log = logging.getLogger(__name__)
@@ -112,7 +104,10 @@ def run_node(
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
     redis = parse_address(options.redis)  # its certificates may be readable by this user only
-    _take_rights(options, account)
+    if account is not None:  # limits this process's file rights to those of trials
+        act_for(account)
+    elif options.farm and os.geteuid() == 0:
+        _log.warning("node.trials_as_root")
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
     registration = NodeRegistration(
         PROTOCOL_VERSION,
@@ -140,22 +135,9 @@ def run_node(
         account=account,
         groups=MemoryCgroups(instance_id),
     )
-
     module = "tunemq_workers.transfers.transfer_process"
     start = partial(_start, options, module, "transfers.log", STORE_KEYS)
-    transfers = TransferClient(reactor, start=start, children=children)
     folder = os.path.abspath(options.workdir)
-
-    def make_checkpoints(emit: Emit) -> CheckpointRequests:
-        return CheckpointRequests(reactor, disk, transfers, emit, folder=cache, limits=limits)
-
-    def make_files(
-        emit: Emit, send: Callable[[SendOutput], None], may_send: Callable[[], bool]
-    ) -> TrialFiles:
-        return TrialFiles(
-            reactor, disk, transfers, emit, send=send, may_send=may_send, folder=folder
-        )
-
     meter = GpuMeter(gpus.gpus)
     availability, gpu_metrics = _keep(gpus, reactor, meter, locks)
     watch = (
@@ -168,35 +150,39 @@ def run_node(
         registration=registration,
         redis=redis,
         reactor=reactor,
-        budget=MemoryBudget(Spool(options.workdir)),
+        disk=disk,
+        transfers=TransferClient(reactor, start=start, children=children),
         forkservers=pool,
-        make_checkpoints=make_checkpoints,
-        dependencies=DependencyFetcher(disk, transfers, folder, trial_variables(account, allowed)),
-        make_files=make_files,
-        make_logs=partial(_watch_logs, options, reactor, children),
+        folder=folder,
+        cache=cache,
+        limits=limits,
+        variables=trial_variables(account, allowed),
         children=children,
+        start_scanner=partial(
+            _start, options, "tunemq_workers.logs.log_scanner", "log_scanner.log"
+        ),
         start_consumers=start_consumers,
         consumers=consumers,
         signing=signing,
         lost_after_s=lost_after_s,
         grace_s=grace_s,
-        watch=watch,
         availability=availability,
         meter=meter,
-        health=None if health is None else WorkerHealth(health, reactor),
+        watch=watch,
+        health=WorkerHealth(health or ServiceHealth("worker"), reactor),
     )
     _log.info("node.started name=%s instance_id=%s redis=%s", options.name, instance_id, redis)
-    _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
-    on_signal = _StopSignals(reactor, loop, grace_s)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    threading.excepthook = partial(_on_thread_death, reactor, loop)
-    if watched is not None:
-        reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
+    listed = ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
+    named = ", ".join(f"{gpu.uuid} ({gpu.model or 'unknown'})" for gpu in gpus.gpus)
+    _log.info("node.offers resources=%s gpus=%s", listed, named or "none by name")
+    _end_on_events(reactor, loop, grace_s, watched)
     _end_without_workdir(watch, reactor, loop, folder, grace_s)
     if prewarmed is not None:
-        _prewarm(pool, prewarmed)
-    _look_after_workdir(reactor, disk, options.workdir, cache if account else None)
+        pool.prewarm(prewarmed)
+    LogCaps(reactor, disk, options.workdir).start()
+    if account is not None:
+        shared = {os.path.join(options.workdir, name) for name in work_folder.OF_TRIALS}
+        keep_rights(reactor, shared | {cache})
     try:
         return loop.run()
     except BaseException:  # noqa: BLE001 - the exit code and the log report it
@@ -207,21 +193,36 @@ def run_node(
             terminal.close()
 
 
-class _StopSignals:
-    """Stops the node on SIGTERM or Ctrl-C: the first one with grace, a second one at once."""
+def _end_on_events(reactor: Reactor, loop: NodeLoop, grace_s: float, watched: int | None) -> None:
+    """End the node on SIGTERM or Ctrl-C, when a thread dies, and when the watched process ends.
 
-    def __init__(self, reactor: Reactor, loop: NodeLoop, grace_s: float) -> None:
-        self._reactor, self._loop, self._grace_s = reactor, loop, grace_s
-        self._came = 0
+    The first signal leaves trials the grace, a second one ends the node at once.
+    """
+    came: list[int] = []
 
-    def __call__(self, number: int, _frame: object) -> None:
-        """Handle one signal."""
-        self._came += 1
+    def on_signal(number: int, _frame: object) -> None:
+        came.append(number)
         name = signal.Signals(number).name
-        if self._came == 1:
-            self._reactor.post(partial(self._loop.stop, name, grace_s=self._grace_s))
+        if len(came) == 1:
+            reactor.post(partial(loop.stop, name, grace_s=grace_s))
         else:
-            self._reactor.post(partial(self._loop.abandon, f"{name} again"))
+            reactor.post(partial(loop.abandon, f"{name} again"))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    threading.excepthook = partial(_on_thread_death, reactor, loop)
+    if watched is not None:
+        reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
+
+
+def _end_without_workdir(
+    watch: MachineWatch | None, reactor: Reactor, loop: NodeLoop, folder: str, grace_s: float
+) -> None:
+    # The next start makes all that was in it; until then no helper process can start there.
+    if watch is not None:
+        gone = f"its --workdir {folder} was removed; start it again"
+        end = partial(loop.stop, gone, EXIT_BROKEN, grace_s=grace_s)
+        watch.on_removed = partial(reactor.post, end)
 
 
 def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHookArgs) -> None:
@@ -252,58 +253,12 @@ def _watch_machine(
     return watch
 
 
-def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
-    try:
-        pool.prewarm(environment)
-    except OSError as problem:  # the first trial that needs it reports the error
-        _log.error("forkserver.not_prewarmed problem=%r", str(problem))
-
-
-def _watch_logs(
-    options: argparse.Namespace,
-    reactor: Reactor,
-    children: set[int],
-    emit: Emit,
-    warn: Callable[[str, str], None],
-) -> LogWatch:
-    start = partial(_start, options, "tunemq_workers.logs.log_scanner", "log_scanner.log")
-    return LogWatch(reactor, start=start, children=children, emit=emit, warn=warn)
-
-
 def _start(
     options: argparse.Namespace, module: str, log: str, needs: frozenset[str] = frozenset()
 ) -> ChildProcess:
     """Start a helper process for trial files, with the rights that trials have."""
     rights = ("--trial-user", options.trial_user) if options.trial_user else ()
     return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
-
-
-def _take_rights(options: argparse.Namespace, account: UserAccount | None) -> None:
-    """Limit this process's file rights to those of trials; warn if trials run as root."""
-    if account is not None:
-        act_for(account)
-    elif options.farm and os.geteuid() == 0:
-        _log.warning("node.trials_as_root")
-
-
-def _end_without_workdir(
-    watch: MachineWatch | None, reactor: Reactor, loop: NodeLoop, folder: str, grace_s: float
-) -> None:
-    # The next start makes all that was in it; until then no helper process can start there.
-    if watch is not None:
-        gone = f"its --workdir {folder} was removed; start it again"
-        end = partial(loop.stop, gone, EXIT_BROKEN, grace_s=grace_s)
-        watch.on_removed = partial(reactor.post, end)
-
-
-def _look_after_workdir(
-    reactor: Reactor, disk: DiskJobs, folder: str, cache_of_others: str | None
-) -> None:
-    """Keep logs short, and keep folders accessible that belong to the user of ``--trial-user``."""
-    LogCaps(reactor, disk, folder).start()
-    if cache_of_others is not None:
-        shared = {os.path.join(folder, name) for name in work_folder.OF_TRIALS}
-        keep_rights(reactor, shared | {cache_of_others})
 
 
 def _open_log(folder: str) -> None:
@@ -317,11 +272,12 @@ def _open_log(folder: str) -> None:
 
 
 def _offered(options: argparse.Namespace) -> tuple[dict[str, float], OfferedGpus]:
+    cpus = _checked("--cpus", options.cpus, "processors, such as 4")
     others = _resources(options.resources)
     gpus = _gpus(options, others)
     if gpus.number:
         others["gpu"] = float(gpus.number)
-    return machine.offered(_cpus(options.cpus), others), gpus
+    return machine.offered(cpus, others), gpus
 
 
 def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
@@ -350,10 +306,10 @@ def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
 
 def _keep(
     gpus: OfferedGpus, reactor: Reactor, meter: GpuMeter, locks: GpuLocks | None
-) -> tuple[GpuAvailability | None, Callable[[], tuple[GpuMetrics, ...]]]:
+) -> tuple[GpuAvailability, Callable[[], tuple[GpuMetrics, ...]]]:
     """Return what decides which GPUs may be used, and a function that returns GPU metrics."""
-    if gpus.driver is None or not gpus.gpus:
-        return None, tuple
+    if gpus.driver is None or not gpus.gpus:  # no GPU that the node knows by its UUID
+        return GpuAvailability((), reactor, do_nothing), tuple
     watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
     availability = GpuAvailability(gpus.gpus, reactor, watch.poll_within, locks=locks)
 
@@ -375,26 +331,15 @@ def _gpu_metrics(watch: GpuWatch, availability: GpuAvailability) -> tuple[GpuMet
     )
 
 
-def _listed(resources: dict[str, float]) -> str:
-    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
-
-
-def _named(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"{gpu.uuid} ({gpu.model or 'unknown'})" for gpu in gpus) or "none by name"
-
-
-def _cpus(given: float | None) -> float | None:
+def _checked(option: str, given: float | None, what: str) -> float | None:
     if given is not None and not (math.isfinite(given) and given >= 0):
-        raise ConfigError(f"--cpus is {given}; give a number of processors, such as 4.")
+        raise ConfigError(f"{option} is {given}; give a number of {what}.")
     return given
 
 
 def _seconds(option: str, given: float | None, default: float) -> float:
-    if given is None:
-        return default
-    if not (math.isfinite(given) and given >= 0):
-        raise ConfigError(f"{option} is {given}; give a number of seconds, such as 10.")
-    return given
+    checked = _checked(option, given, "seconds, such as 10")
+    return default if checked is None else checked
 
 
 def _resources(text: str) -> dict[str, float]:

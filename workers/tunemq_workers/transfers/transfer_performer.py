@@ -62,6 +62,7 @@ class _Store:
     """One store's threads and its client, which the first use opens."""
 
     def __init__(self, address: str) -> None:
+        #: Transfers that are running or queued.
         self.unfinished = 0
         self._address = address
         self._lock = threading.Lock()
@@ -77,11 +78,6 @@ class _Store:
                 with own_files():  # for a certificate
                     self._objects = open_objects(self._address, own_files)  # for keys
             return self._objects
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no transfer of this store is running or queued."""
-        return not self.unfinished
 
     def submit(self, transfer: messages.Transfer, perform: Callable[[], None]) -> Future[None]:
         """Call ``perform`` in an upload or download thread, depending on the transfer."""
@@ -155,21 +151,7 @@ class TransferPerformer:
         answer: messages.TransferAnswer
         _log.info("transfer.begun id=%d transfer=%r", number, transfer)
         try:
-            match transfer:
-                case messages.UploadCheckpoint():
-                    answer = messages.TransferDone(number, self._upload(running, transfer))
-                case messages.DownloadCheckpoint():
-                    self._download(running, transfer)
-                    answer = messages.TransferDone(number)
-                case messages.UploadTrialFiles():
-                    self._send_files(running, transfer)
-                    answer = messages.TransferDone(number)
-                case messages.FetchBlob():
-                    self._fetch_blob(running, transfer)
-                    answer = messages.TransferDone(number)
-                case messages.TryStore():
-                    self._try(running)
-                    answer = messages.TransferDone(number)
+            answer = messages.TransferDone(number, self._result(running, transfer))
         except Exception as problem:  # noqa: BLE001 - reported to the node and logged
             is_expected = isinstance(problem, TuneError)
             _log.warning(
@@ -186,29 +168,41 @@ class TransferPerformer:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
 
-    def _upload(
-        self, running: _Running, upload: messages.UploadCheckpoint
-    ) -> messages.UploadResult:
-        base = _whole_base(upload)
-        in_trouble = partial(self._in_trouble, running)
-
-        def send(objects: ObjectStore) -> object_checkpoints.UploadedCheckpoint:
-            return object_checkpoints.upload(
-                objects, upload.key, Path(upload.folder), base, running.cancel, in_trouble
-            )
-
-        done = self._patiently(running, send)
-        return messages.UploadResult(done.sha256, done.size, done.shared, done.sent)
-
-    def _download(self, running: _Running, download: messages.DownloadCheckpoint) -> None:
-        folder, in_trouble = Path(download.folder), partial(self._in_trouble, running)
-
-        def fetch(objects: ObjectStore) -> None:
-            object_checkpoints.download(
-                objects, download.key, download.sha256, folder, running.cancel, in_trouble
-            )
-
-        self._patiently(running, fetch)
+    def _result(
+        self, running: _Running, transfer: messages.Transfer
+    ) -> messages.UploadResult | None:
+        """Perform a transfer, and return the result of a checkpoint's upload."""
+        cancel, in_trouble = running.cancel, partial(self._in_trouble, running)
+        match transfer:
+            case messages.UploadCheckpoint(_, key, folder):
+                base = _whole_base(transfer)
+                done = self._patiently(
+                    running,
+                    lambda objects: object_checkpoints.upload(
+                        objects, key, Path(folder), base, cancel, in_trouble
+                    ),
+                )
+                return messages.UploadResult(done.sha256, done.size, done.shared, done.sent)
+            case messages.DownloadCheckpoint(_, key, sha256, folder):
+                self._patiently(
+                    running,
+                    lambda objects: object_checkpoints.download(
+                        objects, key, sha256, Path(folder), cancel, in_trouble
+                    ),
+                )
+            case messages.UploadTrialFiles(_, key, folder, attempt):
+                self._patiently(
+                    running,
+                    lambda objects: send_folder(
+                        objects, Path(folder), key, attempt, cancel, in_trouble
+                    ),
+                )
+            case messages.FetchBlob():
+                self._fetch_blob(running, transfer)
+            case messages.TryStore(store):
+                retried(partial(_try, running.store, store), cancel, in_trouble)
+                TRAFFIC.answered(store)
+        return None
 
     def _fetch_blob(self, running: _Running, fetch: messages.FetchBlob) -> None:
         in_trouble = partial(self._in_trouble, running)
@@ -227,32 +221,6 @@ class TransferPerformer:
             unpacked(fetch.blob, fetch.folder, get)
         else:
             get(fetch.blob, BlobFolder(fetch.folder))
-
-    def _send_files(self, running: _Running, send: messages.UploadTrialFiles) -> None:
-        folder, in_trouble = Path(send.folder), partial(self._in_trouble, running)
-
-        def put(objects: ObjectStore) -> None:
-            send_folder(objects, folder, send.key, send.attempt, running.cancel, in_trouble)
-
-        self._patiently(running, put)
-
-    def _try(self, running: _Running) -> None:
-        """Request an object until the store accepts the keys; count missing keys as failures."""
-        store = running.order.transfer.store
-
-        def attempt() -> None:
-            try:
-                _ask(running.store.objects)
-            except StoreUnavailable:
-                raise
-            except StoreRequestDenied as rejection:  # already counted
-                raise StoreUnavailable(str(rejection)) from rejection
-            except TuneError as error:  # missing keys or certificate
-                TRAFFIC.failed(store, str(error))
-                raise StoreUnavailable(str(error)) from error
-
-        retried(attempt, running.cancel, partial(self._in_trouble, running))
-        TRAFFIC.answered(store)
 
     def _patiently(self, running: _Running, work: Callable[[ObjectStore], _T]) -> _T:
         """Return the result of ``work``, retried as a whole while the store denies requests."""
@@ -288,10 +256,29 @@ class TransferPerformer:
         store = self._stores.pop(address, None) or _Store(address)
         self._stores[address] = store  # most recently used last
         with self._lock:
-            idle = [at for at, one in self._stores.items() if one is not store and one.is_idle]
+            idle = [
+                at for at, one in self._stores.items() if one is not store and not one.unfinished
+            ]
         for at in idle[:-_IDLE_STORES]:
             self._stores.pop(at).close()
         return store
+
+
+def _try(store: _Store, address: str) -> None:
+    """Request an object; a store that rejects the keys, or for which there are none, has failed.
+
+    Raises:
+        StoreUnavailable: the store cannot be used now.
+    """
+    try:
+        _ask(store.objects)
+    except StoreUnavailable:
+        raise
+    except StoreRequestDenied as rejection:  # already counted
+        raise StoreUnavailable(str(rejection)) from rejection
+    except TuneError as error:  # missing keys or certificate
+        TRAFFIC.failed(address, str(error))
+        raise StoreUnavailable(str(error)) from error
 
 
 def _ask(objects: ObjectStore) -> None:

@@ -74,10 +74,9 @@ class TrialSupervisor:
         dependencies: fetches the blobs that trials need to start.
         emit: takes (events stream, encoded event).
         emit_result: takes the same for results, which need no further processing.
-        now: the monotonic clock.
-        availability: decides which GPUs may be used; None if the node does not know its GPUs by
-            UUID.
+        availability: decides which GPUs may be used.
         meter: measures how trials use GPUs.
+        now: the monotonic clock.
     """
 
     def __init__(
@@ -88,9 +87,9 @@ class TrialSupervisor:
         dependencies: DependencyFetcher,
         emit: Callable[[str, bytes], object],
         emit_result: Callable[[str, bytes], object],
+        availability: GpuAvailability,
+        meter: GpuMeter,
         now: Callable[[], float] = time.monotonic,
-        availability: GpuAvailability | None = None,
-        meter: GpuMeter | None = None,
     ) -> None:
         #: Called with a trial whose process did not end by itself, and its start order.
         self.on_cut_off: Callable[[AttemptId, TrialSpec], object] = do_nothing
@@ -119,9 +118,8 @@ class TrialSupervisor:
         self._starts: dict[AttemptId, TrialSpec] = {}
         self._over: set[AttemptId] = set()
         self._gate = GpuAdmission(availability, reactor, self._trial_events, self._will_not_start)
-        self._meter = meter or GpuMeter(())
-        if availability is not None:
-            availability.on_change = self._start_missing
+        self._availability, self._meter = availability, meter
+        availability.on_change = self._start_missing
         self._names = 0
         self._held: Collection[str] = ()
         self._is_closed = self._has_given_up = False
@@ -321,7 +319,7 @@ class TrialSupervisor:
         self._validators.pop(name, None)
         self._limits.leave(process)
         self._checkpoints.process_gone(name)
-        self._gate.gone(name)
+        self._availability.gone(name)
         if process.is_killed or process.is_condemned or not process.has_ended:
             self.on_cut_off(process.key, process.start)
         if not process.is_parked:
@@ -543,7 +541,7 @@ class TrialSupervisor:
         self._processes[name] = self._running[key] = process = TrialProcess(
             name, order, start, connection, was_to_pause=order.pause
         )
-        self._gate.took(process)
+        self._availability.took(process)
         self._enter(process)
 
     def _enter(self, process: TrialProcess) -> None:

@@ -184,26 +184,25 @@ def test_a_gpu_is_one_workers_until_its_process_is_gone(tmp_path):
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        who = rf"GPU-b is taken already: process {holder.pid} \(worker other\)"
+        who = rf"GPU-b cannot be offered: used by process {holder.pid} \(worker other\)"
         with pytest.raises(ConfigError, match=who):
             take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
         holder.kill()
-    held = take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
-    assert len(held) == 2
-    for descriptor in held:
-        assert not os.get_inheritable(descriptor)
-        os.close(descriptor)
+    locks = take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
+    assert not any(map(os.get_inheritable, locks._held.values()))
+    assert all(map(locks.has, ("GPU-a", "GPU-b")))
+    locks.give_back_all()
 
 
 def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
     (tmp_path / "tunemq-gpu-GPU-l.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match="GPU-l cannot be locked"):
+    with pytest.raises(ConfigError, match="GPU-l cannot be offered: it cannot be locked"):
         take_gpus([Gpu("GPU-l")], "worker me", str(tmp_path))
-    (descriptor,) = take_gpus([Gpu("MIG-1/2")], "worker me", str(tmp_path))
+    locks = take_gpus([Gpu("MIG-1/2")], "worker me", str(tmp_path))
     file = tmp_path / "tunemq-gpu-MIG-1_2.lock"
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
     assert file.read_text() == f"process {os.getpid()} (worker me)\n"
-    os.close(descriptor)
+    locks.give_back_all()
 
 
 # --- the description of the machine ---------------------------------------------------------------

@@ -9,8 +9,9 @@ from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu, TrialOrder
+from tunemq_workers.gpu.drivers import GpuProcess
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuMemoryHolder, GpuSnapshot
+from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 GB = 1e9
@@ -36,7 +37,7 @@ class World:
 
     def snapshot(
         self,
-        *holdings: GpuMemoryHolder,
+        *holdings: GpuProcess,
         after_s: float = 2.0,
         busy: float | None = None,
         used: float | None = None,
@@ -55,9 +56,9 @@ class World:
         return use
 
 
-def of(*line: int, memory: float | None = None) -> GpuMemoryHolder:
+def of(*line: int, memory: float | None = None) -> GpuProcess:
     """Return the holding of a process, given its pid, its parent's pid and so on."""
-    return GpuMemoryHolder(line[0], "python", memory, line)
+    return GpuProcess(line[0], memory, "python", line)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
 
 @pytest.mark.parametrize(
     "holdings",
-    [(), (GpuMemoryHolder(4711, "", 30 * GB),), (of(10, 1), of(20, 1))],
+    [(), (GpuProcess(4711, 30 * GB),), (of(10, 1), of(20, 1))],
     ids=["nobody named", "pids of outside of the container", "without bytes"],
 )
 def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(world, holdings):

@@ -70,11 +70,12 @@ def test_a_device_is_one_nodes_until_that_gives_it_back(locks, other):
 
 def test_a_worker_is_told_which_search_uses_what_it_is_to_offer(tmp_path, other):
     other.take("B")
-    with pytest.raises(ConfigError, match=r"GPU B is taken already: process \d+ \(other\)"):
+    with pytest.raises(
+        ConfigError, match=r"GPU B cannot be offered: used by process \d+ \(other\)"
+    ):
         take_gpus([Gpu("A"), Gpu("B")], "worker me", str(tmp_path))
     other.give_back("B")
-    for descriptor in take_gpus([Gpu("A"), Gpu("B")], "worker me", str(tmp_path)):
-        os.close(descriptor)
+    take_gpus([Gpu("A"), Gpu("B")], "worker me", str(tmp_path)).give_back_all()
 
 
 def test_whoever_only_looks_is_waited_for(locks, other, tmp_path, monkeypatch):

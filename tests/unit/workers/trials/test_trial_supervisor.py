@@ -18,7 +18,10 @@ from tunemq_shared.protocol.messages import (
 )
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.gpu.gpu_availability import GpuAvailability
+from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.runtime import frames
+from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.trial_process_state import TrialKey
 from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, TrialSupervisor
@@ -71,8 +74,9 @@ class Node:
             self.dependencies,
             self._emit,
             self._emit,
+            availability or GpuAvailability((), self.clock, do_nothing),
+            GpuMeter(()),
             lambda: self.clock.now,
-            availability,
         )
 
     def _emit(self, key, event):

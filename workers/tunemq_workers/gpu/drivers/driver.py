@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 
@@ -29,17 +30,25 @@ class PhysicalGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses a device.
+    """A process that uses a device, and holds some of its memory.
 
     Attributes:
         pid: as the driver counts, which differs from the pid in a container.
         memory: bytes of the device's memory; None if the driver does not report it.
         name: its program's name; "" if unknown.
+        line: its pid, its parent's, and so on, as /proc shows; () if that does not contain it.
     """
 
     pid: int
     memory: float | None = None
     name: str = ""
+    line: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a description for people."""
+        name = "".join(filter(str.isprintable, self.name))[:40]
+        who = f"process {self.pid}{f' ({name})' if name else ''}"
+        return f"{who} holds {'memory' if self.memory is None else show_bytes(int(self.memory))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,6 @@ def meaning(number: int) -> str:
     return f"XID {number}: {text}" if text else f"XID {number}"
 
 
-def unusable_after(number: int) -> str | None:
-    """Return why the device must not be used after this error; None if it stays usable."""
-    return meaning(number) if number in _OF_THE_DEVICE else None
+def unusable_after(number: int) -> str:
+    """Return why the device must not be used after this error; "" if it stays usable."""
+    return meaning(number) if number in _OF_THE_DEVICE else ""
