@@ -52,7 +52,9 @@ class World:
             folder=str(self.folder / "node"),
             limits=self.limits,
         )
-        self.checkpoints.on_given_up = lambda trial, reason: self.given_up.append((trial, reason))
+        self.checkpoints.uploads.on_given_up = lambda trial, reason: self.given_up.append(
+            (trial, reason)
+        )
         self.checkpoints.start()
         self.disk.settle()
 

@@ -46,7 +46,7 @@ class Machine(RuleBasedStateMachine):
             assert settled == self.world.keys(CheckpointWritten, trial), "nothing is forgotten"
         assert self.world.checkpoints.unsettled() == set()
         assert self.world.cache.size <= self.world.cache_bytes
-        assert not self.world.checkpoints._uploads._queues
+        assert not self.world.checkpoints.uploads._queues
         shutil.rmtree(self.folder)
 
     def note_answers(self):

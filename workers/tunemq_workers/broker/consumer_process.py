@@ -66,7 +66,9 @@ class ConsumerProcess:
         self._on_rejected, self._on_failing = on_rejected, on_failing
         self._forkserver: ChildProcess | None = None
         self._consumer: FrameConnection | None = None
-        self._is_ready = self._is_redis_away = False
+        #: Whether a consumer reported that it consumes the queue.
+        self.is_ready = False
+        self._is_redis_away = False
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
@@ -85,11 +87,6 @@ class ConsumerProcess:
         delay_s = backoff_s(self._deaths_in_a_row - 2, *_BACK_OFF_S)
         self._pending = self._reactor.after(delay_s, self._start_now)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a consumer reported that it consumes the queue."""
-        return self._is_ready
-
     def redis_is_away(self) -> None:
         """Replace a consumer that is ready, because its connection to Redis may be dead.
 
@@ -98,7 +95,7 @@ class ConsumerProcess:
         """
         self._is_redis_away = True
         self._deaths_in_a_row = 0  # they may be consequences
-        if self._is_ready:
+        if self.is_ready:
             self.restart("Redis is away")
 
     def redis_is_back(self) -> None:
@@ -109,7 +106,7 @@ class ConsumerProcess:
             self._start_now()
         elif self._consumer is None:
             self.start_if_none()
-        elif not self._is_ready:
+        elif not self.is_ready:
             self._expect_ready(self._consumer)
 
     def restart(self, reason: str) -> None:
@@ -183,7 +180,7 @@ class ConsumerProcess:
         self._orphans.sweep(do_nothing)
 
     def _hear(self, consumer: socket.socket) -> None:
-        self._is_ready = False
+        self.is_ready = False
         self._consumer = FrameConnection(
             self._reactor, consumer, on_other=self._said, on_end=self._died
         )
@@ -198,7 +195,7 @@ class ConsumerProcess:
     def _is_overdue(self, consumer: FrameConnection) -> None:
         # While Redis is away no consumer can become ready, and a restart would only delay the next
         # one.
-        if self._consumer is consumer and not self._is_ready and not self._is_redis_away:
+        if self._consumer is consumer and not self.is_ready and not self._is_redis_away:
             self._count_death()
             self._drop_forkserver()  # the forkserver may be what hangs
             self.restart(f"not ready after {_STARTING_S:.0f} s")
@@ -209,7 +206,7 @@ class ConsumerProcess:
         elif kind == REJECTED:
             self._on_rejected(payload.decode())
         elif kind == READY:
-            self._is_ready = True
+            self.is_ready = True
             self._ready_at = time.monotonic()
             self._on_ready()
         elif kind == UNREADABLE:
@@ -217,7 +214,7 @@ class ConsumerProcess:
 
     def _died(self) -> None:
         _log.warning("consumer.died log=consumer.log")
-        if self._is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
+        if self.is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
             self._deaths_in_a_row = 0
         self._count_death()
         self._drop()
@@ -238,4 +235,4 @@ class ConsumerProcess:
         if self._consumer is None:
             return
         self._consumer.close()
-        self._consumer, self._is_ready = None, False
+        self._consumer, self.is_ready = None, False

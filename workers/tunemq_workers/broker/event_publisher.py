@@ -18,8 +18,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
@@ -47,6 +46,7 @@ LOOP_HANGS_S: Final = 30.0
 _RETRY_S: Final = (0.05, 0.25)
 #: Seconds for which the command queue of a node that died without deregistering stays in Redis.
 _UNREAD_COMMAND_S: Final = 60
+_LEASE_TTL_MS: Final = int(redis_keys.LEASE_TTL_S * 1_000)
 #: The fields of a reply besides the acknowledgements of streams.
 _ANSWERS: Final = ("v", "f", "r")
 #: Numbers in a reply have fewer digits than this.
@@ -62,13 +62,11 @@ _WATCH_ANEW: Final[tuple[RedisCommand, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
 _WAS_RESET: Final = "the wire was reset"
 #: For each order, the failpoints at which tests kill the node: before the order is sent, and after
 #: Redis has it but before the node knows.
-_FAILPOINTS: Final = MappingProxyType(
-    {
-        messages.AppendBatches: ("events.before_send", "events.after_send"),
-        messages.Register: ("hello.before_send", "hello.after_send"),
-        messages.Deregister: ("deregistration.before_send", "deregistration.after_send"),
-    }
-)
+_FAILPOINTS: Final[Mapping[type, tuple[str, str]]] = {
+    messages.AppendBatches: ("events.before_send", "events.after_send"),
+    messages.Register: ("hello.before_send", "hello.after_send"),
+    messages.Deregister: ("deregistration.before_send", "deregistration.after_send"),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -137,20 +135,17 @@ class EventPublisher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with own_files():  # for access to Redis' Unix socket and certificates
-            self._publisher()
-
-    def _publisher(self) -> None:
         order: messages.PublisherOrder | None = None
-        while not isinstance(order, messages.Deregister):
-            try:
-                order = self._orders.get(timeout=self._pause())
-            except queue.Empty:
-                order = None
-            try:
-                self._turn(order)
-            except RedisUnavailable as problem:
-                self._lost(order, problem)
+        with own_files():  # for access to Redis' Unix socket and certificates
+            while not isinstance(order, messages.Deregister):
+                try:
+                    order = self._orders.get(timeout=self._pause())
+                except queue.Empty:
+                    order = None
+                try:
+                    self._turn(order)
+                except RedisUnavailable as problem:
+                    self._lost(order, problem)
 
     def _pause(self) -> float:
         """Return the seconds until the thread has to act without an order."""
@@ -194,9 +189,8 @@ class EventPublisher:
         failpoint(after)
         if renews:
             failpoint("lease.after_send")
-            self._report_lease(
-                keys, replies[told:]
-            )  # a rejected SET of node metrics has no consequences
+            # A rejected SET of node metrics has no consequences.
+            self._report_lease(keys, replies[told:])
         self._tell_done(order, replies[:asked])
         self._failures = 0  # last, because a rejected registration raises and counts as a failure
 
@@ -244,25 +238,12 @@ class EventPublisher:
             case messages.SendOutput(pieces):
                 return tuple(self._output_commands(pieces))
             case messages.Register(registration):
-                return (
-                    [
-                        "XADD",
-                        redis_keys.NODES,
-                        "*",
-                        redis_keys.REGISTRATION,
-                        self._signing.registration(registration),
-                    ],
-                )
+                signed = self._signing.registration(registration)
+                return (["XADD", redis_keys.NODES, "*", redis_keys.REGISTRATION, signed],)
             case messages.Deregister():
+                signed = self._signing.deregistration()
                 return (
-                    [
-                        "XADD",
-                        redis_keys.NODES,
-                        "NOMKSTREAM",
-                        "*",
-                        redis_keys.BYE,
-                        self._signing.deregistration(),
-                    ],
+                    ["XADD", redis_keys.NODES, "NOMKSTREAM", "*", redis_keys.BYE, signed],
                     ["DEL", self._lease, self._node_metrics_key, self._queue, self._reply],
                 )
             case _:
@@ -273,15 +254,7 @@ class EventPublisher:
             return ()
         self._node_metrics_due = now + redis_keys.LEASE_PERIOD_S
         node_metrics = self._signing.node_metrics(self._node_metrics())
-        return (
-            [
-                "SET",
-                self._node_metrics_key,
-                node_metrics,
-                "PX",
-                int(redis_keys.LEASE_TTL_S * 1_000),
-            ],
-        )
+        return (["SET", self._node_metrics_key, node_metrics, "PX", _LEASE_TTL_MS],)
 
     def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[RedisCommand]:
         for key, piece in pieces:
@@ -295,9 +268,8 @@ class EventPublisher:
         self._renewals += 1
         term, version = self.confirmed
         value = self._signing.lease(f"{self._renewals}:{term}:{version}")
-        ttl_ms = int(redis_keys.LEASE_TTL_S * 1_000)
         return (
-            ["SET", self._lease, value, "PX", ttl_ms],
+            ["SET", self._lease, value, "PX", _LEASE_TTL_MS],
             ["GET", redis_keys.GENERATION],
             ["HMGET", self._reply, *_ANSWERS, *map(redis_keys.acknowledged_up_to, keys)],
             # The command queue of a dead node must not stay in Redis for ever.
@@ -328,11 +300,9 @@ class EventPublisher:
         if isinstance(challenge, bytes) and self._signing.hear_challenge(challenge):
             self._looked_at = float("-inf")  # the scheduler waits for a lease that answers it
         names = (*_ANSWERS, *map(redis_keys.acknowledged_up_to, keys))
+        read = zip(names, fields, strict=True)
         said = self._signing.replies(
-            {
-                name: field if isinstance(field, bytes) else b""
-                for name, field in zip(names, fields, strict=True)
-            }
+            {name: field if isinstance(field, bytes) else b"" for name, field in read}
         )
         term, _, version = said["v"].rpartition(b":")
         self._post(

@@ -2,29 +2,37 @@
 
 It is a log of events in blocks. A cursor marks the next event to hand out; it moves back when a
 batch was not appended or Redis lost its data, so the node may send an event twice but never skips
-one. The oldest blocks move to disk when the shared memory budget is used up. An outbox stops
-handing out events while too many bytes are sent but not journalled, because all experiments share
-Redis.
+one. An outbox stops handing out events while too many bytes are sent but not journalled, because
+all experiments share Redis.
+
+All outboxes of a node share a memory budget. When memory is used up, the outbox that holds most of
+it moves its oldest block to disk. When the total limit is reached, too, experiments above their
+fair share of it have to wait.
 """
 
 from __future__ import annotations
 
 import bisect
+import logging
 import struct
-from dataclasses import dataclass
 from typing import Final
 
-from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.broker.redis_keys import SENT_BYTES
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
-from tunemq_workers.broker.outbox_spool import SpoolPosition
+import msgspec
 
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.broker.redis_keys import OUTBOX_BYTES, OUTBOX_MEMORY_BYTES, SENT_BYTES
+from tunemq_workers.broker.outbox_spool import Spool, SpoolPosition
+
+#: Bytes, and events, at which a block is closed, and with it a batch.
+BLOCK_BYTES: Final = 256 * 2**10
+BLOCK_EVENTS: Final = 2_000
 #: Bytes that a block costs in addition to its events.
 _BLOCK_OVERHEAD: Final = 256
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class OutboxBatch:
+
+class OutboxBatch(msgspec.Struct, frozen=True):
     """Consecutive events; ``events`` is the concatenation of their msgpack bytes."""
 
     first: int
@@ -37,8 +45,7 @@ class OutboxBatch:
         return _array_header(self.count) + self.events
 
 
-@dataclass(slots=True)
-class _Block:
+class _Block(msgspec.Struct):
     first: int
     count: int
     size: int
@@ -54,8 +61,7 @@ class _Block:
         return self.data is None or self.size >= BLOCK_BYTES or self.count >= BLOCK_EVENTS
 
 
-@dataclass(slots=True)
-class _Cursor:
+class _Cursor(msgspec.Struct):
     """The next event to hand out: number ``n``, at ``offset`` of block ``index``."""
 
     index: int
@@ -224,6 +230,66 @@ class Outbox:
         else:
             self.held -= block.size
             budget.in_memory -= block.size
+
+
+class MemoryBudget:
+    """Count the bytes that outboxes hold. Not thread-safe: the node's loop owns it.
+
+    Args:
+        spool: takes blocks that exceed ``memory_bytes``.
+        memory_bytes: limit for memory, not counting the block that each outbox is filling.
+        limit_bytes: total in bytes from which on `is_full_for` reports outboxes as full; they
+            still keep events that are added.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        *,
+        memory_bytes: int = OUTBOX_MEMORY_BYTES,
+        limit_bytes: int = OUTBOX_BYTES,
+    ) -> None:
+        self.spool = spool
+        #: Total bytes, and the part of them in memory.
+        self.size = 0
+        self.in_memory = 0
+        self._memory_bytes, self._limit_bytes = memory_bytes, limit_bytes
+        self._outboxes: list[Outbox] = []
+        self._disk_failed = False
+
+    def is_full_for(self, outbox: Outbox) -> bool:
+        """Return whether an outbox should take only events that cannot wait.
+
+        Where the budget is used up, an outbox below its fair share may still grow to that share.
+        """
+        count = len(self._outboxes)
+        if self.size >= self._limit_bytes and outbox.size * count >= self._limit_bytes:
+            return True
+        over_memory = self.in_memory > self._memory_bytes + BLOCK_BYTES
+        return self._disk_failed and over_memory and outbox.held * count >= self._memory_bytes
+
+    def enter(self, outbox: Outbox) -> None:
+        """Register an outbox."""
+        self._outboxes.append(outbox)
+
+    def leave(self, outbox: Outbox) -> None:
+        """Remove an outbox that is empty and stays so."""
+        self._outboxes.remove(outbox)
+
+    def make_space(self) -> None:
+        """Move blocks to disk until memory suffices or the disk fails."""
+        while self.in_memory > self._memory_bytes:
+            largest = max(self._outboxes, key=lambda outbox: outbox.held)
+            if not largest.held:
+                return
+            try:
+                largest.spill()
+            except OSError as problem:
+                if not self._disk_failed:
+                    _log.error("outbox.disk_failed problem=%r", str(problem))
+                self._disk_failed = True
+                return
+            self._disk_failed = False
 
 
 def _array_header(count: int) -> bytes:

@@ -7,8 +7,9 @@ an outbox has no meaning after its node instance ends.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from tunemq_workers.system.trial_user import own_files
 
@@ -16,18 +17,16 @@ _SEGMENT_BYTES: Final = 8 * 2**20
 _PREFIX: Final = ".outbox-"
 
 
-@dataclass(slots=True, eq=False)
-class _Segment:
+class _Segment(msgspec.Struct, eq=False):
     fd: int
     size: int = 0
     pieces: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolPosition:
+class SpoolPosition(msgspec.Struct, frozen=True):
     """The position of a piece in the spool."""
 
-    segment: _Segment = field(repr=False)
+    segment: _Segment
     offset: int
     size: int
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tunemq_shared.base.backoff import backoff_s
-from tunemq_workers.broker.memory_budget import MemoryBudget
-from tunemq_workers.broker.outbox import Outbox
+from tunemq_workers.broker.outbox import MemoryBudget, Outbox
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream, PublisherOrder
 from tunemq_workers.runtime.reactor import Reactor, Timer
 
@@ -29,8 +29,7 @@ _RETRY_S: Final = (0.05, 1.0)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
+class _Stream(msgspec.Struct, eq=False):
     """An experiment's outbox and the state of its sending."""
 
     outbox: Outbox

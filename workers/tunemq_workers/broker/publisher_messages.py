@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class AppendBatches:
+
+class AppendBatches(msgspec.Struct, frozen=True):
     """Order: append batches (header, events) to a stream of this generation, all or none."""
 
     key: str
@@ -16,34 +16,29 @@ class AppendBatches:
     batches: tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(msgspec.Struct, frozen=True):
     """Order: register this node."""
 
     registration: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetStream:
+class ForgetStream(msgspec.Struct, frozen=True):
     """Order: delete this stream's acknowledgement from the reply; it is no longer needed."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendOutput:
+class SendOutput(msgspec.Struct, frozen=True):
     """Order: send pieces of trial output, by their events stream; a failure loses them."""
 
     pieces: tuple[tuple[str, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLeaseNow:
+class RenewLeaseNow(msgspec.Struct, frozen=True):
     """Order: renew the lease and read the reply at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deregister:
+class Deregister(msgspec.Struct, frozen=True):
     """Order: deregister the node, delete its keys, and end the thread."""
 
 
@@ -52,38 +47,32 @@ PublisherOrder: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchesAppended:
+class BatchesAppended(msgspec.Struct, frozen=True):
     """Report: the batches are in the stream."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class AppendFailed:
+class AppendFailed(msgspec.Struct, frozen=True):
     """Report: the batches may or may not be in the stream."""
 
     key: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSent:
+class OutputSent(msgspec.Struct, frozen=True):
     """Report: the pieces of output are sent or dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(msgspec.Struct, frozen=True):
     """Report: the node is registered."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationFailed:
+class RegistrationFailed(msgspec.Struct, frozen=True):
     """Report: Redis rejected the registration: its memory is full or a key has a wrong type."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReply:
+class LeaseReply(msgspec.Struct, frozen=True):
     """Report: Redis answered.
 
     Attributes:
@@ -107,8 +96,7 @@ class LeaseReply:
     signs: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class RedisLost:
+class RedisLost(msgspec.Struct, frozen=True):
     """Report: Redis is unreachable; sent once an outage, and again if it then rejects the user."""
 
     reason: str

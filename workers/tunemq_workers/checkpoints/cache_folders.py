@@ -11,10 +11,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import TrialSpec
@@ -36,15 +37,14 @@ _log = logging.getLogger(__name__)
 _Answer = Callable[[str, str], object]
 
 
-@dataclass(slots=True, eq=False)
-class _Folder:
+class _Folder(msgspec.Struct, eq=False):
     root: str
     events_key: str
     #: Whether the node chose the folder.
     is_ours: bool
     is_open: bool = False
     #: Callbacks that wait until the folder is open.
-    waiting: list[_Answer] = field(default_factory=list)
+    waiting: list[_Answer] = []
     missing_since: float | None = None
 
 

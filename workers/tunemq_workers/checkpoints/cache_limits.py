@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 #: One tenth of the cache's disk for copies, and as much for checkpoints that wait for their upload.
 _SHARE: Final = 10
 
 
-@dataclass(slots=True, eq=False)
-class CacheLimits:
+class CacheLimits(msgspec.Struct, eq=False):
     """Limits in bytes; by default a share of the largest disk that has a cache.
 
     Args:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_workers.checkpoints import cache_disk
@@ -32,8 +33,7 @@ _KNOWN_COMMITS: Final = 10_000
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class CachedCheckpoint:
+class CachedCheckpoint(msgspec.Struct, eq=False):
     """A complete checkpoint in a folder of the cache.
 
     Attributes:
@@ -48,12 +48,12 @@ class CachedCheckpoint:
     key: str
     written: str = ""
     sha256: str = ""
-    users: set[str] = field(default_factory=set)
+    users: set[str] = set()
     #: It will never be committed or restored.
     is_lost: bool = False
     #: It is removed from the cache.
     is_gone: bool = False
-    inodes: Inodes = field(default_factory=dict)
+    inodes: Inodes = {}
 
     @property
     def trial(self) -> tuple[str, str]:

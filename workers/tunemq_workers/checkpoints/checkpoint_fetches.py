@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from tunemq_shared.protocol.messages import CheckpointRef, TrialWaits, encode
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
@@ -23,8 +24,7 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _PendingFetch:
+class _PendingFetch(msgspec.Struct, eq=False):
     process: TrialProcess
     root: str
     ref: CheckpointRef
@@ -34,11 +34,10 @@ class _PendingFetch:
     reason: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class _Download:
+class _Download(msgspec.Struct, eq=False):
     """Requests for one download; ``is_clear``: the target path is free, so it may run."""
 
-    questions: dict[str, _PendingFetch] = field(default_factory=dict)
+    questions: dict[str, _PendingFetch] = {}
     is_clear: bool = False
 
 

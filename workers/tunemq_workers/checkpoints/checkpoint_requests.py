@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from tunemq_shared.base.errors import StoreError, TransportError
@@ -32,7 +32,7 @@ from tunemq_workers.checkpoints.upload_queues import UploadQueues
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.frames import ASK_SAVE, FETCH, FETCHED, SAVE_ANSWER
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
-from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
+from tunemq_workers.runtime.trial_process_state import Emit, TrialProcess
 from tunemq_workers.transfers.transfer_client import TransferClient
 
 
@@ -69,19 +69,12 @@ class CheckpointRequests:
         folder: str,
         limits: CacheLimits,
     ) -> None:
-        #: Takes a trial that must fail because its checkpoints cannot be uploaded, and the reason.
-        self.on_given_up: Callable[[TrialKey, str], object] = do_nothing
         self._disk, self._transfers, self._emit = disk, transfers, emit
         self._cache = CheckpointCache(disk, limits)
         self._folders = CacheFolders(self._cache, disk, limits, folder)
-        self._uploads = UploadQueues(
-            transfers,
-            self._cache,
-            emit,
-            on_change=self._look,
-            on_given_up=self._give_up,
-        )
-        self._backpressure = UploadBackpressure(timers, self._uploads, emit, limits)
+        self.uploads = UploadQueues(transfers, self._cache, emit)
+        self._backpressure = UploadBackpressure(timers, self.uploads, emit, limits)
+        self.uploads.on_change = self._backpressure.look
         self._fetches = CheckpointFetches(transfers, self._cache, disk, emit, on_given=self._given)
         self._guests: dict[str, _TrialClient] = {}
         self._is_closed = False
@@ -112,7 +105,7 @@ class CheckpointRequests:
         guest = self._guests.get(process.name)
         if guest is None:
             guest = self._guests[process.name] = _TrialClient(process)
-            self._uploads.started(guest.trial, process.order.attempt)
+            self.uploads.started(guest.trial, process.order.attempt)
         try:
             if kind == ASK_SAVE:
                 process.asks(SAVE_ANSWER)
@@ -145,14 +138,14 @@ class CheckpointRequests:
         if guest.newest is not None:
             self._cache.release(guest.newest, name)
         self._fetches.leave(name)
-        self._uploads.ended(guest.trial, guest.key[1])
+        self.uploads.ended(guest.trial, guest.key[1])
         self._backpressure.leave(name)
 
     # --- experiments ----------------------------------------------------------------------------
 
     def unsettled(self) -> set[str]:
         """Return the streams of experiments that have checkpoints to upload."""
-        return self._uploads.events_keys()
+        return self.uploads.events_keys()
 
     @property
     def size(self) -> int:
@@ -162,11 +155,7 @@ class CheckpointRequests:
     @property
     def traffic(self) -> StoreTraffic:
         """Requests to stores and their results, and the bytes that wait for their upload."""
-        return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self._uploads.size))
-
-    def try_store(self, store: str) -> None:
-        """Test whether this node can use a store before a trial needs it; see `traffic`."""
-        self._transfers.try_store(store)
+        return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self.uploads.size))
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -204,7 +193,7 @@ class CheckpointRequests:
 
     def _given(self, process: TrialProcess, cached: CachedCheckpoint) -> None:
         if any(cached.key == ref.key for ref in process.start.restore):
-            self._uploads.restored(process.trial, process.order.attempt, cached)
+            self.uploads.restored(process.trial, process.order.attempt, cached)
 
     def _written(self, guest: _TrialClient, payload: bytes) -> None:
         name, process = guest.process.name, guest.process
@@ -224,21 +213,15 @@ class CheckpointRequests:
         before, guest.newest, guest.written = guest.newest, cached, said.n
         if before is not None:
             self._cache.release(before, name)
-        self._uploads.add(process.start, said, cached)
+        self.uploads.add(process.start, said, cached)
         self._backpressure.written(name)
 
     def _transfers_died(self, why: str) -> None:
         """Warn each experiment: stores keep the parts of interrupted multipart uploads."""
-        for events_key in self._uploads.events_keys() - self._told_of_death:
+        for events_key in self.uploads.events_keys() - self._told_of_death:
             self._told_of_death.add(events_key)
             warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
             self._emit(events_key, encode(warned))
-
-    def _look(self) -> None:
-        self._backpressure.look()
-
-    def _give_up(self, trial: TrialKey, reason: str) -> None:
-        self.on_given_up(trial, reason)
 
 
 def _disk_bytes(folder: str) -> float:

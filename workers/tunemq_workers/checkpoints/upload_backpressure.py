@@ -9,8 +9,9 @@ to stop or pause never waits, so that no due checkpoint is skipped.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.protocol.messages import TrialWaits, encode
@@ -22,16 +23,14 @@ from tunemq_workers.runtime.reactor import Reactor, Timer
 from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _GrantedSave:
+class _GrantedSave(msgspec.Struct, frozen=True, eq=False):
     """A permission to write; ``size`` is the expected size in bytes."""
 
     trial: TrialKey
     size: int
 
 
-@dataclass(slots=True, eq=False)
-class _PendingSave:
+class _PendingSave(msgspec.Struct, eq=False):
     process: TrialProcess
     cache: str
     timer: Timer | None = None

@@ -13,13 +13,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.checkpoints.manifest import COMMITTED
 from tunemq_shared.protocol import messages
 from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
+from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult
 from tunemq_workers.runtime.trial_process_state import Emit, TrialKey
 from tunemq_workers.transfers.transfer_client import TransferClient
@@ -27,28 +29,26 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _WrittenCheckpoint:
+class _WrittenCheckpoint(msgspec.Struct, frozen=True, eq=False):
     said: messages.CheckpointWritten
     cached: CachedCheckpoint
     start: messages.TrialSpec
 
 
-@dataclass(slots=True, eq=False)
-class _TrialQueue:
+class _TrialQueue(msgspec.Struct, eq=False):
     """One trial's queue; its first checkpoint is in flight if ``transfer`` is set."""
 
     key: TrialKey
-    waiting: deque[_WrittenCheckpoint] = field(default_factory=deque)
+    waiting: deque[_WrittenCheckpoint] = msgspec.field(default_factory=deque)
     transfer: int | None = None
     #: For each attempt, the checkpoint that it committed last and the one that it was restored
     #: from. The scheduler keeps the restored one until the attempt's first commit, and then the
     #: committed one, so uploads may refer to their objects.
-    committed: dict[int, CachedCheckpoint] = field(default_factory=dict)
-    restored: dict[int, CachedCheckpoint] = field(default_factory=dict)
+    committed: dict[int, CachedCheckpoint] = {}
+    restored: dict[int, CachedCheckpoint] = {}
     #: Attempts that have a trial process, and those of them that lost a checkpoint.
-    started: set[int] = field(default_factory=set)
-    given_up: set[int] = field(default_factory=set)
+    started: set[int] = set()
+    given_up: set[int] = set()
     trouble: str = ""
     last_size: int = 0
 
@@ -65,23 +65,16 @@ class UploadQueues:
         transfers: performs the uploads.
         cache: contains the checkpoints.
         emit: takes (events stream, encoded event).
-        on_change: called after a commit or loss, and when the state of an upload changes.
-        on_given_up: takes the trial and the reason why its checkpoints cannot be uploaded.
     """
 
-    def __init__(
-        self,
-        transfers: TransferClient,
-        cache: CheckpointCache,
-        emit: Emit,
-        *,
-        on_change: Callable[[], object],
-        on_given_up: Callable[[TrialKey, str], object],
-    ) -> None:
+    def __init__(self, transfers: TransferClient, cache: CheckpointCache, emit: Emit) -> None:
+        #: Called after a commit or loss, and when the state of an upload changes.
+        self.on_change: Callable[[], object] = do_nothing
+        #: Takes a trial that must fail because its checkpoints cannot be uploaded, and the reason.
+        self.on_given_up: Callable[[TrialKey, str], object] = do_nothing
         #: Bytes of all files of uncommitted checkpoints.
         self.size = 0
         self._transfers, self._cache, self._emit = transfers, cache, emit
-        self._on_change, self._on_given_up = on_change, on_given_up
         self._queues: dict[TrialKey, _TrialQueue] = {}
 
     def events_keys(self) -> set[str]:
@@ -184,7 +177,7 @@ class UploadQueues:
         queue.last_size = uploaded.size  # counted; before, the trial process's claim
         self._begin(queue)
         self._tidy(queue)
-        self._on_change()
+        self.on_change()
 
     def _given_up(
         self, queue: _TrialQueue, base: CachedCheckpoint | None, reason: str, _is_corrupt: bool
@@ -200,13 +193,13 @@ class UploadQueues:
             self.size -= behind.said.size
             self._lose(queue, behind, f"it waited behind {key}, which is lost")
         queue.given_up |= queue.started
-        self._on_given_up(queue.key, text)
+        self.on_given_up(queue.key, text)
         self._tidy(queue)
-        self._on_change()
+        self.on_change()
 
     def _has_trouble(self, queue: _TrialQueue, reason: str) -> None:
         queue.trouble = reason
-        self._on_change()
+        self.on_change()
 
     def _end(self, queue: _TrialQueue, base: CachedCheckpoint | None) -> _WrittenCheckpoint:
         written = queue.waiting.popleft()

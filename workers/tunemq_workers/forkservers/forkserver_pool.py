@@ -69,9 +69,9 @@ class ForkserverPool:
         folder: for the forkservers' logs.
         hostname: this machine's name, which trials report.
         node_ip: this machine's address, which trials report.
+        groups: the control groups that limit the memory of trials.
         has_gpus: whether trials get GPUs that this node knows by UUID; otherwise they see all.
         account: the user that trials run as; by default the node's own user.
-        groups: the control groups that limit the memory of trials; None for no such limits.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class ForkserverPool:
         folder: str,
         hostname: str,
         node_ip: str,
+        groups: MemoryCgroups,
         has_gpus: bool = False,
         account: UserAccount | None = None,
-        groups: MemoryCgroups | None = None,
     ) -> None:
         #: Called with (events stream, text).
         self.on_warning: Callable[[str, str], object] = do_nothing
@@ -120,12 +120,12 @@ class ForkserverPool:
         server = self._server_for(order.start.environment)
         gpus = tuple(order.start.devices) if self._has_gpus else ()
         limit, gate = order.start.limits.memory, None
-        if limit and self._groups is not None:
+        if limit:
             gate = self._groups.begin(process, limit)
         try:
             connection = server.start(process, order, gpus, gate)
         except OSError:
-            self._leave_group(process)
+            self._groups.leave(process)
             raise
         self._running[process] = _PooledProcess(server, listener, order.start.events_key)
         self._warn(self._servers[server], [order.start.events_key])
@@ -154,18 +154,13 @@ class ForkserverPool:
 
     def held_at_kill(self, process: str) -> int:
         """Return the peak bytes of a process tree that the kernel killed for its limit; else 0."""
-        return 0 if self._groups is None else self._groups.held_at_kill(process)
+        return self._groups.held_at_kill(process)
 
     def close(self) -> None:
         """End all forkservers and all trial processes."""
         for server in list(self._servers):
             self._close(server)
-        if self._groups is not None:
-            self._groups.close()
-
-    def _leave_group(self, process: str) -> None:
-        if self._groups is not None:
-            self._groups.leave(process)
+        self._groups.close()
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
         for server in self._servers:
@@ -253,18 +248,16 @@ class ForkserverPool:
     ) -> None:
         match report:
             case messages.ProcessForked(process, pid):
-                if self._groups is not None:
-                    # The pids that a dead forkserver reported are not proven, so no process is
-                    # moved.
-                    is_alive = server in self._servers
-                    self._groups.enter(process, server.process_of(process) if is_alive else None)
+                # The pids that a dead forkserver reported are not proven, so no process is moved.
+                is_alive = server in self._servers
+                self._groups.enter(process, server.process_of(process) if is_alive else None)
                 self._running[process].listener.forked(process, pid)
             case messages.ProcessExited(process, None):
                 self._running[process].listener.not_started(process, self._why)
             case messages.ProcessExited(process, _, signal, exit_code):
                 self._running[process].listener.exited(process, signal, exit_code)
             case messages.ProcessTreeGone(process):
-                self._leave_group(process)
+                self._groups.leave(process)
                 self._running.pop(process).listener.gone(process)
             case messages.ForkserverWarned(text):
                 self._why = text
@@ -280,5 +273,5 @@ class ForkserverPool:
 
     def _say_gone(self, listeners: dict[str, TrialProcessListener]) -> None:
         for process, listener in listeners.items():
-            self._leave_group(process)
+            self._groups.leave(process)
             listener.gone(process)

@@ -14,8 +14,9 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
@@ -30,8 +31,7 @@ class InvalidReport(Exception):
     """A forkserver sent an impossible report; says which."""
 
 
-@dataclass(slots=True)
-class _ReportedProcess:
+class _ReportedProcess(msgspec.Struct):
     """A trial process, as far as reports and the kernel show: ``pid`` is None until it is forked.
 
     ``pidfd`` is None, too, if the process ended before it was examined, no descriptor was left for

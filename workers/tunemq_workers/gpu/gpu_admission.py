@@ -8,9 +8,10 @@ which places it elsewhere; this is no failure of the trial.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.broker.trial_notices import TrialEvents
@@ -25,8 +26,7 @@ _TIMEOUT_S: Final = 1.0
 GIVE_BACK_AFTER_S: Final = 2.0
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     start: TrialSpec
     telling: Timer
     giving_back: Timer | None = None

@@ -22,9 +22,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
+
+import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import Gpu
@@ -76,8 +77,7 @@ class GpuObstacle(NamedTuple):
     is_withheld: bool
 
 
-@dataclass(slots=True, eq=False)
-class _Device:
+class _Device(msgspec.Struct, eq=False):
     """The state of a device.
 
     Attributes:
@@ -97,14 +97,14 @@ class _Device:
 
     uuid: str
     memory: float
-    processes: set[str] = field(default_factory=set)
+    processes: set[str] = set()
     baseline: float | None = None
     left_at: float | None = None
     silent_since: float | None = None
-    left: set[int] = field(default_factory=set)
-    strangers: set[int] = field(default_factory=set)
-    foreign: dict[int, str] = field(default_factory=dict)
-    told: set[tuple[str, str]] = field(default_factory=set)
+    left: set[int] = set()
+    strangers: set[int] = set()
+    foreign: dict[int, str] = {}
+    told: set[tuple[str, str]] = set()
     broken: str = ""
     elsewhere: str = ""
     crowded: str = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
@@ -21,8 +22,7 @@ _MOST: Final = 64
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedGpus:
+class OfferedGpus(msgspec.Struct, frozen=True):
     """The GPUs that a node offers.
 
     Attributes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.device_use import DeviceUse
@@ -18,8 +19,7 @@ from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 
-@dataclass(slots=True)
-class _DeviceCounter:
+class _DeviceCounter(msgspec.Struct):
     """The use of one device; ``counted`` is the last reading of its energy counter."""
 
     share: float
@@ -30,14 +30,13 @@ class _DeviceCounter:
     energy_j: float | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _RunSegment:
+class _RunSegment(msgspec.Struct, eq=False):
     """A trial's time in a trial process."""
 
     process: TrialProcess
     key: AttemptId
     began: float
-    uses: dict[str, _DeviceCounter] = field(default_factory=dict)
+    uses: dict[str, _DeviceCounter] = {}
 
 
 class GpuMeter:

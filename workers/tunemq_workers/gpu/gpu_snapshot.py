@@ -7,8 +7,9 @@ process is *seen* only if ``/proc`` contains it; of others only their memory is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
@@ -17,8 +18,7 @@ from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
 _NAMED: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSnapshot:
+class DeviceSnapshot(msgspec.Struct, frozen=True):
     """The state of one device; None means unknown.
 
     Attributes:
@@ -32,8 +32,7 @@ class DeviceSnapshot:
     energy: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSnapshot:
+class GpuSnapshot(msgspec.Struct, frozen=True):
     """The state of a node's devices.
 
     Attributes:
@@ -45,21 +44,18 @@ class GpuSnapshot:
     """
 
     asked_at: float
-    devices: Mapping[str, DeviceSnapshot] = field(default_factory=dict)
-    unusable: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, DeviceSnapshot] = {}
+    unusable: Mapping[str, str] = {}
     xids: tuple[Xid, ...] = ()
 
 
 def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
     """Ask the driver about these devices; blocks as long as the driver does."""
-    devices = {
-        uuid: DeviceSnapshot(
-            driver.memory_used(uuid),
-            tuple(replace(one, line=tuple(_line_of(one.pid))) for one in driver.holders(uuid)),
-            driver.energy(uuid),
-        )
-        for uuid in uuids
-    }
+    devices: dict[str, DeviceSnapshot] = {}
+    for uuid in uuids:
+        used, holders = driver.memory_used(uuid), driver.holders(uuid)
+        seen = (msgspec.structs.replace(one, line=tuple(_line_of(one.pid))) for one in holders)
+        devices[uuid] = DeviceSnapshot(used, tuple(seen), driver.energy(uuid))
     unusable = {uuid: why for uuid, why in driver.health().items() if uuid in uuids}
     return GpuSnapshot(asked_at, devices, unusable, tuple(driver.xids(0.0)))
 

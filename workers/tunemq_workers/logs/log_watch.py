@@ -13,7 +13,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -51,8 +50,7 @@ _ARRAY_16: Final = b"\xdc"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _WatchedAttempt:
+class _WatchedAttempt(msgspec.Struct, eq=False):
     """An attempt whose output may matter."""
 
     id: int
@@ -60,9 +58,9 @@ class _WatchedAttempt:
     key: AttemptId
     output: log_messages.AttemptOutput
     has_gpu: bool
-    told: set[str] = field(default_factory=set)
+    told: set[str] = set()
     #: The event of its failure and all later ones, while the output is being searched.
-    held: list[bytes] = field(default_factory=list)
+    held: list[bytes] = []
     asks_memory: bool = False
     timer: Timer | None = None
 

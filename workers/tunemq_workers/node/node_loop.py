@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -27,8 +26,8 @@ from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 from tunemq_workers.broker import publisher_messages
 from tunemq_workers.broker.consumer_process import ConsumerProcess
 from tunemq_workers.broker.event_publisher import EventPublisher
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.broker.outbox import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import Outboxes
 from tunemq_workers.checkpoints.cache_limits import CacheLimits
@@ -73,14 +72,13 @@ class _RegistrationState(NamedTuple):
     registration: NodeRegistration
 
 
-@dataclass(slots=True)
-class _RedisState:
+class _RedisState(msgspec.Struct):
     """What the node knows about Redis."""
 
     is_up: bool = True
     generation: bytes | None = None
     #: When this generation was first seen, by the monotonic clock.
-    since: float = field(default_factory=time.monotonic)
+    since: float = msgspec.field(default_factory=time.monotonic)
     #: The last registration that succeeded, and the one on its way.
     registered: _RegistrationState | None = None
     introducing: _RegistrationState | None = None
@@ -141,7 +139,7 @@ class NodeLoop:
         health: WorkerHealth,
     ) -> None:
         self._instance_id, self._registration = instance_id, registration
-        self._reactor, self._forkservers = reactor, forkservers
+        self._reactor, self._forkservers, self._transfers = reactor, forkservers, transfers
         self._watch, self._health = watch, health
         self._publisher = EventPublisher(
             redis,
@@ -329,7 +327,7 @@ class NodeLoop:
         self._overdue_in_a_row = 0
         if assignment.store and assignment.store != self._tried_store:
             self._tried_store = assignment.store
-            self._checkpoints.try_store(assignment.store)
+            self._transfers.try_store(assignment.store)
         failpoint("orders.before_obey")
         self._supervisor.obey(assignment.orders, assignment.untouched)
         failpoint("orders.after_obey")

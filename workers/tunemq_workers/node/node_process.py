@@ -64,12 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
-        if account is not None:
-            _claim_workdir(account, options)
-        if options.farm:
-            _take_workdir(options.workdir)
-        if account is not None:
-            _give_folders(account, options)
+        if options.farm or account is not None:
+            _prepare_workdir(options, account)
         if options.farm:  # on an embedded farm these variables are the script's
             health = ServiceHealth.of_environment("worker")
     except ConfigError as problem:
@@ -180,29 +176,26 @@ def given_options(options: argparse.Namespace) -> list[str]:
     return line
 
 
-def _claim_workdir(account: UserAccount, options: argparse.Namespace) -> None:
-    from tunemq_workers.node.trial_user_folders import claim_workdir
-    from tunemq_workers.work_folder import OF_TRIALS
-
-    claim_workdir(account, os.path.abspath(options.workdir), OF_TRIALS)
-
-
-def _give_folders(account: UserAccount, options: argparse.Namespace) -> None:
-    from tunemq_workers.node.trial_user_folders import give_folders
-    from tunemq_workers.work_folder import OF_TRIALS
-
-    give_folders(account, os.path.abspath(options.workdir), OF_TRIALS, options.cache)
-
-
-def _take_workdir(folder: str) -> None:
-    """Lock the folder for as long as this process lives.
+def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -> None:
+    """Lock the working folder for as long as this process lives, and give trials' user its part.
 
     Raises:
-        ConfigError: another node works there.
+        ConfigError: another node works there, or the user cannot.
     """
-    from tunemq_workers.work_folder import LOCK
+    from tunemq_workers.node import trial_user_folders
+    from tunemq_workers.work_folder import LOCK, OF_TRIALS
 
-    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder = os.path.abspath(options.workdir)
+    if account is not None:
+        trial_user_folders.claim_workdir(account, folder, OF_TRIALS)
+    if options.farm:
+        _lock(folder, LOCK)
+    if account is not None:
+        trial_user_folders.give_folders(account, folder, OF_TRIALS, options.cache)
+
+
+def _lock(folder: str, name: str) -> None:
+    descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:

@@ -25,6 +25,7 @@ from typing import Final
 from tunemq_shared.system.claimed_process import exists
 from tunemq_shared.system.processes import is_readable
 from tunemq_workers.processes.tree_memory import process_tree_of
+from tunemq_workers.system.control_groups import group_paths, read_value
 from tunemq_workers.system.trial_user import own_files
 
 _ROOT: Final = "/sys/fs/cgroup"
@@ -197,11 +198,7 @@ class MemoryCgroups:
 
 def _own_group(root: str, about: str) -> tuple[str, bool]:
     """Return the folder of this process's memory cgroup, and whether that is of version 2."""
-    groups: dict[str, str] = {}
-    with open(about, encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            groups |= dict.fromkeys(controllers.split(","), path)
+    groups = group_paths(about)
     is_v2 = "memory" not in groups
     if is_v2 and "" not in groups:
         raise CgroupsUnavailable("the kernel has no control groups for memory")
@@ -211,7 +208,7 @@ def _own_group(root: str, about: str) -> tuple[str, bool]:
         raise CgroupsUnavailable(f"the worker cannot find its control group {path}")
     if is_v2:
         _check_delegated(folder, path)
-    elif _read(f"{folder}/memory.use_hierarchy") != "1":
+    elif read_value(f"{folder}/memory.use_hierarchy") != "1":
         raise CgroupsUnavailable(
             f"limits of the control group {path} do not hold for groups below it"
         )
@@ -224,7 +221,7 @@ def _check_delegated(folder: str, path: str) -> None:
     Raises:
         CgroupsUnavailable: it may not.
     """
-    if "memory" not in _read(f"{folder}/cgroup.controllers").split():
+    if "memory" not in read_value(f"{folder}/cgroup.controllers").split():
         raise CgroupsUnavailable(f"the control group {path} has no memory controller")
     for name in _DELEGATED:
         with suppress(OSError):
@@ -272,30 +269,25 @@ def _held_at_kill(folder: str, *, is_v2: bool) -> int:
         if not is_v2:
             # Counters of failed requests miss those at the limit of memory and swap.
             kills = _numbers(f"{folder}/memory.oom_control").get("oom_kill")
-            limit = int(_read(f"{folder}/memory.limit_in_bytes"))
-            held = int(_read(f"{folder}/memory.max_usage_in_bytes"))
+            limit = int(read_value(f"{folder}/memory.limit_in_bytes"))
+            held = int(read_value(f"{folder}/memory.max_usage_in_bytes"))
             return held if kills and held > limit - _BATCH_BYTES else 0
         events = _numbers(f"{folder}/memory.events")
         if not (events["oom_kill"] and events["oom"]):
             return 0
         peak = f"{folder}/memory.peak"  # since Linux 5.19
-        return int(_read(peak if os.path.exists(peak) else f"{folder}/memory.max"))
+        return int(read_value(peak if os.path.exists(peak) else f"{folder}/memory.max"))
     except OSError:  # it has just been removed
         return 0
 
 
 def _processes(folder: str) -> set[int]:
-    return set(map(int, _read(f"{folder}/cgroup.procs").split()))
+    return set(map(int, read_value(f"{folder}/cgroup.procs").split()))
 
 
 def _numbers(file: str) -> dict[str, int]:
-    pairs = (line.split() for line in _read(file).splitlines())
+    pairs = (line.split() for line in read_value(file).splitlines())
     return {name: int(number) for name, number in pairs}
-
-
-def _read(file: str) -> str:
-    with open(file, encoding="ascii") as lines:
-        return lines.read().strip()
 
 
 def _write(file: str, value: str | int) -> None:

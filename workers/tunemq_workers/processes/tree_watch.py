@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
@@ -28,8 +29,7 @@ def _none_was_killed(_process: str) -> int:
     return 0
 
 
-@dataclass(slots=True)
-class _WatchedTree:
+class _WatchedTree(msgspec.Struct):
     process: str
     pid: int
     limits: TrialLimitSpec

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol.conditions import Horizon
@@ -64,8 +65,7 @@ class TrialProcessListener(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class TrialProcess:
+class TrialProcess(msgspec.Struct, eq=False):
     """One trial process, its order and its state."""
 
     name: str

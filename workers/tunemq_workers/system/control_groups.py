@@ -14,6 +14,22 @@ _ROOT: Final = "/sys/fs/cgroup"
 _ABOUT: Final = "/proc/self/cgroup"
 
 
+def group_paths(about: str = _ABOUT) -> dict[str, str]:
+    """Return the path of this process's group for each controller; the key "" is version 2's."""
+    paths: dict[str, str] = {}
+    with suppress(OSError), open(about, encoding="utf-8", errors="surrogateescape") as groups:
+        for line in groups:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
+
+
+def read_value(file: str) -> str:
+    """Return the content of a file of the kernel, without the line's end."""
+    with open(file, encoding="ascii") as lines:
+        return lines.read().strip()
+
+
 class Cgroup:
     """This process's control group, in both versions of the kernel's interface.
 
@@ -26,12 +42,9 @@ class Cgroup:
         self._root = root
         #: By controller, the paths from this process's group upwards; key "" in version 2.
         self._folders = {"": [root]}
-        with suppress(OSError), open(about, encoding="utf-8", errors="surrogateescape") as groups:
-            for line in groups:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                for controller in controllers.split(","):
-                    top = f"{root}/{controller}" if controller else root
-                    self._folders[controller] = [top + part for part in _upwards(path)]
+        for controller, path in group_paths(about).items():
+            top = f"{root}/{controller}" if controller else root
+            self._folders[controller] = [top + part for part in _upwards(path)]
 
     def memory_bytes(self) -> int | None:
         """Return the memory limit of the group in bytes; None if there is none."""
@@ -46,13 +59,13 @@ class Cgroup:
         found = []
         for folder in self._folders[""]:
             with suppress(OSError, ValueError):
-                quota, period = _read(f"{folder}/cpu.max").split()
+                quota, period = read_value(f"{folder}/cpu.max").split()
                 found.append(int(quota) / int(period))
         for folder in self._folders.get("cpu", ()):
             with suppress(OSError, ValueError):
-                quota = _read(f"{folder}/cpu.cfs_quota_us")
+                quota = read_value(f"{folder}/cpu.cfs_quota_us")
                 if int(quota) > 0:
-                    found.append(int(quota) / int(_read(f"{folder}/cpu.cfs_period_us")))
+                    found.append(int(quota) / int(read_value(f"{folder}/cpu.cfs_period_us")))
         return min(found, default=None)
 
     def _memory(self) -> Iterator[tuple[int, int]]:
@@ -68,8 +81,8 @@ class Cgroup:
         for controller, (limit, used, cached) in names.items():
             for folder in self._folders.get(controller, ()):
                 with suppress(OSError, ValueError):  # also for "max"
-                    in_use = int(_read(f"{folder}/{used}")) - _stat(folder, cached)
-                    yield int(_read(f"{folder}/{limit}")), max(0, in_use)
+                    in_use = int(read_value(f"{folder}/{used}")) - _stat(folder, cached)
+                    yield int(read_value(f"{folder}/{limit}")), max(0, in_use)
 
 
 def _upwards(path: str) -> Iterator[str]:
@@ -83,13 +96,8 @@ def _upwards(path: str) -> Iterator[str]:
 def _stat(folder: str, name: str) -> int:
     """Return a value of a group's ``memory.stat``; 0 if it is missing."""
     with suppress(OSError, ValueError):
-        for line in _read(f"{folder}/memory.stat").splitlines():
+        for line in read_value(f"{folder}/memory.stat").splitlines():
             key, _, value = line.partition(" ")
             if key == name:
                 return int(value)
     return 0
-
-
-def _read(file: str) -> str:
-    with open(file, encoding="ascii") as lines:
-        return lines.read().strip()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.system.control_groups import group_paths
 
 #: Seconds between two readings. A kill counts as recent for one to two periods, in which even a
 #: large process has ended.
@@ -49,18 +50,12 @@ class OomKills:
 
 def _files() -> list[str]:
     """Return the files that may have the counter; the machine's counts all containers."""
-    files = []
-    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as groups:
-        for line in groups:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            # In a container the path may be the one outside, while the group's files are at the
-            # root.
-            for folder in (path, ""):
-                if not controllers:
-                    files.append(f"{_ROOT}{folder}/memory.events")
-                elif controllers == "memory":
-                    files.append(f"{_ROOT}/memory{folder}/memory.oom_control")
-    return [*files, "/proc/vmstat"]
+    paths = group_paths()
+    # In a container the path may be the one outside, while the group's files are at the root.
+    v2 = [f"{_ROOT}{folder}/memory.events" for folder in (paths[""], "")] if "" in paths else []
+    path = paths.get("memory")
+    v1 = [] if path is None else [f"{_ROOT}/memory{at}/memory.oom_control" for at in (path, "")]
+    return [*v1, *v2, "/proc/vmstat"]
 
 
 def _read(file: str) -> int | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.processes.child_process import ChildProcess
@@ -32,8 +33,7 @@ _TRY_AGAIN_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Listener:
+class _Listener(msgspec.Struct, eq=False):
     """A caller that waits for a transfer."""
 
     id: int
@@ -47,13 +47,12 @@ class _Listener:
     is_late: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
+class _Job(msgspec.Struct, eq=False):
     """One transfer, as the transfers process knows it."""
 
     id: int
     transfer: messages.Transfer
-    listeners: list[_Listener] = field(default_factory=list)
+    listeners: list[_Listener] = []
     #: The current process has the order and has not answered it.
     is_begun: bool = False
     #: ... and has the order to abandon it.

@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, TuneError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
@@ -93,8 +94,7 @@ class _Store:
             self._objects.close()
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
+class _Running(msgspec.Struct, eq=False):
     """A transfer that is begun and not answered."""
 
     order: messages.BeginTransfer

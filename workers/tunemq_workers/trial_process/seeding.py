@@ -10,62 +10,40 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from operator import methodcaller
 from types import ModuleType
 from typing import Any, Final
 
+#: By module, the function that seeds it, and the bits of its seed. numpy imports its random module
+#: only when it is used; torch also seeds CUDA, without initialising it.
+_SEEDERS: Final = {"numpy.random": ("seed", 32), "torch": ("manual_seed", 63)}
 
-class _Seeds:
-    """The seeds of one trial, in the width that each library takes."""
-
-    def __init__(self, experiment_seed: int, trial_number: int) -> None:
-        # Seeding from a string uses SHA-512, so seeds of neighbouring trials are unrelated, and
-        # gives the same numbers in every version of Python.
-        source = random.Random(f"tunemq {experiment_seed} {trial_number}")
-        self.python = source.getrandbits(64)
-        self.numpy = source.getrandbits(32)
-        self.torch = source.getrandbits(63)
-
-
-def _seed_numpy(module: ModuleType, seeds: _Seeds) -> None:
-    module.seed(seeds.numpy)
-
-
-def _seed_torch(module: ModuleType, seeds: _Seeds) -> None:
-    # Also seeds CUDA, without initialising it.
-    module.manual_seed(seeds.torch)
-
-
-#: By module; numpy imports its random module only when it is used.
-_SEEDERS: Final[dict[str, Callable[[ModuleType, _Seeds], None]]] = {
-    "numpy.random": _seed_numpy,
-    "torch": _seed_torch,
-}
+_Seeder = Callable[[ModuleType], object]
 
 
 def seed_trial(experiment_seed: int, trial_number: int) -> None:
     """Seed `random`, numpy and torch for a trial, also if they are imported later."""
-    seeds = _Seeds(experiment_seed, trial_number)
-    random.seed(seeds.python)
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _SeedOnImport)]:
         sys.meta_path.remove(finder)
-    later = {}
-    for name, seeder in _SEEDERS.items():
-        module = sys.modules.get(name)
-        if module is None:
+    # Seeding from a string uses SHA-512, so seeds of neighbouring trials are unrelated, and gives
+    # the same numbers in every version of Python.
+    source = random.Random(f"tunemq {experiment_seed} {trial_number}")
+    random.seed(source.getrandbits(64))
+    later: dict[str, _Seeder] = {}
+    for name, (function, bits) in _SEEDERS.items():
+        seeder = methodcaller(function, source.getrandbits(bits))
+        if (module := sys.modules.get(name)) is None:
             later[name] = seeder
         else:
-            seeder(module, seeds)
+            seeder(module)
     if later:
-        sys.meta_path.insert(0, _SeedOnImport(seeds, later))
+        sys.meta_path.insert(0, _SeedOnImport(later))
 
 
 class _SeedOnImport:
     """A finder that uses the other finders, and seeds a module after its code has run."""
 
-    def __init__(
-        self, seeds: _Seeds, seeders: dict[str, Callable[[ModuleType, _Seeds], None]]
-    ) -> None:
-        self._seeds = seeds
+    def __init__(self, seeders: dict[str, _Seeder]) -> None:
         self._seeders = seeders
 
     def find_spec(
@@ -83,7 +61,7 @@ class _SeedOnImport:
         self._seeders[name] = seeder  # not installed now; perhaps later
         return None
 
-    def _seed_after(self, loader: Any, seeder: Callable[[ModuleType, _Seeds], None]) -> None:
+    def _seed_after(self, loader: Any, seeder: _Seeder) -> None:
         # Patch the loader instead of wrapping it: other code checks its type and asks it for
         # sources.
         execute = loader.exec_module
@@ -91,6 +69,6 @@ class _SeedOnImport:
         def execute_and_seed(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            seeder(module, self._seeds)
+            seeder(module)
 
         loader.exec_module = execute_and_seed

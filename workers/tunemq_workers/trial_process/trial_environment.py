@@ -10,8 +10,9 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FrameType, ModuleType
+
+import msgspec
 
 from tunemq_shared.base import failpoints
 from tunemq_shared.checkpoints.checkpoint_folders import remove_leftovers
@@ -57,8 +58,7 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class TrialEnvironment:
+class TrialEnvironment(msgspec.Struct, frozen=True):
     """The part of the environment that all trial processes of a forkserver share.
 
     Args:

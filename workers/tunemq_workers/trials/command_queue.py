@@ -118,12 +118,5 @@ def _read_each(body: bytes, unreadable: list[tuple[_OrderPrefix, str]]) -> messa
             orders.append(_decode_order(order))
         except UNDECODABLE as problem:
             unreadable.append((_decode_beginning(order), str(problem)))
-    return messages.Assignment(
-        envelope.protocol,
-        envelope.instance_id,
-        envelope.term,
-        envelope.version,
-        tuple(orders),
-        envelope.untouched,
-        envelope.store,
-    )
+    fields = msgspec.structs.asdict(envelope) | {"orders": tuple(orders)}
+    return messages.Assignment(**fields)

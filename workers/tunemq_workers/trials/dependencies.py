@@ -15,9 +15,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
+
+import msgspec
 
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
@@ -51,12 +52,11 @@ class _LeftoverFiles(NamedTuple):
     disk_bytes: int
 
 
-@dataclass(slots=True, eq=False)
-class _PendingDependencies:
+class _PendingDependencies(msgspec.Struct, eq=False):
     """The blobs and transfers that a trial waits for."""
 
-    missing: set[str] = field(default_factory=set)
-    transfers: list[int] = field(default_factory=list)
+    missing: set[str] = set()
+    transfers: list[int] = []
 
 
 class DependencyFetcher:
@@ -126,15 +126,9 @@ class DependencyFetcher:
                 del self._arrivals[key]
                 on_there()
 
-        def fail(need: _RequiredBlob, reason: str, kind: str) -> None:
+        def failed(need: _RequiredBlob, kind: str, reason: str, *_: object) -> None:
             self._leave(key)
             on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}", kind)
-
-        def failed(need: _RequiredBlob, reason: str, _is_corrupt: bool) -> None:
-            fail(need, reason, "fetch")
-
-        def disk_failed(need: _RequiredBlob, reason: str) -> None:
-            fail(need, reason, "disk")
 
         for need in missing:
             folder = os.path.dirname(self._path(need))
@@ -143,9 +137,9 @@ class DependencyFetcher:
             number = self._transfers.start(
                 fetch,
                 partial(there, need),
-                partial(failed, need),
+                partial(failed, need, "fetch"),
                 on_trouble,
-                partial(disk_failed, need),
+                partial(failed, need, "disk"),
             )
             arrival.transfers.append(number)
 
@@ -230,12 +224,8 @@ def _leftovers(folder: str) -> list[str]:
     for name in (BLOBS, CODE):
         with contextlib.suppress(FileNotFoundError):
             entries = os.scandir(os.path.join(folder, name))
-            found += (entry.path for entry in entries if _is_half_done(entry))
+            found += (entry.path for entry in entries if entry.name.startswith("."))
     return found
-
-
-def _is_half_done(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(".")
 
 
 def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
@@ -251,7 +241,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
         found += (
             (entry.stat(follow_symlinks=False).st_mtime, entry.path)
             for entry in os.scandir(os.path.join(folder, name))
-            if not _is_half_done(entry)
+            if not entry.name.startswith(".")
         )
     sizes = {path: _size_of(path) for _, path in sorted(found)}
     return _LeftoverFiles(sizes, shutil.disk_usage(folder).total)

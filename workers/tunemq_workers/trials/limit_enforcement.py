@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
+
+import msgspec
 
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files
@@ -50,8 +51,7 @@ class LimitExceeded(NamedTuple):
     is_urgent: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Clock:
+class _Clock(msgspec.Struct, eq=False):
     """The time that a trial has used.
 
     Attributes:
@@ -91,14 +91,18 @@ class _Clock:
     def excess(self) -> LimitExceeded | None:
         """Return the limit that the trial exceeded, if any."""
         limits = self.limits
-        if limits.trial_s and self.spent_s > limits.trial_s:
-            return _took_too_long(
-                self.process, "trial_limit", "trial_s", limits.trial_s, self.spent_s
-            )
-        if limits.step_s and self.step_s > limits.step_s:
-            return _took_too_long(self.process, "time_limit", "step_s", limits.step_s, self.step_s)
-        if limits.stall_s and self.step_s > limits.stall_s:
-            return _took_too_long(self.process, "stalled", "stall_s", limits.stall_s, self.step_s)
+        log = os.path.join(self.process.start.folder, output_files.STDERR)
+        for kind, field, limit, used_s, what in (
+            ("trial_limit", "trial_s", limits.trial_s, self.spent_s, "the trial took"),
+            ("time_limit", "step_s", limits.step_s, self.step_s, "a step took more than"),
+            ("stalled", "stall_s", limits.stall_s, self.step_s, "the trial has not reported for"),
+        ):
+            if limit and used_s > limit:
+                return LimitExceeded(
+                    kind,
+                    f"{what} {used_s:.1f} s, and its limit is {limit:g} s"
+                    f" (TrialLimits({field}=...)); what it was doing is at the end of {log}.",
+                )
         return None
 
 
@@ -255,19 +259,3 @@ class LimitEnforcer:
         if process is not None:
             self.leave(process)
             self._exceeded(process, LimitExceeded(kind, error, is_urgent=True))
-
-
-def _took_too_long(
-    process: TrialProcess, kind: str, field: str, limit: float, measured: float
-) -> LimitExceeded:
-    what = {
-        "trial_limit": f"the trial took {measured:.1f} s",
-        "time_limit": f"a step took more than {measured:.1f} s",
-        "stalled": f"the trial has not reported for {measured:.1f} s",
-    }[kind]
-    log = os.path.join(process.start.folder, output_files.STDERR)
-    return LimitExceeded(
-        kind,
-        f"{what}, and its limit is {limit:g} s (TrialLimits({field}=...)); what it was doing is at "
-        f"the end of {log}.",
-    )

@@ -99,7 +99,7 @@ class TrialSupervisor:
         self._emit_result = emit_result
         self._trial_events = TrialEvents(emit)
         self._checkpoints, self._dependencies = checkpoints, dependencies
-        checkpoints.on_given_up = self._fail
+        checkpoints.uploads.on_given_up = self._fail
         dependencies.in_use = self._starts_in_use
         self._limits = LimitEnforcer(
             reactor,

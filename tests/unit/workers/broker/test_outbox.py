@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tunemq_shared.protocol.messages import SlotFreed, decode_node_events, encode
-from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
-from tunemq_workers.broker.outbox import Outbox
+from tunemq_workers.broker.outbox import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget, Outbox
 from tunemq_workers.broker.outbox_spool import Spool
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tunemq_shared.broker.redis_keys import EVERYTHING
 from tunemq_shared.protocol.messages import SlotFreed, encode
-from tunemq_workers.broker.memory_budget import BLOCK_EVENTS, MemoryBudget
+from tunemq_workers.broker.outbox import BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import MISSING_S, Outboxes
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream

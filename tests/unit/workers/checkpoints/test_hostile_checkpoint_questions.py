@@ -131,7 +131,7 @@ def test_checkpoint_larger_than_the_disk_is_rejected_and_counts_nowhere(tmp_path
     said = CheckpointWritten("t", 1, 1, 1, checkpoint_key("t", 1, 1), "0" * 64, 2**53)
     with pytest.raises(TransportError, match="more than the disk"):
         world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
-    assert world.checkpoints._uploads.size == 0
+    assert world.checkpoints.uploads.size == 0
 
 
 def test_size_that_a_process_names_counts_no_longer_once_the_upload_has_counted(tmp_path):

@@ -16,6 +16,7 @@ from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
+from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.reactor import Reactor
 
 ENVIRONMENT = Environment(sys.executable, (), {"PATH": os.environ.get("PATH", "")}, ())
@@ -32,7 +33,12 @@ class Nobody:
 def pool(tmp_path: Path) -> Iterator[ForkserverPool]:
     (tmp_path / "logs").mkdir()
     pool = ForkserverPool(
-        Reactor(), set(), folder=str(tmp_path), hostname="host", node_ip="127.0.0.1"
+        Reactor(),
+        set(),
+        folder=str(tmp_path),
+        hostname="host",
+        node_ip="127.0.0.1",
+        groups=MemoryCgroups("x"),
     )
     yield pool
     pool.close()

@@ -38,6 +38,7 @@ from tunemq_workers.processes.forkserver_messages import (
     ProcessTreeGone,
     encode,
 )
+from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.reactor import Reactor
 
@@ -89,7 +90,12 @@ class Node:
         (folder / "logs").mkdir()
         self.folder, self.reactor, self.heard = folder, Reactor(), Heard()
         self.pool = ForkserverPool(
-            self.reactor, set(), folder=str(folder), hostname="trial_process", node_ip="127.0.0.1"
+            self.reactor,
+            set(),
+            folder=str(folder),
+            hostname="trial_process",
+            node_ip="127.0.0.1",
+            groups=MemoryCgroups("x"),
         )
         self.connections: list[FrameConnection] = []
         self._code = ship(waits, BlobFolder(folder / "blobs"))

@@ -474,8 +474,8 @@ def test_a_trial_that_pauses_can_still_be_stopped(node):
 
 def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node):
     node.begin("a")
-    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
-    node.checkpoints.on_given_up(TrialKey("other", "a"), "the store is away")
+    node.checkpoints.uploads.on_given_up(TrialKey("events", "a"), "the store is away")
+    node.checkpoints.uploads.on_given_up(TrialKey("other", "a"), "the store is away")
     node.finish("h1", "a")  # sent before the order arrived
     node.end("h1", signal=9)
     failed, freed = node.events
@@ -488,7 +488,7 @@ def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node)
 def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
     node.begin("a")
     node.finish("h1", "a")
-    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
+    node.checkpoints.uploads.on_given_up(TrialKey("events", "a"), "the store is away")
     assert node.events == [TrialFinished("a", 1)]
     assert node.done == []
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalGpu:
+class PhysicalGpu(msgspec.Struct, frozen=True):
     """A GPU as built into the machine.
 
     Attributes:
@@ -28,8 +28,7 @@ class PhysicalGpu:
         return (self.gpu,) if self.parts is None else self.parts
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(msgspec.Struct, frozen=True):
     """A process that uses a device, and holds some of its memory.
 
     Attributes:
@@ -51,8 +50,7 @@ class GpuProcess:
         return f"{who} holds {'memory' if self.memory is None else show_bytes(int(self.memory))}"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(msgspec.Struct, frozen=True):
     """An error of a device, with the driver's number; see `tunemq_workers.gpu.drivers.xids`."""
 
     uuid: str

@@ -6,8 +6,9 @@ import importlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
@@ -26,8 +27,7 @@ _MOST_XIDS: Final = 64
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(msgspec.Struct, frozen=True):
     """A usable device; ``card`` is its GPU's handle, ``instance`` a MIG device's number there."""
 
     gpu: Gpu
@@ -37,20 +37,18 @@ class _Device:
     instance: int | None = None
 
 
-@dataclass(slots=True)
-class _Card:
+class _Card(msgspec.Struct):
     physical: PhysicalGpu
     handle: Any
     devices: list[_Device]
 
 
-@dataclass(slots=True)
-class _Energy:
+class _Energy(msgspec.Struct):
     """Integrate the power of a GPU that has no energy counter."""
 
     at: float
     watts: float
-    joules: float = field(default=0.0)
+    joules: float = 0.0
 
     def add(self, watts: float) -> float:
         now = time.monotonic()
