@@ -21,7 +21,8 @@ from typing import Any
 from measured import tell
 from served_farm import ServedFarm, served_farm, wait_until
 
-from tunemq_workers.gpu.drivers import devices, open_driver
+from tunemq_workers.gpu.drivers.driver import devices
+from tunemq_workers.gpu.drivers.nvml import open_driver
 
 SEARCH = """
 import json, os, signal, subprocess, sys, time
@@ -43,7 +44,7 @@ def age():
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
 
 def left_by_others():
-    from tunemq_workers.gpu.drivers import open_driver
+    from tunemq_workers.gpu.drivers.nvml import open_driver
     return open_driver().memory_used(os.environ["CUDA_VISIBLE_DEVICES"])
 
 def tell(config, **said):

@@ -9,7 +9,7 @@
 
 A killed node leaves its cache, which the next node reuses, its logs, and perhaps a spool file that
 it had not unlinked yet. Everything that a node writes has a limit:
-`tunemq_shared.broker.redis_keys.OUTBOX_BYTES` for events, `cache_limits` for checkpoints,
+`tunemq_shared.broker.redis_keys.OUTBOX_BYTES` for events, `checkpoint_cache` for checkpoints,
 `output_files` for what trials print, and `LIMIT_BYTES` for each log.
 """
 

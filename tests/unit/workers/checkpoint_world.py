@@ -18,7 +18,7 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames

@@ -17,7 +17,7 @@ from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import UNREADABLE
-from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel, do_nothing
 
 #: Seconds after which a consumer that is not ready yet is replaced.
 _STARTING_S: Final = 15.0
@@ -113,8 +113,7 @@ class ConsumerProcess:
         """Replace the consumer; the log names the reason."""
         _log.info("consumer.restart reason=%r", reason)
         self._drop()
-        if self._pending is not None:
-            self._pending.cancel()
+        cancel(self._pending)
         self._start_now()
 
     def close(self) -> None:
@@ -122,8 +121,7 @@ class ConsumerProcess:
 
         The process may continue as another node instance, so it must leave no child behind.
         """
-        if self._pending is not None:
-            self._pending.cancel()
+        cancel(self._pending)
         self._drop()
         if (forkserver := self._forkserver) is not None:
             self._forkserver = None
@@ -188,8 +186,7 @@ class ConsumerProcess:
         _log.info("consumer.started")
 
     def _expect_ready(self, consumer: FrameConnection) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
+        cancel(self._overdue)
         self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(consumer))
 
     def _is_overdue(self, consumer: FrameConnection) -> None:
@@ -230,8 +227,7 @@ class ConsumerProcess:
 
     def _drop(self) -> None:
         """Forget the consumer; closing its socket ends it."""
-        if self._overdue is not None:
-            self._overdue.cancel()
+        cancel(self._overdue)
         if self._consumer is None:
             return
         self._consumer.close()

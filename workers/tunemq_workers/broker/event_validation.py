@@ -155,19 +155,6 @@ class EventValidator:
         reject: takes the reason for which an event is invalid.
     """
 
-    __slots__ = (
-        "_due",
-        "_emit",
-        "_emit_result",
-        "_finite",
-        "_key",
-        "_n",
-        "_process",
-        "_reject",
-        "_required",
-        "_stream",
-    )
-
     def __init__(
         self,
         process: TrialProcess,

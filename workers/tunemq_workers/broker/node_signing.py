@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tunemq_shared.protocol import message_limits as limits
@@ -18,24 +17,20 @@ from tunemq_shared.protocol.rejections import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import InvalidSignature
 
-_NAMES: Final = MappingProxyType(
-    {
-        "command": "An assignment",
-        "reply": "A scheduler's reply",
-        "challenge": "A scheduler's challenge to leases",
-    }
-)
+_NAMES: Final = {
+    "command": "An assignment",
+    "reply": "A scheduler's reply",
+    "challenge": "A scheduler's challenge to leases",
+}
 #: For each reason of a rejection, what a person can do about it.
-_ADVICE: Final = MappingProxyType(
-    {
-        "unsigned": "Start the farm's scheduler with its keys: --keys scheduler.toml.",
-        "signed_without_keys": "Start this worker with the farm's keys: --keys worker.toml.",
-        "unknown_key": "This worker has the keys of another farm, or old ones: give it the present"
-        " worker.toml.",
-        "altered": "Somebody who is not the farm's scheduler may write to its Redis.",
-        "unreadable": "The scheduler has another version of TuneMQ, or it is from nobody of ours.",
-    }
-)
+_ADVICE: Final = {
+    "unsigned": "Start the farm's scheduler with its keys: --keys scheduler.toml.",
+    "signed_without_keys": "Start this worker with the farm's keys: --keys worker.toml.",
+    "unknown_key": "This worker has the keys of another farm, or old ones: give it the present"
+    " worker.toml.",
+    "altered": "Somebody who is not the farm's scheduler may write to its Redis.",
+    "unreadable": "The scheduler has another version of TuneMQ, or it is from nobody of ours.",
+}
 _OTHER: Final = "Somebody who is not the farm's scheduler may write to its Redis."
 
 

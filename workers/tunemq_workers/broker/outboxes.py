@@ -18,7 +18,7 @@ import msgspec
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_workers.broker.outbox import MemoryBudget, Outbox
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream, PublisherOrder
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 
 #: Seconds after which a missing and unused stream counts as that of a finished experiment.
 MISSING_S: Final = 5.0
@@ -47,8 +47,7 @@ class _Stream(msgspec.Struct, eq=False):
 
     def may_retry(self) -> None:
         """End the pause after a failure."""
-        if self.retry is not None:
-            self.retry.cancel()
+        cancel(self.retry)
         self.retry = None
 
 

@@ -21,8 +21,7 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.checkpoints import cache_disk
 from tunemq_workers.checkpoints.cache_disk import TRASH, CacheContents
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_cache import CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits, CheckpointCache
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
 

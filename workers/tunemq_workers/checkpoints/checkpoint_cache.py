@@ -21,16 +21,44 @@ import msgspec
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_workers.checkpoints import cache_disk
 from tunemq_workers.checkpoints.cache_disk import Inodes, LeftoverCheckpoint
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
 
+#: One tenth of the cache's disk for copies, and as much for checkpoints that wait for their upload.
+_SHARE: Final = 10
 #: Committed copies that each trial keeps while there is space.
 _COPIES_OF_A_TRIAL: Final = 2
 #: Number of commits whose manifest hashes are remembered, even after their copies are deleted.
 _KNOWN_COMMITS: Final = 10_000
 
 _log = logging.getLogger(__name__)
+
+
+class CacheLimits(msgspec.Struct, eq=False):
+    """Limits in bytes; by default a share of the largest disk that has a cache.
+
+    Args:
+        copies_given: limit for copies of committed checkpoints; None for the share.
+        uploads_given: limit for checkpoints that are not committed yet; None for the share.
+    """
+
+    copies_given: int | None = None
+    uploads_given: int | None = None
+    _share: int = 0
+
+    @property
+    def copies(self) -> int:
+        """Bytes that copies of committed checkpoints may take."""
+        return self._share if self.copies_given is None else self.copies_given
+
+    @property
+    def uploads(self) -> int:
+        """Bytes that uncommitted checkpoints may take, unless it is a single larger one."""
+        return self._share if self.uploads_given is None else self.uploads_given
+
+    def found(self, disk_bytes: int) -> None:
+        """Take into account that a cache is on a disk of this size."""
+        self._share = max(self._share, disk_bytes // _SHARE)
 
 
 class CachedCheckpoint(msgspec.Struct, eq=False):

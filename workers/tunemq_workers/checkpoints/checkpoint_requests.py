@@ -23,8 +23,11 @@ from tunemq_shared.protocol.messages import NodeWarned, encode
 from tunemq_workers.broker.event_validation import read_written
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
 from tunemq_workers.checkpoints.cache_folders import CacheFolders
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_cache import CachedCheckpoint, CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_cache import (
+    CachedCheckpoint,
+    CacheLimits,
+    CheckpointCache,
+)
 from tunemq_workers.checkpoints.checkpoint_fetches import CheckpointFetches
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
 from tunemq_workers.checkpoints.upload_backpressure import UploadBackpressure

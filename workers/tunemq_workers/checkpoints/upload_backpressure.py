@@ -16,10 +16,10 @@ import msgspec
 from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.protocol.messages import TrialWaits, encode
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import SaveAnswer
 from tunemq_workers.checkpoints.upload_queues import UploadQueues
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
 
 
@@ -89,8 +89,7 @@ class UploadBackpressure:
     def close(self) -> None:
         """Drop all questions without an answer."""
         for question in self._questions.values():
-            if question.timer is not None:
-                question.timer.cancel()
+            cancel(question.timer)
         self._questions.clear()
 
     def _answerable(self) -> Iterator[tuple[_PendingSave, str]]:

@@ -16,7 +16,7 @@ import msgspec
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_workers.broker.trial_notices import TrialEvents
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId
 
 #: Seconds of waiting after which the node reports the wait.
@@ -100,7 +100,6 @@ class GpuAdmission:
     def _leave(self, key: AttemptId, *, is_over: bool = False) -> None:
         waiting = self._waiting.pop(key)
         waiting.telling.cancel()
-        if waiting.giving_back is not None:
-            waiting.giving_back.cancel()
+        cancel(waiting.giving_back)
         if waiting.is_told and not is_over:
             self._notices.waits(key, waiting.start.events_key, "", "")

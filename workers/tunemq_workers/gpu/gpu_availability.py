@@ -29,11 +29,11 @@ import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import GpuProcess, Xid
+from tunemq_workers.gpu.drivers.driver import GpuProcess, Xid
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 from tunemq_workers.gpu.gpu_locks import GpuLocks
 from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot, in_words
-from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel, do_nothing
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 #: Seconds that memory has to come back after a process ended.
@@ -397,15 +397,13 @@ class GpuAvailability:
         """Wait for a snapshot that shows that the device is clear."""
         device.left_at = self._now()
         device.awaited = _UNKNOWN
-        if device.timer is not None:
-            device.timer.cancel()
+        cancel(device.timer)
         device.timer = self._timers.after(GIVEN_BACK_WITHIN_S, lambda: self._overdue(device))
 
     def _is_clear(self, device: _Device) -> None:
         device.left_at, device.kept = None, ""
         device.left.clear()
-        if device.timer is not None:
-            device.timer.cancel()
+        cancel(device.timer)
         if self._locks is not None and self._locks.has(device.uuid):
             give_back = partial(self._give_back, device)
             delay_s = max(

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.system.processes import parent_of
-from tunemq_workers.gpu.drivers import GpuDriver, GpuProcess, Xid
+from tunemq_workers.gpu.drivers.driver import GpuDriver, GpuProcess, Xid
 
 #: Number of holders that a message names, largest first.
 _NAMED: Final = 3

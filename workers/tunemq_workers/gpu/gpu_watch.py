@@ -13,7 +13,7 @@ from functools import partial
 
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import GpuDriver
+from tunemq_workers.gpu.drivers.driver import GpuDriver
 from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot, look_at
 from tunemq_workers.runtime.reactor import do_nothing
 

@@ -24,7 +24,7 @@ from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
 from tunemq_workers.logs import log_messages
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 
 #: Seconds for which a failure waits for the search of its output. Normally that takes milliseconds;
@@ -180,8 +180,7 @@ class LogWatch:
 
     def _release(self, followed: _WatchedAttempt, *, is_cuda_memory: bool) -> None:
         """Pass on the held events and forget the attempt."""
-        if followed.timer is not None:
-            followed.timer.cancel()
+        cancel(followed.timer)
         held, followed.held = followed.held, []
         if is_cuda_memory:
             held[0] = _as_cuda_memory(held[0])
@@ -205,8 +204,7 @@ class LogWatch:
         if self._child.is_up:
             self._child.send(log_messages.encode(log_messages.ForgetOutput(followed.id)))
         if not self._followed:
-            if self._idle is not None:
-                self._idle.cancel()
+            cancel(self._idle)
             self._idle = self._reactor.after(_IDLE_S, self._rest)
 
     def _rest(self) -> None:

@@ -30,7 +30,7 @@ from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outbox import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import Outboxes
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
@@ -43,7 +43,7 @@ from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.disk_jobs import DiskJobs
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.transfers.transfer_client import TransferClient
@@ -260,8 +260,7 @@ class NodeLoop:
 
     def _end_trial_processes(self) -> None:
         """Kill the trial processes that are left after the grace, and send their events."""
-        if self._ending is not None:
-            self._ending.cancel()
+        cancel(self._ending)
         if self._supervisor:
             _log.info("node.ending hosts=%d", len(self._supervisor))
         self._supervisor.kill_all()
@@ -336,8 +335,7 @@ class NodeLoop:
     def _expect_command(self) -> None:
         """Restart the consumer if an announced assignment does not arrive in time."""
         if self._announced <= self._commands.confirmed:
-            if self._overdue is not None:
-                self._overdue.cancel()
+            cancel(self._overdue)
             self._overdue = None
         elif self._overdue is None:
             delay_s = backoff_s(self._overdue_in_a_row, *_OVERDUE_S)

@@ -31,10 +31,10 @@ from tunemq_shared.system.process_control import become_subreaper, set_name
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers import work_folder
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.forkservers import interpreters
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
-from tunemq_workers.gpu.drivers import open_driver
+from tunemq_workers.gpu.drivers.nvml import open_driver
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_discovery import VISIBLE, OfferedGpus, offered_gpus
 from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus

@@ -16,7 +16,7 @@ from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcess
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import ORDER
-from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 
 #: Delays between restarts of a process that exits again and again; they start over once one ran for
 #: the time below.
@@ -99,8 +99,7 @@ class ChildSupervisor:
 
     def close(self) -> None:
         """Kill the process and wait for its exit; no callback is called any more."""
-        if self._pending is not None:
-            self._pending.cancel()
+        cancel(self._pending)
         if self._link is not None:
             self._drop()
         if self._pid > 0:
@@ -145,8 +144,7 @@ class ChildSupervisor:
     def _drop(self) -> None:
         """Close the socket and kill the process."""
         assert self._link is not None  # it is dropped once
-        if self._look is not None:
-            self._look.cancel()
+        cancel(self._look)
         self._link.close()
         self._link = None
         self._reactor.watch(self._pidfd, self._ended)

@@ -111,5 +111,11 @@ class Reactor:
                 call()
 
 
+def cancel(timer: Timer | None) -> None:
+    """Prevent the call of a timer, if there is one."""
+    if timer is not None:
+        timer.cancel()
+
+
 def do_nothing(*_: object) -> None:
     """Stand in for a callback that nobody has set, or whose result nobody needs."""

@@ -18,7 +18,7 @@ from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime import transfer_messages as messages
-from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel, do_nothing
 
 #: Seconds that the process may take to stop a cancelled transfer: a read from a store that does not
 #: answer times out earlier.
@@ -180,8 +180,7 @@ class TransferClient:
             self._dismiss(listener)
         self._jobs.clear()
         self._fetched.clear()
-        if self._idle is not None:
-            self._idle.cancel()
+        cancel(self._idle)
         self._child.close()
 
     # --- orders to the process ----------------------------------------------------------------
@@ -213,8 +212,7 @@ class TransferClient:
         del self._jobs[job.id]
         self._fetched.pop(_target(job.transfer), None)
         if not self._jobs:
-            if self._idle is not None:
-                self._idle.cancel()
+            cancel(self._idle)
             self._idle = self._reactor.after(_IDLE_S, self._rest)
 
     def _rest(self) -> None:
@@ -316,8 +314,7 @@ class TransferClient:
     def _dismiss(self, listener: _Listener) -> None:
         del self._listeners[listener.id]
         listener.job.listeners.remove(listener)
-        if listener.timer is not None:
-            listener.timer.cancel()
+        cancel(listener.timer)
 
 
 def _target(transfer: messages.Transfer) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.reactor import Reactor, do_nothing
+from tunemq_workers.runtime.reactor import Reactor, cancel, do_nothing
 from tunemq_workers.runtime.trial_process_state import (
     AttemptId,
     TrialKey,
@@ -569,8 +569,7 @@ class TrialSupervisor:
     def _set_timer(
         self, process: TrialProcess, delay_s: float | None, call: Callable[[], None] | None = None
     ) -> None:
-        if process.timer is not None:
-            process.timer.cancel()
+        cancel(process.timer)
         process.timer = None
         if delay_s is not None and call is not None:
             process.timer = self._reactor.after(delay_s, call)

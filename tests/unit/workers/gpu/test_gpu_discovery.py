@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, decode_node_metrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import PhysicalGpu
+from tunemq_workers.gpu.drivers.driver import PhysicalGpu
 from tunemq_workers.gpu.gpu_discovery import offered_gpus
 from tunemq_workers.gpu.gpu_locks import take_gpus
 from tunemq_workers.system.library_versions import installed_versions

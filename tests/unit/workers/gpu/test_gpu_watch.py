@@ -10,7 +10,7 @@ import pytest
 from tests.support.waiting import eventually
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers import GpuProcess
+from tunemq_workers.gpu.drivers.driver import GpuProcess
 from tunemq_workers.gpu.gpu_watch import GpuWatch
 
 

@@ -16,7 +16,7 @@ from tunemq_shared.protocol.messages import (
     decode_node_event,
     encode,
 )
-from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter

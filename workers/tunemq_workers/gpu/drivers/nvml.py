@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
+from tunemq_workers.gpu.drivers.driver import GpuDriver, GpuProcess, PhysicalGpu, Xid
 
 _EACH_KIND_OF_PROCESS: Final = (
     "nvmlDeviceGetComputeRunningProcesses",
@@ -23,6 +25,9 @@ _EACH_KIND_OF_PROCESS: Final = (
 _ALL_INSTANCES: Final = 0xFFFFFFFF
 #: Limit per call, as a lost GPU may report errors without end; the next call returns the rest.
 _MOST_XIDS: Final = 64
+
+#: NVIDIA's driver creates this file when it is loaded.
+_DRIVER: Final = "/dev/nvidiactl"
 
 _log = logging.getLogger(__name__)
 
@@ -305,3 +310,23 @@ class NvmlDriver:
 def _text(said: str | bytes) -> str:
     """Decode bytes, which older bindings return."""
     return said.decode(errors="replace") if isinstance(said, bytes) else said
+
+
+def open_driver() -> GpuDriver | None:
+    """Open the driver; return None if this machine has no working one.
+
+    Raises:
+        ConfigError: the driver exists, but nvidia-ml-py is not installed.
+    """
+    try:
+        return NvmlDriver()
+    except ImportError as problem:
+        if os.path.exists(_DRIVER):
+            raise ConfigError(
+                "this machine has NVIDIA's driver, and nvidia-ml-py, by which it is asked, is not"
+                " installed: pip install nvidia-ml-py; or offer no GPUs: --gpus 0."
+            ) from problem
+        _log.info("gpus.not_asked problem=%r", str(problem))
+    except OSError as problem:
+        _log.info("gpus.not_asked problem=%r", str(problem))
+    return None

@@ -16,15 +16,8 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu import drivers
-from tunemq_workers.gpu.drivers import (
-    GpuProcess,
-    NvmlDriver,
-    PhysicalGpu,
-    Xid,
-    devices,
-    nvml,
-    open_driver,
-)
+from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid, devices, nvml
+from tunemq_workers.gpu.drivers.nvml import NvmlDriver, open_driver
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 
 ME = os.getpid()
