@@ -21,7 +21,6 @@ from typing import Any
 from measured import tell
 from served_farm import ServedFarm, served_farm, wait_until
 
-from tunemq_workers.gpu.drivers.driver import devices
 from tunemq_workers.gpu.drivers.nvml import open_driver
 
 SEARCH = """
@@ -96,7 +95,7 @@ def why_not() -> str:
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     driver = open_driver()
-    if driver is None or not devices(driver):
+    if driver is None or not driver.physical():
         return "there is no GPU here"
     return ""
 

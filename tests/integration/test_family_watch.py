@@ -30,7 +30,7 @@ os.wait()
 def test_process_tree_above_its_memory_limit_is_reported() -> None:
     calls: queue.Queue = queue.Queue()
     said: list[tuple[str, str, str]] = []
-    watch = TreeWatch(calls.put)
+    watch = TreeWatch(calls.put, lambda _: 0)
     watch.on_exceeded = lambda *what: said.append(what)
     python = [sys.executable, "-c", HOLDS]
     with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -68,37 +68,15 @@ def remove_leftovers(folder: str) -> int:
     return len(left)
 
 
-class LogCaps:
-    """Keep a node's own logs below a size limit while the node writes them.
+def keep_logs_short(timers: Reactor, disk: DiskJobs, folder: str) -> None:
+    """Cut the logs in a node's working folder that are too long, now and then periodically."""
 
-    Args:
-        timers: schedules the next check.
-        disk: runs the checks in its thread.
-        folder: the node's working folder, which contains the logs.
-        period_s: seconds between two checks.
-        limit_bytes: size of a log from which on it is cut.
-    """
-
-    def __init__(
-        self,
-        timers: Reactor,
-        disk: DiskJobs,
-        folder: str,
-        *,
-        period_s: float = PERIOD_S,
-        limit_bytes: int = LIMIT_BYTES,
-    ) -> None:
-        self._timers, self._disk, self._folder = timers, disk, folder
-        self._period_s, self._limit_bytes = period_s, limit_bytes
-
-    def start(self) -> None:
-        """Check the logs now, and then every ``period_s`` seconds."""
-        self._disk.run(partial(cap_logs, self._folder, self._limit_bytes), self._again, self._again)
-
-    def _again(self, problem: OSError | None) -> None:
+    def again(problem: OSError | None) -> None:
         if problem is not None:
             _log.warning("log.not_capped problem=%r", str(problem))
-        self._timers.after(self._period_s, self.start)
+        timers.after(PERIOD_S, partial(keep_logs_short, timers, disk, folder))
+
+    disk.run(lambda: cap_logs(folder), again, again)
 
 
 def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:

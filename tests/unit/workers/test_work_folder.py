@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from tests.unit.workers.fakes import Clock
 from tunemq_workers import work_folder
 from tunemq_workers.broker.outbox_spool import Spool
-from tunemq_workers.work_folder import FORKSERVER_LOGS, LogCaps, cap_logs, forkserver_log
+from tunemq_workers.work_folder import (
+    FORKSERVER_LOGS,
+    PERIOD_S,
+    cap_logs,
+    forkserver_log,
+    keep_logs_short,
+)
 
 
 class Disk:
@@ -36,7 +43,6 @@ def test_a_spool_that_never_lost_its_name_is_a_leftover(tmp_path: Path, monkeypa
     monkeypatch.setattr("os.unlink", lambda _: None)
     spool = Spool(str(tmp_path))
     spool.write(b"event")
-    spool.close()
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 1
     assert work_folder.remove_leftovers(str(tmp_path)) == 1
@@ -58,14 +64,16 @@ def test_long_logs_are_cut_to_their_newest_half_and_other_files_left_alone(tmp_p
     assert (tmp_path / "consumer.log").read_text() == "short\n"
 
 
-def test_logs_are_looked_at_again_and_again_even_if_the_disk_refuses(tmp_path: Path) -> None:
+def test_logs_are_looked_at_again_and_again_even_if_the_disk_refuses(
+    tmp_path: Path, monkeypatch
+) -> None:
     clock, disk = Clock(), Disk()
-    caps = LogCaps(clock, disk, str(tmp_path), period_s=5.0, limit_bytes=100)
+    monkeypatch.setattr(work_folder, "cap_logs", partial(cap_logs, limit_bytes=100))
     disk.problem = OSError(28, "No space left on device")
-    caps.start()
+    keep_logs_short(clock, disk, str(tmp_path))
     disk.problem = None
     (tmp_path / "node.log").write_text("a line\n" * 100)
-    clock.advance(4.9)
+    clock.advance(PERIOD_S - 0.1)
     assert (tmp_path / "node.log").stat().st_size == 700
     clock.advance(0.2)
     assert (tmp_path / "node.log").stat().st_size < 100

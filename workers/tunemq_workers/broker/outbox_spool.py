@@ -44,18 +44,15 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._segments: list[_Segment] = []
 
-    @property
-    def size(self) -> int:
-        """Bytes that the segments take on disk."""
-        return sum(segment.size for segment in self._segments)
-
     def write(self, data: bytes | bytearray) -> SpoolPosition:
         """Write ``data`` to the spool and return its position.
 
         Raises:
             OSError: the disk is full or broken; nothing is kept.
         """
-        segment = self._roomy()
+        if not self._segments or self._segments[-1].size >= self._segment_bytes:
+            self._segments.append(_Segment(_nameless_file(self._folder)))
+        segment = self._segments[-1]
         offset, view = segment.size, memoryview(data)
         while view:
             written = os.pwrite(segment.fd, view, offset + len(data) - len(view))
@@ -82,17 +79,6 @@ class Spool:
         if not segment.pieces:
             os.close(segment.fd)
             self._segments.remove(segment)
-
-    def close(self) -> None:
-        """Delete all segments."""
-        for segment in self._segments:
-            os.close(segment.fd)
-        self._segments.clear()
-
-    def _roomy(self) -> _Segment:
-        if not self._segments or self._segments[-1].size >= self._segment_bytes:
-            self._segments.append(_Segment(_nameless_file(self._folder)))
-        return self._segments[-1]
 
 
 def is_spool(name: str) -> bool:

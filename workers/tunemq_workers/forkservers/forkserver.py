@@ -90,7 +90,7 @@ class Forkserver:
                     return task
             if self._is_terminated:
                 self._end()
-            self._tell(self._process_trees.reap())
+            _tell(self._control, *self._process_trees.reap())
         return None
 
     def _is_over(self) -> bool:
@@ -129,7 +129,7 @@ class Forkserver:
         elif isinstance(command, messages.KillProcessTree):
             self._process_trees.kill(command.process)
         elif isinstance(command, messages.ForkserverPing):
-            self._tell([messages.ForkserverPong()])
+            _tell(self._control, messages.ForkserverPong())
         return None
 
     def _fork(
@@ -141,12 +141,11 @@ class Forkserver:
             pid = os.fork()
         except OSError as error:
             text = f"{name} could not be started: fork: {error.strerror}."
-            self._tell(
-                [
-                    messages.ForkserverWarned(text),
-                    messages.ProcessExited(name, None, None, None),
-                    messages.ProcessTreeGone(name),
-                ]
+            _tell(
+                self._control,
+                messages.ForkserverWarned(text),
+                messages.ProcessExited(name, None, None, None),
+                messages.ProcessTreeGone(name),
             )
             pid = -1
         if pid == 0:
@@ -162,28 +161,21 @@ class Forkserver:
             with suppress(OSError):
                 os.setpgid(pid, pid)
             self._process_trees.add(name, pid)
-            self._tell([messages.ProcessForked(name, pid)])
+            _tell(self._control, messages.ProcessForked(name, pid))
         return None
-
-    def _tell(self, reports: list[messages.ForkserverReport]) -> None:
-        for report in reports:
-            _tell(self._control, report)
 
 
 def _only_wake(_signal: int, _frame: FrameType | None) -> None:
     """Do nothing: the signal's byte in the wakeup socket is enough."""
 
 
-def _tell(control: socket.socket, report: messages.ForkserverReport) -> None:
-    if isinstance(
-        report, messages.ForkserverWarned
-    ):  # an exception's text may be long or invalid UTF-8
-        text = report.text.encode(errors="replace").decode()
-        report = messages.ForkserverWarned(text[: messages.MAX_TEXT])
-    try:
-        control.send(messages.encode(report))
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the node is gone: `serve` reads the end of the socket
+def _tell(control: socket.socket, *reports: messages.ForkserverReport) -> None:
+    for report in reports:
+        if isinstance(report, messages.ForkserverWarned):  # its text may be long or invalid UTF-8
+            text = report.text.encode(errors="replace").decode()
+            report = messages.ForkserverWarned(text[: messages.MAX_TEXT])  # noqa: PLW2901
+        with suppress(BrokenPipeError, ConnectionResetError):  # `serve` reads the socket's end
+            control.send(messages.encode(report))
 
 
 def _preloaded(boot: messages.ForkserverOptions, control: socket.socket) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import msgspec
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuDriver, PhysicalGpu
+from tunemq_workers.gpu.drivers.driver import PhysicalGpu
+from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 
 #: The GPUs that CUDA programs may see; a node respects it, too.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -33,11 +34,11 @@ class OfferedGpus(msgspec.Struct, frozen=True):
 
     gpus: tuple[Gpu, ...] = ()
     number: int = 0
-    driver: GpuDriver | None = None
+    driver: NvmlDriver | None = None
 
 
 def offered_gpus(
-    option: str | None, visible: str | None, open_driver: Callable[[], GpuDriver | None]
+    option: str | None, visible: str | None, open_driver: Callable[[], NvmlDriver | None]
 ) -> OfferedGpus:
     """Return the GPUs to offer.
 
@@ -90,7 +91,7 @@ def _wanted(option: str) -> int | list[str]:
     return names
 
 
-def _all(driver: GpuDriver | None) -> list[PhysicalGpu]:
+def _all(driver: NvmlDriver | None) -> list[PhysicalGpu]:
     if driver is None:
         return []
     try:

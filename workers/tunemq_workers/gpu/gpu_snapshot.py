@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.system.processes import parent_of
-from tunemq_workers.gpu.drivers.driver import GpuDriver, GpuProcess, Xid
+from tunemq_workers.gpu.drivers.driver import GpuProcess, Xid
+from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 
 #: Number of holders that a message names, largest first.
 _NAMED: Final = 3
@@ -49,7 +50,7 @@ class GpuSnapshot(msgspec.Struct, frozen=True):
     xids: tuple[Xid, ...] = ()
 
 
-def look_at(driver: GpuDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
+def look_at(driver: NvmlDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
     """Ask the driver about these devices; blocks as long as the driver does."""
     devices: dict[str, DeviceSnapshot] = {}
     for uuid in uuids:

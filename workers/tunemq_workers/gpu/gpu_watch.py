@@ -9,11 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuDriver
+from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot, look_at
 from tunemq_workers.runtime.reactor import do_nothing
 
@@ -30,7 +29,7 @@ class GpuWatch:
     """
 
     def __init__(
-        self, driver: GpuDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], object]], None]
+        self, driver: NvmlDriver, gpus: Iterable[Gpu], post: Callable[[Callable[[], object]], None]
     ) -> None:
         #: Takes each snapshot; called by the loop.
         self.on_snapshot: Callable[[GpuSnapshot], object] = do_nothing
@@ -83,10 +82,7 @@ class GpuWatch:
             self._was_seen = False
         else:
             self._was_seen = True
-            self._post(partial(self._say, snapshot))
-
-    def _say(self, snapshot: GpuSnapshot) -> None:
-        self.on_snapshot(snapshot)
+            self._post(lambda: self.on_snapshot(snapshot))
 
     def _take_gpu_metrics(self) -> None:
         try:

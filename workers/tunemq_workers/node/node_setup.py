@@ -56,7 +56,7 @@ from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.system.trial_user import UserAccount, act_for
 from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import BLOBS, parse_allowed, trial_variables
-from tunemq_workers.work_folder import LogCaps
+from tunemq_workers.work_folder import keep_logs_short
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ def run_node(
     _end_without_workdir(watch, reactor, loop, folder, grace_s)
     if prewarmed is not None:
         pool.prewarm(prewarmed)
-    LogCaps(reactor, disk, options.workdir).start()
+    keep_logs_short(reactor, disk, options.workdir)
     if account is not None:
         shared = {os.path.join(options.workdir, name) for name in work_folder.OF_TRIALS}
         keep_rights(reactor, shared | {cache})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,10 +22,6 @@ _BYTES_PER_S: Final = 2 * 2**30
 _FORKS_PER_S: Final = 2000
 #: The most processor time that looks may take, as a share, per process tree.
 _BUSY: Final = 0.02
-
-
-def _none_was_killed(_process: str) -> int:
-    return 0
 
 
 class _WatchedTree(msgspec.Struct):
@@ -50,7 +45,7 @@ class TreeWatch:
     def __init__(
         self,
         post: Callable[[Callable[[], object]], None],
-        held_at_kill: Callable[[str], int] = _none_was_killed,
+        held_at_kill: Callable[[str], int],
     ) -> None:
         #: Called by the loop with the trial process's name, and kind and error of the failure.
         self.on_exceeded: Callable[[str, str, str], object] = do_nothing
@@ -81,14 +76,14 @@ class TreeWatch:
         Any thread may call this, also for a process tree that is not watched.
         """
         held = self._held_at_kill(process) if limits.memory else 0
-        return _needed_more(held, limits.memory) if held else ""
+        return _memory_error(f"needed more than {show_bytes(held)}", limits) if held else ""
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._process_trees:
                     self._changed.wait()
-                tree = min(self._process_trees.values(), key=_due)
+                tree = min(self._process_trees.values(), key=lambda tree: tree.due)
                 pause_s = tree.due - time.monotonic()
                 if pause_s > 0:
                     self._changed.wait(pause_s)
@@ -101,7 +96,10 @@ class TreeWatch:
         members = process_tree_of(tree.pid)
         if limits.processes:
             if len(members) > limits.processes:
-                self._exceeded(tree, "processes", _too_many(len(members), limits.processes))
+                error = (
+                    f"the trial had {len(members)} processes, and its limit is {limits.processes}"
+                )
+                self._exceeded(tree, "processes", f"{error} (TrialLimits(processes=...)).")
                 return
             could_last_s = min(could_last_s, (limits.processes - len(members)) / _FORKS_PER_S)
         if limits.memory:
@@ -110,7 +108,7 @@ class TreeWatch:
                 return
             used = tree_bytes(members, limits.memory)
             if used > limits.memory:
-                self._exceeded(tree, "memory", _too_much(used, limits.memory))
+                self._exceeded(tree, "memory", _memory_error(f"held {show_bytes(used)}", limits))
                 return
             could_last_s = min(could_last_s, (limits.memory - used) / _BYTES_PER_S)
         now = time.monotonic()
@@ -120,31 +118,12 @@ class TreeWatch:
         with self._changed:
             if self._process_trees.get(tree.process) is tree:
                 del self._process_trees[tree.process]
-                self._post(partial(self._say, tree.process, kind, error))
-
-    def _say(self, process: str, kind: str, error: str) -> None:
-        self.on_exceeded(process, kind, error)
+                self._post(lambda: self.on_exceeded(tree.process, kind, error))
 
 
-def _too_much(used: int, limit: int) -> str:
+def _memory_error(what: str, limits: TrialLimitSpec) -> str:
+    limit = show_bytes(limits.memory)
     return (
-        f"the trial's processes held {show_bytes(used)} of memory, and its limit is "
-        f"{show_bytes(limit)} (TrialLimits(memory=...))."
+        f"the trial's processes {what} of memory, and its limit is {limit}"
+        " (TrialLimits(memory=...))."
     )
-
-
-def _needed_more(held: int, limit: int) -> str:
-    return (
-        f"the trial's processes needed more than {show_bytes(held)} of memory, and its limit is "
-        f"{show_bytes(limit)} (TrialLimits(memory=...))."
-    )
-
-
-def _too_many(members: int, limit: int) -> str:
-    return (
-        f"the trial had {members} processes, and its limit is {limit} (TrialLimits(processes=...))."
-    )
-
-
-def _due(tree: _WatchedTree) -> float:
-    return tree.due

@@ -21,7 +21,6 @@ class HasFileno(Protocol):
 
     def fileno(self) -> int:
         """Return its descriptor."""
-        ...
 
 
 @dataclass(slots=True, order=True)

@@ -38,31 +38,24 @@ class TrialProcessListener(Protocol):
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
         """A process sent a frame that is not a plain event."""
-        ...
 
     def closed(self, name: str) -> None:
         """A process closed its socket."""
-        ...
 
     def forked(self, name: str, pid: int) -> None:
         """A process was forked."""
-        ...
 
     def not_started(self, name: str, reason: str) -> None:
         """A process could not be forked."""
-        ...
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A process ended, by a signal or with an exit code."""
-        ...
 
     def lost(self, name: str, reason: str) -> None:
         """The process's forkserver died, and with it the process, if it was forked."""
-        ...
 
     def gone(self, name: str) -> None:
         """The process and its process tree are gone."""
-        ...
 
 
 class TrialProcess(msgspec.Struct, eq=False):

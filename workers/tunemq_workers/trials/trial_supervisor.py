@@ -117,7 +117,7 @@ class TrialSupervisor:
         self._wanted: dict[AttemptId, TrialOrder] = {}
         self._starts: dict[AttemptId, TrialSpec] = {}
         self._over: set[AttemptId] = set()
-        self._gate = GpuAdmission(availability, reactor, self._trial_events, self._will_not_start)
+        self._gate = GpuAdmission(availability, reactor, self._trial_events, self._over.add)
         self._availability, self._meter = availability, meter
         availability.on_change = self._start_missing
         self._names = 0
@@ -139,7 +139,7 @@ class TrialSupervisor:
         """
         told = {(order.trial, order.attempt): order for order in orders}
         self._wanted = self._wanted_by(untouched) | told
-        self._over &= self._wanted.keys()
+        self._over.intersection_update(self._wanted)  # `_gate` adds to this set, too
         self._starts = {key: start for key, start in self._starts.items() if key in self._wanted}
         for key, process in list(self._running.items()):
             if key not in self._wanted:
@@ -509,7 +509,7 @@ class TrialSupervisor:
         """Fetch the missing blobs of a trial; it starts when all are here."""
 
         def failed(reason: str, kind: str) -> None:
-            self._will_not_start(key)
+            self._over.add(key)
             self._trial_events.not_started(key, start.events_key, reason, kind)
             self._trial_events.freed(key, start.events_key)
 
@@ -517,9 +517,6 @@ class TrialSupervisor:
             self._trial_events.waits(key, start.events_key, "code", reason)
 
         self._dependencies.fetch(key, start, self._start_missing, failed, has_trouble)
-
-    def _will_not_start(self, key: AttemptId) -> None:
-        self._over.add(key)
 
     def _fork(self, order: TrialOrder) -> None:
         key = order.trial, order.attempt
@@ -532,7 +529,7 @@ class TrialSupervisor:
             full = msgspec.structs.replace(order, start=start)
             connection = self._forkservers.start(name, full, self)
         except OSError as problem:
-            self._will_not_start(key)
+            self._over.add(key)
             reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
             self._trial_events.not_started(key, start.events_key, reason)
             self._trial_events.freed(key, start.events_key)

@@ -1,13 +1,10 @@
-"""`GpuDriver`: the interface of a GPU driver."""
+"""What the driver of GPUs says: devices, the processes that use them, and errors."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
-from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 
 
@@ -55,59 +52,3 @@ class Xid(msgspec.Struct, frozen=True):
 
     uuid: str
     number: int
-
-
-class GpuDriver(Protocol):
-    """The GPUs of this machine; calls may block for a while, and may come from any thread.
-
-    A device is a usable unit: a GPU, or each MIG device of a GPU in MIG mode. A value that the
-    driver or a device does not report is None or empty; the same holds for a device that is lost or
-    unknown.
-    """
-
-    #: Seconds between two requests for metrics.
-    period_s: float
-
-    def physical(self) -> list[PhysicalGpu]:
-        """Return all GPUs, in the driver's order.
-
-        Raises:
-            OSError: the driver does not report them.
-        """
-
-    def gpu_metrics(self) -> list[GpuMetrics]:
-        """Return the present metrics of each device that is not lost.
-
-        Raises:
-            OSError: the driver does not report them.
-        """
-
-    def memory_used(self, uuid: str) -> float | None:
-        """Return the bytes that all processes use, if possible without the driver's own."""
-
-    def holders(self, uuid: str) -> list[GpuProcess]:
-        """Return the processes that use a device."""
-
-    def energy(self, uuid: str) -> float | None:
-        """Return the energy consumed since a fixed time, in joules; only differences matter.
-
-        For a MIG device this is its GPU's energy times its part of the memory.
-        """
-
-    def health(self) -> dict[str, str]:
-        """Return the devices that must not be used, with short reasons for people."""
-
-    def xids(self, timeout_s: float) -> list[Xid]:
-        """Return the errors since the last call; wait ``timeout_s`` seconds for the first one.
-
-        An error of a whole GPU in MIG mode is returned for each of its devices. Not thread-safe.
-        """
-
-
-def devices(driver: GpuDriver) -> list[Gpu]:
-    """Return all usable devices.
-
-    Raises:
-        OSError: the driver does not report them.
-    """
-    return [device for gpu in driver.physical() for device in gpu.usable]

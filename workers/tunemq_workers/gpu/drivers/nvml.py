@@ -14,7 +14,7 @@ import msgspec
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuDriver, GpuProcess, PhysicalGpu, Xid
+from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
 
 _EACH_KIND_OF_PROCESS: Final = (
     "nvmlDeviceGetComputeRunningProcesses",
@@ -63,13 +63,18 @@ class _Energy(msgspec.Struct):
 
 
 class NvmlDriver:
-    """Call NVIDIA's management library in this process.
+    """The GPUs of this machine; calls may block for a while, and may come from any thread.
+
+    A device is a usable unit: a GPU, or each MIG device of a GPU in MIG mode. A value that the
+    driver or a device does not report is None or empty; the same holds for a device that is lost or
+    unknown.
 
     Raises:
         ImportError: its bindings (``nvidia-ml-py``) are not installed.
         OSError: the library is missing or finds no driver.
     """
 
+    #: Seconds between two requests for metrics.
     period_s = 2.0
 
     def __init__(self) -> None:
@@ -91,11 +96,15 @@ class NvmlDriver:
         self._events: Any = None
 
     def physical(self) -> list[PhysicalGpu]:
-        """See `GpuDriver`; returns the GPUs that existed when this object was created."""
+        """Return the GPUs that existed when this object was created, in the driver's order."""
         return [card.physical for card in self._cards]
 
     def gpu_metrics(self) -> list[GpuMetrics]:
-        """See `GpuDriver`."""
+        """Return the present metrics of each device that is not lost.
+
+        Raises:
+            OSError: the driver does not report them.
+        """
         self._call("nvmlDeviceGetCount")  # fails if the driver, not just one device, is silent
         found = []
         for uuid, device in self._devices.items():
@@ -105,7 +114,7 @@ class NvmlDriver:
         return found
 
     def memory_used(self, uuid: str) -> float | None:
-        """See `GpuDriver`."""
+        """Return the bytes that all processes use, if possible without the driver's own."""
         device = self._devices.get(uuid)
         if device is None:
             return None
@@ -117,7 +126,7 @@ class NvmlDriver:
         return None if info is None else float(info.used)
 
     def holders(self, uuid: str) -> list[GpuProcess]:
-        """See `GpuDriver`."""
+        """Return the processes that use a device."""
         device = self._devices.get(uuid)
         if device is None:
             return []
@@ -131,7 +140,10 @@ class NvmlDriver:
         return [GpuProcess(pid, used, self._name(pid)) for pid, used in memory.items()]
 
     def energy(self, uuid: str) -> float | None:
-        """See `GpuDriver`."""
+        """Return the energy consumed since a fixed time, in joules; only differences matter.
+
+        For a MIG device this is its GPU's energy times its part of the memory.
+        """
         device = self._devices.get(uuid)
         if device is None:
             return None
@@ -140,7 +152,7 @@ class NvmlDriver:
         return None if joules is None else joules * device.share
 
     def health(self) -> dict[str, str]:
-        """See `GpuDriver`."""
+        """Return the devices that must not be used, with short reasons for people."""
         found: dict[str, str] = {}
         for card in self._cards:
             trouble = self._trouble(card.handle)
@@ -152,7 +164,10 @@ class NvmlDriver:
         return found
 
     def xids(self, timeout_s: float) -> list[Xid]:
-        """See `GpuDriver`."""
+        """Return the errors since the last call; wait ``timeout_s`` seconds for the first one.
+
+        An error of a whole GPU in MIG mode is returned for each of its devices. Not thread-safe.
+        """
         if self._events is None:
             self._events = self._subscribed()
         if self._events is None:
@@ -312,7 +327,7 @@ def _text(said: str | bytes) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
-def open_driver() -> GpuDriver | None:
+def open_driver() -> NvmlDriver | None:
     """Open the driver; return None if this machine has no working one.
 
     Raises:

@@ -15,8 +15,8 @@ from tests.support.fake_gpus import FOLDER, H100, FakeGpus, gpu, part, take_memo
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu import drivers
-from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid, devices, nvml
+from tunemq_workers.gpu.drivers import nvml
+from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
 from tunemq_workers.gpu.drivers.nvml import NvmlDriver, open_driver
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 
@@ -38,6 +38,10 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
+def devices(driver):
+    return [device for gpu in driver.physical() for device in gpu.usable]
+
+
 def test_gpus_and_mig_devices_are_listed(fake):
     driver = open_driver()
     assert isinstance(driver, NvmlDriver)
@@ -55,7 +59,7 @@ def test_driver_without_the_package_to_ask_it_is_refused_with_the_fix(
     has_driver, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(drivers, "_DRIVER", str(tmp_path if has_driver else tmp_path / "none"))
+    monkeypatch.setattr(nvml, "_DRIVER", str(tmp_path if has_driver else tmp_path / "none"))
     if has_driver:
         with pytest.raises(ConfigError, match=r"pip install nvidia-ml-py; or .* --gpus 0"):
             open_driver()
