@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -123,20 +123,8 @@ _decode_deep: Final = msgspec.msgpack.Decoder(_ResultOfAnyDepth).decode
 _decode_ending: Final = msgspec.msgpack.Decoder(_Ending).decode
 _decode_written: Final = msgspec.msgpack.Decoder(_bounded(m.CheckpointWritten)).decode
 
-#: The events that a trial process may send, by the kind that stands first in each.
-_KINDS: Final = {
-    str(kind.__struct_config__.tag).encode(): kind
-    for kind in (
-        m.TrialStarted,
-        m.ResultReported,
-        m.CheckpointWritten,
-        m.CheckpointCommitted,
-        m.CheckpointDamaged,
-        m.TrialPaused,
-        m.TrialFinished,
-        m.TrialFailed,
-    )
-}
+#: The events by the kind that stands first in each.
+_KINDS: Final = {str(kind.__struct_config__.tag).encode(): kind for kind in get_args(m.NodeEvent)}
 
 _RESULT: Final = str(m.ResultReported.__struct_config__.tag).encode()
 

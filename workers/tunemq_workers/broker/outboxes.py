@@ -162,24 +162,16 @@ class Outboxes:
         An experiment has finished if it is not in ``used`` and either all its events are journalled
         or its stream has been missing for `MISSING_S`.
         """
-        over = [
-            key
-            for key, stream in self._streams.items()
-            if key not in used and stream.sending is None and self._is_over(stream)
-        ]
-        for key in over:
-            self._forget(key, self._streams.pop(key))
-        if over:
-            self.keys = tuple(self._streams)
-
-    def _is_over(self, stream: _Stream) -> bool:
-        since = stream.missing_since
-        return stream.outbox.is_empty or (since is not None and self._now() >= since + MISSING_S)
-
-    def _forget(self, key: str, stream: _Stream) -> None:
-        if not stream.outbox.is_empty:
-            _log.warning("outbox.dropped stream=%s last=%d", key, stream.outbox.last)
-        stream.may_retry()
-        stream.outbox.close()
-        self._last[key] = stream.outbox.last
-        self._order(ForgetStream(key))
+        for key, stream in list(self._streams.items()):
+            outbox, since = stream.outbox, stream.missing_since
+            is_lost = since is not None and self._now() >= since + MISSING_S
+            if key in used or stream.sending is not None or not (outbox.is_empty or is_lost):
+                continue
+            if not outbox.is_empty:
+                _log.warning("outbox.dropped stream=%s last=%d", key, outbox.last)
+            stream.may_retry()
+            outbox.close()
+            self._last[key] = outbox.last
+            del self._streams[key]
+            self._order(ForgetStream(key))
+        self.keys = tuple(self._streams)

@@ -147,9 +147,8 @@ class CheckpointCache:
     def take_over(self, root: str, found: Iterable[LeftoverCheckpoint]) -> None:
         """Add the checkpoints that an earlier node left."""
         for key, sha256, _, inodes in found:
-            cached = CachedCheckpoint(
-                root, key, sha256=sha256, inodes=inodes
-            )  # so `add` does not measure it again
+            # Its inodes are known, so `add` does not measure it again.
+            cached = CachedCheckpoint(root, key, sha256=sha256, inodes=inodes)
             self.add(cached)
             self._measured(cached, inodes)
 

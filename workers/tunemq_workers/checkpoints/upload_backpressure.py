@@ -23,13 +23,6 @@ from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
 
 
-class _GrantedSave(msgspec.Struct, frozen=True, eq=False):
-    """A permission to write; ``size`` is the expected size in bytes."""
-
-    trial: TrialKey
-    size: int
-
-
 class _PendingSave(msgspec.Struct, eq=False):
     process: TrialProcess
     cache: str
@@ -53,7 +46,8 @@ class UploadBackpressure:
     ) -> None:
         self._timers, self._uploads, self._emit = timers, uploads, emit
         self._limits = limits
-        self._granted: dict[str, _GrantedSave] = {}
+        #: By process, its trial and the expected bytes of the checkpoint that it may write.
+        self._granted: dict[str, tuple[TrialKey, int]] = {}
         self._questions: dict[str, _PendingSave] = {}
 
     def ask(self, process: TrialProcess, cache: str) -> None:
@@ -109,7 +103,7 @@ class UploadBackpressure:
     def _too_many(self, question: _PendingSave) -> str:
         process, trial = question.process, question.process.trial
         count = self._uploads.count(trial)
-        count += sum(1 for granted in self._granted.values() if granted.trial == trial)
+        count += sum(1 for granted, _ in self._granted.values() if granted == trial)
         allowed = 1 + process.start.uploads_waiting
         if count < allowed:
             return ""
@@ -118,7 +112,7 @@ class UploadBackpressure:
         return f"{count} of its checkpoints are not in {without_settings(process.start.store)} yet"
 
     def _too_large(self, question: _PendingSave) -> str:
-        held = self._uploads.size + sum(granted.size for granted in self._granted.values())
+        held = self._uploads.size + sum(size for _, size in self._granted.values())
         size = self._uploads.last_size(question.process.trial)
         if not held or held + size <= self._limits.uploads:
             return ""
@@ -128,7 +122,7 @@ class UploadBackpressure:
 
     def _grant(self, question: _PendingSave) -> None:
         process, trial = question.process, question.process.trial
-        self._granted[process.name] = _GrantedSave(trial, self._uploads.last_size(trial))
+        self._granted[process.name] = trial, self._uploads.last_size(trial)
         self._answer(question, SaveAnswer(question.cache))
 
     def _hold_up(self, question: _PendingSave, reason: str) -> None:

@@ -314,7 +314,9 @@ class ForkserverClient:
         elif code == -signal.SIGKILL:
             end = "was killed by SIGKILL; often that means that memory ran out on this node"
         is_unusable = not processes.is_ready and (is_unusable or code != -signal.SIGKILL)
-        text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
+        module = processes.preloading
+        preloading = "" if module is None else f" while it preloaded {module}"
+        text = f"the forkserver {self.pid} {end}{preloading}; see {self._log}."
         if not processes.has_reported and self.environment.python != sys.executable:
             text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
         self._forget()
@@ -329,10 +331,6 @@ class ForkserverClient:
             f"trials wait for {doing} in the process that they are forked from (preload), which has"
             f" taken more than {_TOLD_AFTER_S:g} s; it is killed {left:.0f} s from now."
         )
-
-    def _while_preloading(self) -> str:
-        module = self._processes.preloading
-        return "" if module is None else f" while it preloaded {module}"
 
     def _forget(self) -> None:
         self._processes.forget()

@@ -15,7 +15,7 @@ import msgspec
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu
-from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 
@@ -98,19 +98,18 @@ class GpuMeter:
             for segment in segments:
                 use = segment.uses[uuid]
                 self._take_memory(uuid, device, segment, segments)
-                self._take_time(use, segment, snapshot.asked_at, busy.get(uuid))
-                _take_energy(use, device.energy)
+                since = snapshot.asked_at - max(self._looked, segment.began)
+                if uuid in busy and since > 0:
+                    use.watched_s += since
+                    use.busy_s += since * busy[uuid]
+                if device.energy is not None and use.counted is not None:
+                    # A reloaded driver counts from zero again.
+                    used = max(0.0, device.energy - use.counted) * use.share
+                    use.energy_j = (use.energy_j or 0.0) + used
+                use.counted = device.energy
             if device.energy is not None:
                 self._counters[uuid] = device.energy
         self._looked = snapshot.asked_at
-
-    def _take_time(
-        self, use: _DeviceCounter, segment: _RunSegment, at: float, busy: float | None
-    ) -> None:
-        since = at - max(self._looked, segment.began)
-        if busy is not None and since > 0:
-            use.watched_s += since
-            use.busy_s += since * busy
 
     def _take_memory(
         self,
@@ -129,13 +128,6 @@ class GpuMeter:
             above = max(0.0, device.used - before)
             memory = above * use.share / shares if shares else above
         use.memory_peak = max(use.memory_peak or 0.0, memory)
-
-
-def _take_energy(use: _DeviceCounter, counter: float | None) -> None:
-    if counter is not None and use.counted is not None:
-        # A reloaded driver counts from zero again.
-        use.energy_j = (use.energy_j or 0.0) + max(0.0, counter - use.counted) * use.share
-    use.counted = counter
 
 
 def _held_by(pid: int, device: DeviceSnapshot) -> float | None:

@@ -1,6 +1,9 @@
-"""`GpuWatch`: take snapshots of a node's GPUs periodically, in a thread.
+"""`GpuWatch`: take snapshots of a node's GPUs periodically, with the processes that hold memory.
 
-A driver call may block for ever, so only this thread calls the driver while trials run.
+A driver call may block for ever, so only the thread of `GpuWatch` calls it while trials run.
+
+Drivers report pids of the machine's initial pid namespace, which mean nothing in a container. So a
+process is *seen* only if ``/proc`` contains it; of others only their memory is known.
 """
 
 from __future__ import annotations
@@ -8,13 +11,76 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
 
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
+from tunemq_shared.system.processes import parent_of
+from tunemq_workers.gpu.drivers.driver import GpuProcess, Xid
 from tunemq_workers.gpu.drivers.nvml import NvmlDriver
-from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot, look_at
 from tunemq_workers.runtime.reactor import do_nothing
+
+#: Number of holders that a message names, largest first.
+_NAMED: Final = 3
+
+
+class DeviceSnapshot(msgspec.Struct, frozen=True):
+    """The state of one device; None means unknown.
+
+    Attributes:
+        used: memory in use by all processes, in bytes.
+        holdings: the processes that hold memory.
+        energy: energy consumed since some fixed time, in joules.
+    """
+
+    used: float | None = None
+    holdings: tuple[GpuProcess, ...] = ()
+    energy: float | None = None
+
+
+class GpuSnapshot(msgspec.Struct, frozen=True):
+    """The state of a node's devices.
+
+    Attributes:
+        asked_at: monotonic time of the request, in seconds; the snapshot reflects at least that
+            time.
+        devices: by UUID.
+        unusable: the devices that must not be used, and why.
+        xids: errors that the driver reported since the previous snapshot.
+    """
+
+    asked_at: float
+    devices: Mapping[str, DeviceSnapshot] = {}
+    unusable: Mapping[str, str] = {}
+    xids: tuple[Xid, ...] = ()
+
+
+def look_at(driver: NvmlDriver, uuids: frozenset[str], asked_at: float) -> GpuSnapshot:
+    """Ask the driver about these devices; blocks as long as the driver does."""
+    devices: dict[str, DeviceSnapshot] = {}
+    for uuid in uuids:
+        used, holders = driver.memory_used(uuid), driver.holders(uuid)
+        seen = (msgspec.structs.replace(one, line=tuple(_line_of(one.pid))) for one in holders)
+        devices[uuid] = DeviceSnapshot(used, tuple(seen), driver.energy(uuid))
+    unusable = {uuid: why for uuid, why in driver.health().items() if uuid in uuids}
+    return GpuSnapshot(asked_at, devices, unusable, tuple(driver.xids(0.0)))
+
+
+def in_words(holdings: list[GpuProcess]) -> str:
+    """Describe the largest holders for people."""
+    largest = sorted(holdings, key=lambda one: one.memory or 0.0, reverse=True)
+    more = f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
+    return ", ".join(map(str, largest[:_NAMED])) + more
+
+
+def _line_of(pid: int | None) -> Iterator[int]:
+    while pid and (parent := parent_of(pid)) is not None:
+        yield pid
+        pid = parent
+
 
 _log = logging.getLogger(__name__)
 

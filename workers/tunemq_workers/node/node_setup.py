@@ -39,8 +39,7 @@ from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_discovery import VISIBLE, OfferedGpus, offered_gpus
 from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_snapshot import GpuSnapshot
-from tunemq_workers.gpu.gpu_watch import GpuWatch
+from tunemq_workers.gpu.gpu_watch import GpuSnapshot, GpuWatch
 from tunemq_workers.node.node_loop import NodeLoop
 from tunemq_workers.node.terminal_log import OneLineFormatter, open_terminal
 from tunemq_workers.node.trial_user_folders import keep_rights

@@ -118,10 +118,24 @@ class MemoryCgroups:
     def held_at_kill(self, process: str) -> int:
         """Return the most bytes that a cgroup held if the kernel killed it at its limit; else 0.
 
-        Any thread may call this.
+        It is 0, too, if another limit than this cgroup's was hit. Any thread may call this.
         """
-        folder = self._folders.get(process)
-        return 0 if folder is None else _held_at_kill(folder, is_v2=self._is_v2)
+        if (folder := self._folders.get(process)) is None:
+            return 0
+        try:
+            if not self._is_v2:
+                # Counters of failed requests miss those at the limit of memory and swap.
+                kills = _numbers(f"{folder}/memory.oom_control").get("oom_kill")
+                limit = int(read_value(f"{folder}/memory.limit_in_bytes"))
+                held = int(read_value(f"{folder}/memory.max_usage_in_bytes"))
+                return held if kills and held > limit - _BATCH_BYTES else 0
+            events = _numbers(f"{folder}/memory.events")
+            if not (events["oom_kill"] and events["oom"]):
+                return 0
+            peak = f"{folder}/memory.peak"  # since Linux 5.19
+            return int(read_value(peak if os.path.exists(peak) else f"{folder}/memory.max"))
+        except OSError:  # it has just been removed
+            return 0
 
     def leave(self, process: str) -> None:
         """Remove a trial process's cgroup, if it has one; no process is in it any more."""
@@ -261,24 +275,6 @@ def _set_limit(folder: str, limit: int, *, is_v2: bool) -> None:
         swap = ("memory.memsw.limit_in_bytes", limit)  # memory and swap together
     with suppress(OSError):  # the kernel may not count swap
         _write(f"{folder}/{swap[0]}", swap[1])
-
-
-def _held_at_kill(folder: str, *, is_v2: bool) -> int:
-    """See `MemoryCgroups.held_at_kill`; 0 if another limit than this cgroup's was hit."""
-    try:
-        if not is_v2:
-            # Counters of failed requests miss those at the limit of memory and swap.
-            kills = _numbers(f"{folder}/memory.oom_control").get("oom_kill")
-            limit = int(read_value(f"{folder}/memory.limit_in_bytes"))
-            held = int(read_value(f"{folder}/memory.max_usage_in_bytes"))
-            return held if kills and held > limit - _BATCH_BYTES else 0
-        events = _numbers(f"{folder}/memory.events")
-        if not (events["oom_kill"] and events["oom"]):
-            return 0
-        peak = f"{folder}/memory.peak"  # since Linux 5.19
-        return int(read_value(peak if os.path.exists(peak) else f"{folder}/memory.max"))
-    except OSError:  # it has just been removed
-        return 0
 
 
 def _processes(folder: str) -> set[int]:

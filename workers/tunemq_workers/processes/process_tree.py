@@ -258,7 +258,10 @@ class ProcessTrees:
         for pid in (self._told | self._trackers) - self._orphans.keys():
             self._orphans[pid] = self._processes_of(pid)
             if pid in self._immune:
-                self._say_immune(pid, reports)
+                processes = ", ".join(sorted(self._orphans[pid]))
+                text = f"process {pid}, left by {processes}, runs as another user and cannot be"
+                ends = "killed; its slot stays taken until it ends."
+                reports.append(messages.ForkserverWarned(f"{text} {ends}"))
 
     def _kill_group(self, process: int) -> None:
         """Kill a trial process's group; if a tracker is in it, leave that to `_sweep`."""
@@ -296,15 +299,6 @@ class ProcessTrees:
                 return frozenset({process})
         mark = _mark_of(orphan)
         return frozenset({mark} if mark in dead else dead)
-
-    def _say_immune(self, pid: int, reports: list[messages.ForkserverReport]) -> None:
-        processes = ", ".join(sorted(self._orphans[pid]))
-        reports.append(
-            messages.ForkserverWarned(
-                f"process {pid}, left by {processes}, runs as another user and cannot be killed; "
-                "its slot stays taken until it ends."
-            )
-        )
 
 
 def _only_wake(_signal: int, _frame: FrameType | None) -> None:

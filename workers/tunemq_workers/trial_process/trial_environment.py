@@ -40,10 +40,8 @@ def leave_the_forkserver(forkserver: int) -> None:
     # If memory runs out, the kernel kills a trial rather than the forkserver or the node.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(b"500")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
     # Ctrl-C is for the script. The handler does nothing; SIG_IGN would be inherited by programs
     # that the trial executes.
     signal.signal(signal.SIGINT, _ignore)

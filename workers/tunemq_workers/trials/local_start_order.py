@@ -89,14 +89,22 @@ def localised(start: TrialSpec, folder: str, inherited: Mapping[str, str]) -> Tr
         inherited: the node's environment variables that trials get.
     """
     bundle = "" if start.bundle is None else os.path.join(folder, CODE, start.bundle.sha256)
-    trials = os.path.join(folder, TRIALS)
+    trials, given = os.path.join(folder, TRIALS), start.environment
+    sys_path = given.sys_path
+    if bundle:
+        sys_path = tuple(os.path.join(bundle, entry).rstrip("/") for entry in sys_path)
     return msgspec.structs.replace(
         start,
         # An absolute path stays unchanged.
         folder=os.path.join(trials, start.folder),
         code=_here(start.code, folder),
         blobs=tuple(_here(ref, folder) for ref in start.blobs),
-        environment=_environment(start.environment, bundle, inherited),
+        environment=Environment(
+            given.python or sys.executable,
+            given.preload,
+            {**inherited, **given.variables} if given.inherits else given.variables,
+            sys_path,
+        ),
     )
 
 
@@ -104,17 +112,3 @@ def _here(ref: BlobRef, folder: str) -> BlobRef:
     if not ref.store:
         return ref
     return BlobRef(ref.sha256, ref.size, os.path.join(folder, BLOBS, ref.sha256))
-
-
-def _environment(given: Environment, bundle: str, inherited: Mapping[str, str]) -> Environment:
-    variables = given.variables
-    if given.inherits:
-        variables = {**inherited, **variables}
-    return Environment(
-        python=given.python or sys.executable,
-        preload=given.preload,
-        variables=variables,
-        sys_path=tuple(os.path.join(bundle, entry).rstrip("/") for entry in given.sys_path)
-        if bundle
-        else given.sys_path,
-    )

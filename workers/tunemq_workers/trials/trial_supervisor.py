@@ -513,9 +513,7 @@ class TrialSupervisor:
             self._trial_events.not_started(key, start.events_key, reason, kind)
             self._trial_events.freed(key, start.events_key)
 
-        def has_trouble(reason: str) -> None:
-            self._trial_events.waits(key, start.events_key, "code", reason)
-
+        has_trouble = partial(self._trial_events.waits, key, start.events_key, "code")
         self._dependencies.fetch(key, start, self._start_missing, failed, has_trouble)
 
     def _fork(self, order: TrialOrder) -> None:

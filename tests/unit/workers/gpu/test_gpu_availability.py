@@ -9,7 +9,7 @@ import pytest
 from tests.unit.workers.gpu_world import GIB, MIB, STRANGER, Gpus
 from tunemq_workers.gpu.drivers.driver import GpuProcess
 from tunemq_workers.gpu.gpu_availability import GIVEN_BACK_WITHIN_S, SILENT_FOR_S
-from tunemq_workers.gpu.gpu_snapshot import look_at
+from tunemq_workers.gpu.gpu_watch import look_at
 
 
 @pytest.fixture

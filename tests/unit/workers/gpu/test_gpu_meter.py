@@ -11,7 +11,7 @@ from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu, TrialOrder
 from tunemq_workers.gpu.drivers.driver import GpuProcess
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_snapshot import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 GB = 1e9

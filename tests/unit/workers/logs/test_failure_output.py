@@ -20,8 +20,7 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 from tunemq_workers.logs import failure_output
-from tunemq_workers.logs.failure_output import FailureOutput
-from tunemq_workers.logs.last_output import as_text, read_last
+from tunemq_workers.logs.failure_output import FailureOutput, as_text, read_last
 
 EVENTS = start().events_key
 

@@ -13,7 +13,6 @@ import pytest
 from tests.support.waiting import without_collections
 from tunemq_workers.logs import output_files
 from tunemq_workers.logs.log_lines import LINE_BYTES, LOOK_BYTES, LogFile, end_of
-from tunemq_workers.logs.log_matching import SHOWN, LogPatterns, PatternDisabled
 from tunemq_workers.logs.log_messages import (
     AttemptOutput,
     FinishOutput,
@@ -24,7 +23,7 @@ from tunemq_workers.logs.log_messages import (
     OutputFinished,
     PatternDropped,
 )
-from tunemq_workers.logs.log_scanner import LogScanner
+from tunemq_workers.logs.log_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
 
 #: Takes a time that doubles with each x where no y follows.
 CATASTROPHIC = r"(x+x+)+y"
