@@ -37,13 +37,6 @@ class _Stream(msgspec.Struct, eq=False):
     sending: int | None = None
     failures: int = 0
     retry: Timer | None = None
-    missing_since: float | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether there is nothing to wait for: all is sent, or the stream does not exist."""
-        is_sent = self.sending is None and not self.outbox.has_unsent
-        return is_sent or self.missing_since is not None
 
     def may_retry(self) -> None:
         """End the pause after a failure."""
@@ -78,6 +71,8 @@ class Outboxes:
         self._streams: dict[str, _Stream] = {}
         #: The last event number of each stream whose outbox was forgotten.
         self._last: dict[str, int] = {}
+        #: Since when streams do not exist, by the clock.
+        self._missing_since: dict[str, float] = {}
 
     @property
     def full(self) -> frozenset[str]:
@@ -97,8 +92,17 @@ class Outboxes:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all events are sent that can be."""
-        return all(stream.is_settled for stream in self._streams.values())
+        """Whether all events are sent that can be: some streams may not exist."""
+        return all(
+            key in self._missing_since or (one.sending is None and not one.outbox.has_unsent)
+            for key, one in self._streams.items()
+        )
+
+    @property
+    def lost(self) -> set[str]:
+        """The streams that have been missing for `MISSING_S`, as those of finished experiments."""
+        until = self._now() - MISSING_S
+        return {key for key, since in self._missing_since.items() if since <= until}
 
     def add(self, key: str, event: bytes) -> None:
         """Append an encoded event for the stream ``key``."""
@@ -143,29 +147,26 @@ class Outboxes:
         for stream in self._streams.values():
             stream.outbox.rewind()
             stream.may_retry()
-            stream.missing_since = None
+        self._missing_since.clear()
 
     def acknowledge(self, acknowledged_up_to: Mapping[str, int], missing: Collection[str]) -> None:
         """Drop the events that are journalled, by stream, and note which streams do not exist."""
+        now = self._now()
+        self._missing_since = {key: self._missing_since.get(key, now) for key in missing}
         for key, number in acknowledged_up_to.items():
-            if (stream := self._streams.get(key)) is None:
-                continue
-            stream.outbox.acknowledge(number)
-            if key not in missing:
-                stream.missing_since = None
-            elif stream.missing_since is None:
-                stream.missing_since = self._now()
+            if (stream := self._streams.get(key)) is not None:
+                stream.outbox.acknowledge(number)
 
     def forget_all_but(self, used: Collection[str]) -> None:
         """Forget finished experiments.
 
         An experiment has finished if it is not in ``used`` and either all its events are journalled
-        or its stream has been missing for `MISSING_S`.
+        or its stream is among `lost`.
         """
+        lost = self.lost
         for key, stream in list(self._streams.items()):
-            outbox, since = stream.outbox, stream.missing_since
-            is_lost = since is not None and self._now() >= since + MISSING_S
-            if key in used or stream.sending is not None or not (outbox.is_empty or is_lost):
+            outbox = stream.outbox
+            if key in used or stream.sending is not None or not (outbox.is_empty or key in lost):
                 continue
             if not outbox.is_empty:
                 _log.warning("outbox.dropped stream=%s last=%d", key, outbox.last)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
@@ -24,9 +23,6 @@ from tunemq_workers.checkpoints.cache_disk import TRASH, CacheContents
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits, CheckpointCache
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
-
-#: Seconds after which an experiment without a stream counts as finished.
-MISSING_S: Final = 5.0
 
 #: Names that the node gives to folders; trials may create others beside them.
 _FOLDER: Final = re.compile(quote(redis_keys.events(""), safe="") + r"[A-Za-z0-9_.~%-]+")
@@ -44,7 +40,6 @@ class _Folder(msgspec.Struct, eq=False):
     is_open: bool = False
     #: Callbacks that wait until the folder is open.
     waiting: list[_Answer] = []
-    missing_since: float | None = None
 
 
 class CacheFolders:
@@ -55,7 +50,6 @@ class CacheFolders:
         disk: runs disk jobs.
         limits: receives the sizes of the disks.
         folder: parent of the folders that the node chooses.
-        now: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -64,11 +58,9 @@ class CacheFolders:
         disk: DiskJobs,
         limits: CacheLimits,
         folder: str,
-        *,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache, self._disk, self._limits = cache, disk, limits
-        self._folder, self._now = folder, now
+        self._folder = folder
         self._folders: dict[str, _Folder] = {}
         #: The streams of the experiments that have a folder.
         self.events_keys: tuple[str, ...] = ()
@@ -102,24 +94,17 @@ class CacheFolders:
             folder.waiting.append(answer)
 
     def forget_all_but(
-        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
+        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], lost: Collection[str]
     ) -> set[str]:
         """Forget the folders of finished experiments and return their streams.
 
         An experiment has finished if it is not in ``used`` and either the scheduler wants none of
-        its events any more or its stream has been missing for `MISSING_S`.
+        its events any more or its stream is ``lost``.
         """
         over = set()
         for folder in list(self._folders.values()):
             key = folder.events_key
-            if key not in missing:
-                folder.missing_since = None
-            elif folder.missing_since is None:
-                folder.missing_since = self._now()
-            since = folder.missing_since
-            is_over = acknowledged_up_to.get(key) == redis_keys.EVERYTHING or (
-                since is not None and self._now() >= since + MISSING_S
-            )
+            is_over = acknowledged_up_to.get(key) == redis_keys.EVERYTHING or key in lost
             if is_over and key not in used and folder.is_open:
                 over.add(key)
                 self._forget(folder)

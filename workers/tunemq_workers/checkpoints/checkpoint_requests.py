@@ -166,10 +166,10 @@ class CheckpointRequests:
         return self._folders.events_keys
 
     def forget_all_but(
-        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], missing: Collection[str]
+        self, used: Collection[str], acknowledged_up_to: Mapping[str, int], lost: Collection[str]
     ) -> set[str]:
         """Forget finished experiments; see `CacheFolders.forget_all_but`."""
-        over = self._folders.forget_all_but(used, acknowledged_up_to, missing)
+        over = self._folders.forget_all_but(used, acknowledged_up_to, lost)
         self._told_of_death -= over
         return over
 

@@ -395,7 +395,8 @@ class NodeLoop:
         self._outboxes.acknowledge(seen.acknowledged_up_to, missing)
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         used = self._supervisor.events_keys() | unsettled
-        for key in self._checkpoints.forget_all_but(used, seen.acknowledged_up_to, missing):
+        lost = self._outboxes.lost
+        for key in self._checkpoints.forget_all_but(used, seen.acknowledged_up_to, lost):
             self._publisher.order(publisher_messages.ForgetStream(key))
         self._outboxes.forget_all_but(used)
         was_up, redis_state.is_up = redis_state.is_up, True

@@ -470,31 +470,32 @@ class TrialSupervisor:
             for key, order in self._wanted.items()
             if key not in self._running and key not in self._over and key in self._starts
         ]
-        to_fork = [order for order in missing if not self._is_settled_without_fork(order)]
+        to_fork = [(order, start) for order in missing if (start := self._to_fork(order))]
         if not to_fork:
             return
         # Parked processes hold resources that a new one needs: they end first, and it starts then.
         self._dismiss_parked()
         if any(process.is_parked for process in self._processes.values()):
             return
-        for order in to_fork:
-            self._fork(order)
+        for order, start in to_fork:
+            self._fork(order, start)
 
-    def _is_settled_without_fork(self, order: TrialOrder) -> bool:
+    def _to_fork(self, order: TrialOrder) -> TrialSpec | None:
+        """Return the start of a trial that needs a new process now; None if it needs none yet."""
         key = order.trial, order.attempt
         start = self._starts[key]
         if order.stop or order.kill:  # ended before it began; free its slot
             self._over.add(key)
             self._trial_events.freed(key, start.events_key)
-            return True
+            return None
         local = self._dependencies.find(start)
         if local is None:
             self._fetch(key, start)
-            return True
+            return None
         start = local
         process = next((process for process in self._parked() if process.could_run(start)), None)
         if process is None or self._gate.is_withheld(start):
-            return self._gate.is_shut(key, start)
+            return None if self._gate.is_shut(key, start) else start
         process.order, process.start = order, start
         process.has_ended = process.is_given_up = process.is_parked = False
         process.was_to_pause = order.pause
@@ -503,7 +504,7 @@ class TrialSupervisor:
         process.connection.hold(start.events_key in self._held)
         process.connection.send(frames.NEXT, _encoded(order, start))
         self._running[key] = process
-        return True
+        return None
 
     def _fetch(self, key: AttemptId, start: TrialSpec) -> None:
         """Fetch the missing blobs of a trial; it starts when all are here."""
@@ -516,11 +517,8 @@ class TrialSupervisor:
         has_trouble = partial(self._trial_events.waits, key, start.events_key, "code")
         self._dependencies.fetch(key, start, self._start_missing, failed, has_trouble)
 
-    def _fork(self, order: TrialOrder) -> None:
+    def _fork(self, order: TrialOrder, start: TrialSpec) -> None:
         key = order.trial, order.attempt
-        start = self._dependencies.find(self._starts[key])
-        if start is None:  # cannot happen: blobs of wanted trials stay
-            return
         self._names += 1
         name = f"h{self._names}"
         try:
