@@ -27,6 +27,9 @@ from tunemq_workers.runtime.reactor import do_nothing
 _NAMED: Final = 3
 
 
+_log = logging.getLogger(__name__)
+
+
 class DeviceSnapshot(msgspec.Struct, frozen=True):
     """The state of one device; None means unknown.
 
@@ -80,9 +83,6 @@ def _line_of(pid: int | None) -> Iterator[int]:
     while pid and (parent := parent_of(pid)) is not None:
         yield pid
         pid = parent
-
-
-_log = logging.getLogger(__name__)
 
 
 class GpuWatch:

@@ -31,6 +31,15 @@ _STACKS_BYTES: Final = 16 * 1024
 #: Bytes at the end of a file that are read.
 READ_BYTES: Final = 64 * 1024
 
+#: Seconds that the loop may wait for a disk in each `PERIOD_S`: enough for a recently written page.
+#: A forkserver's death, which fails many trials at once, must not block the loop for longer.
+TIMEOUT_S: Final = 0.25
+PERIOD_S: Final = 5.0
+_MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
+
+_Printed: TypeAlias = tuple[int, int]
+_Read: TypeAlias = Callable[[str, _Printed], dict[str, bytes]]
+
 #: Ends the line that faulthandler writes above each thread.
 _STACK: Final = "(most recent call first):"
 _MORE: Final = (
@@ -92,16 +101,6 @@ def _as_seen(line: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"[...]{text[-most:]}"
-
-
-#: Seconds that the loop may wait for a disk in each `PERIOD_S`: enough for a recently written page.
-#: A forkserver's death, which fails many trials at once, must not block the loop for longer.
-TIMEOUT_S: Final = 0.25
-PERIOD_S: Final = 5.0
-_MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
-
-_Printed: TypeAlias = tuple[int, int]
-_Read: TypeAlias = Callable[[str, _Printed], dict[str, bytes]]
 
 
 class FailureOutput:

@@ -30,6 +30,11 @@ from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.processes.child_start import begin, receive
 from tunemq_workers.runtime.frames import FrameDecoder, frame
 
+#: Seconds between two searches; the last one happens when the trial has failed.
+PERIOD_S: Final = 1.0
+#: Bytes at the end of each file that are checked for a GPU's lack of memory. torchrun prints dozens
+#: of lines after its rank's error; errors that a trial survived are farther from the end.
+_END_BYTES: Final = 16 * 2**10
 #: Seconds of processor time that a pattern may take for the output of one period. Most take a
 #: hundredth of this for the longest output that is read at once.
 BUDGET_S: Final = 0.25
@@ -102,13 +107,6 @@ class LogPatterns:
     def _ring(self, _signal: int, _frame: FrameType | None) -> None:
         if self._is_limited:  # otherwise it came just before the timer was stopped
             raise _TimeIsUp
-
-
-#: Seconds between two searches; the last one happens when the trial has failed.
-PERIOD_S: Final = 1.0
-#: Bytes at the end of each file that are checked for a GPU's lack of memory. torchrun prints dozens
-#: of lines after its rank's error; errors that a trial survived are farther from the end.
-_END_BYTES: Final = 16 * 2**10
 
 
 class _FollowedOutput:
