@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.unpickling import never_unpickle
@@ -35,19 +35,61 @@ from tunemq_workers.system.trial_user import UserAccount, find_account, own_file
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node.node_process")
 #: The environment variable with the default of ``--trial-env``.
 TRIAL_ENV: Final = "TUNEMQ_TRIAL_ENV"
-_GIVEN: Final = (
-    "keys",
-    "cpus",
-    "gpus",
-    "resources",
-    "grace",
-    "lost_after",
-    "cache",
-    "cache_bytes",
-    "uploads_bytes",
-    "trial_user",
-    "trial_env",
-)
+#: The options of a node that a worker's command passes on, and what argparse has to know of them.
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "keys": {
+        "metavar": "FILE",
+        "help": "the farm's keys, worker.toml of `tunemq keys new`, without which anybody who"
+        f" reaches its Redis may give this worker orders; default: ${KEYS_VARIABLE}",
+    },
+    "cpus": {"type": float, "help": "how many to offer; default: those that it may use"},
+    "gpus": {
+        "metavar": "WHICH",
+        "help": "GPUs to offer: a number, or UUIDs or indices with commas between them, such as"
+        " 0,1; default: all that $CUDA_VISIBLE_DEVICES allows. Trials see those that they are"
+        " given",
+    },
+    "resources": {
+        "default": "{}",
+        "metavar": "JSON",
+        "help": "further resources to offer, name to amount",
+    },
+    "grace": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "how long trials get to save and end when the node is told to stop; default:"
+        f" {GRACE_S:g}",
+    },
+    "lost-after": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "trials save and end when no scheduler was heard for so long; default: 30 minutes",
+    },
+    "cache": {
+        "metavar": "DIR",
+        "help": "for copies of checkpoints that are in a store; default: cache in the --workdir",
+    },
+    "cache-bytes": {
+        "metavar": "SIZE",
+        "help": "how much the copies may take, such as 20GiB; default: a tenth of the disk",
+    },
+    "uploads-bytes": {
+        "metavar": "SIZE",
+        "help": "trials wait before they write another checkpoint while so much is not uploaded"
+        " yet; default: a tenth of the disk",
+    },
+    "trial-user": {
+        "metavar": "USER",
+        "help": "the user that trials run as, if root starts this: a name, or UID:GID; default: the"
+        " worker's own. Who runs as the worker's user may read its keys",
+    },
+    "trial-env": {
+        "metavar": "NAMES",
+        "help": "the only variables of the worker's that trials get, besides PATH, HOME and a few"
+        f" that programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default:"
+        f" ${TRIAL_ENV}, else all but the farm's keys",
+    },
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,78 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a node that `given_options` passes on."""
-    parser.add_argument(
-        "--keys",
-        metavar="FILE",
-        help="the farm's keys, worker.toml of `tunemq keys new`, without which anybody who reaches"
-        f" its Redis may give this worker orders; default: ${KEYS_VARIABLE}",
-    )
-    parser.add_argument(
-        "--cpus", type=float, help="how many to offer; default: those that it may use"
-    )
-    parser.add_argument(
-        "--gpus",
-        metavar="WHICH",
-        help="GPUs to offer: a number, or UUIDs or indices with commas between them, such as 0,1;"
-        " default: all that $CUDA_VISIBLE_DEVICES allows. Trials see those that they are given",
-    )
-    parser.add_argument(
-        "--resources",
-        default="{}",
-        metavar="JSON",
-        help="further resources to offer, name to amount",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        metavar="SECONDS",
-        help="how long trials get to save and end when the node is told to stop; default:"
-        f" {GRACE_S:g}",
-    )
-    parser.add_argument(
-        "--lost-after",
-        type=float,
-        metavar="SECONDS",
-        help="trials save and end when no scheduler was heard for so long; default: 30 minutes",
-    )
-    parser.add_argument(
-        "--cache",
-        metavar="DIR",
-        help="for copies of checkpoints that are in a store; default: cache in the --workdir",
-    )
-    parser.add_argument(
-        "--cache-bytes",
-        metavar="SIZE",
-        help="how much the copies may take, such as 20GiB; default: a tenth of the disk",
-    )
-    parser.add_argument(
-        "--uploads-bytes",
-        metavar="SIZE",
-        help="trials wait before they write another checkpoint while so much is not uploaded yet;"
-        " default: a tenth of the disk",
-    )
-    parser.add_argument(
-        "--trial-user",
-        metavar="USER",
-        help="the user that trials run as, if root starts this: a name, or UID:GID; default: the"
-        " worker's own. Who runs as the worker's user may read its keys",
-    )
-    parser.add_argument(
-        "--trial-env",
-        metavar="NAMES",
-        help="the only variables of the worker's that trials get, besides PATH, HOME and a few that"
-        f" programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default: ${TRIAL_ENV},"
-        " else all but the farm's keys",
-    )
+    for name, arguments in _OPTIONS.items():
+        parser.add_argument(f"--{name}", **arguments)
 
 
 def given_options(options: argparse.Namespace) -> list[str]:
     """Return the arguments for those of the options of `add_options` that were given."""
     line: list[str] = []
-    for name in _GIVEN:
-        value = getattr(options, name)
+    for name in _OPTIONS:
+        value = getattr(options, name.replace("-", "_"))
         if value is not None:
-            line += [f"--{name.replace('_', '-')}", str(value)]
+            line += [f"--{name}", str(value)]
     return line
 
 
