@@ -170,14 +170,13 @@ class EventPublisher:
         keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else redis_keys.LEASE_PERIOD_S
         now = time.monotonic()
-        polls = isinstance(order, messages.RenewLeaseNow) or now >= self._looked_at + period
-        if polls and not isinstance(order, messages.Deregister):
+        is_due = isinstance(order, messages.RenewLeaseNow) or now >= self._looked_at + period
+        if is_due and not isinstance(order, messages.Deregister):
             self._looked_at = now
-            polls = not self._loop_hangs(now)
-        if polls and not isinstance(order, messages.Deregister):
-            commands += self._node_metrics_commands(now)
-            told = len(commands)
-            commands += self._lease_commands(keys)
+            if not self._loop_hangs(now):
+                commands += self._node_metrics_commands(now)
+                told = len(commands)
+                commands += self._lease_commands(keys)
         if not commands:
             return
         renews = len(commands) > told
