@@ -134,8 +134,9 @@ def run_node(
         account=account,
         groups=MemoryCgroups(instance_id),
     )
-    module = "tunemq_workers.transfers.transfer_process"
-    start = partial(_start, options, module, "transfers.log", STORE_KEYS)
+    start = partial(
+        _start, options, "tunemq_workers.transfers.transfer_process", "transfers.log", STORE_KEYS
+    )
     folder = os.path.abspath(options.workdir)
     meter = GpuMeter(gpus.gpus)
     availability, gpu_metrics = _keep(gpus, reactor, meter, locks)
