@@ -101,7 +101,7 @@ class TrialFiles:
 
     def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
         """Remove the copies of checkpoints that a killed trial process could not remove."""
-        self._disk.run(partial(remove_copies, start.folder, trial[1]), _ignore)
+        self._disk.run(partial(remove_copies, start.folder, trial[1]), do_nothing)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
         folder, _ = key
