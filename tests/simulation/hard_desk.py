@@ -12,8 +12,8 @@ from tests.simulation.shared_farm import SharingExperiment
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 NAME: Final = "mine"

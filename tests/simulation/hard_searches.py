@@ -30,7 +30,7 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_shared.base.errors import InvariantBroken, ResourceError, SearchFailed
 from tunemq_shared.protocol import messages as m
@@ -459,7 +459,7 @@ class HardSearch:
         if self.api is not None:
             for wanted in self.status_reporter.usage().wants:
                 asked = WHOLE_NODE if wanted.is_alone else wanted.request
-                yield from self.api.allocator.why(NAME, asked)
+                yield from self.api.allocator.explainer.why(NAME, asked)
         elif not runner.nodes:
             yield "There is no worker"
         else:

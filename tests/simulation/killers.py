@@ -15,7 +15,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 CPUS = 4.0
@@ -111,7 +111,9 @@ class KillerFarm:
             }
             lines.append(f"{one.name}: {live}, alone {one.runner.alone}, {one.runner.usage()}")
             for wanted in one.runner.usage().wants:
-                lines += self.allocator.why(one.name, {"alone": 1.0} if wanted.is_alone else {})
+                lines += self.allocator.explainer.why(
+                    one.name, {"alone": 1.0} if wanted.is_alone else {}
+                )
         return "\n".join(lines)
 
     def check(self) -> None:

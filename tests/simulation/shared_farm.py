@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol.messages import Gpu, NodeJoined, NodeOffered
 
 #: A request, and how long a trial of it takes.

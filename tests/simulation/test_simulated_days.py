@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 
 HOUR = 3600.0
 #: Seconds between two observations.

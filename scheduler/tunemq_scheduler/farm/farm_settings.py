@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.objects.store_permissions import why_not_allowed

@@ -3,10 +3,12 @@
 `FairShareAllocator` receives the nodes, and the demands and usage of experiments; it answers with
 offers. The parts, from the bottom:
 
-  amounts, loads, node_parts   a slot's resources and its cost; an experiment's part of a node
-  free_room, ledger            which node a request fits; all nodes, their taken and free parts
-  members, accounts, quotas    experiments' demands; owners' shares, lag and limits
-  turns, claims, plans         who is next; which slots are being cleared for whom
-  granting, preemption         gives free slots; clears slots if none is free
-  allocation_reasons           explains why a trial waits
+  amounts                  requests, resource amounts, and their cost
+  node_parts, ledger       an experiment's part of a node; all nodes, their taken and free parts
+  members                  experiments' demands; owners' shares, lag and quotas
+  allocation_state         the two together; which slots are being cleared for whom
+  granting, idling         gives free slots in turn; takes unused ones back
+  preemption               clears slots if none is free; victim_finder chooses them
+  isolation                gives a suspect trial a node for itself
+  allocation_reasons       explains why a trial waits
 """

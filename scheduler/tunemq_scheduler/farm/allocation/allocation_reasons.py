@@ -9,22 +9,21 @@ import msgspec
 
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
-from tunemq_scheduler.farm.allocation.books.amounts import NOTHING, is_nothing
-from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
-from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
-from tunemq_scheduler.farm.allocation.books.loads import GPUS, pool_of
-from tunemq_scheduler.farm.allocation.books.member import ShareMember
-from tunemq_scheduler.farm.allocation.books.members import ShareMembers
-from tunemq_scheduler.farm.allocation.books.quotas import take
-from tunemq_scheduler.farm.allocation.books.slot_requests import (
+from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
+from tunemq_scheduler.farm.allocation.amounts import (
     ALONE,
     CPU,
+    GPUS,
+    NOTHING,
     SlotRequest,
     amounts_of,
     in_words,
+    is_nothing,
     kinds_of,
+    pool_of,
     request_of,
 )
+from tunemq_scheduler.farm.allocation.members import ShareMember, take
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 #: The most slots or devices to name.
@@ -57,7 +56,7 @@ class NodeAllocation(msgspec.Struct, frozen=True):
 
 
 class OwnerAccount(msgspec.Struct, frozen=True):
-    """An owner's account, within one priority and one pool; see `accounts.ShareAccount`."""
+    """An owner's account, within one priority and one pool; see `ShareAccount`."""
 
     owner: str
     priority: int
@@ -70,17 +69,15 @@ class OwnerAccount(msgspec.Struct, frozen=True):
 class AllocationExplainer:
     """Produces explanations; changes nothing."""
 
-    def __init__(self, ledger: NodeLedger, members: ShareMembers, claims: SlotClaims) -> None:
-        self._ledger = ledger
-        self._members = members
-        self._claims = claims
+    def __init__(self, state: AllocationState) -> None:
+        self._state, self._ledger, self._members = state, state.ledger, state.members
 
     def snapshot(self) -> list[NodeAllocation]:
         """Return all nodes."""
         found: list[NodeAllocation] = []
         for instance_id, node in self._ledger.nodes.items():
             held = {name: part.taken for name, part in node.parts.items()}
-            claimed = {claim.member.name: None for claim in self._claims.on(instance_id)}
+            claimed = {claim.member.name: None for claim in self._state.claims_on(instance_id)}
             found.append(
                 NodeAllocation(
                     instance_id,
@@ -106,7 +103,7 @@ class AllocationExplainer:
         ]
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """Return how many more trials each experiment would start, by `slot_requests.kinds_of`.
+        """Return how many more trials each experiment would start, by `kinds_of`.
 
         This counts only as many as the owner's quota allows, because nodes would not help the
         others.
@@ -135,7 +132,7 @@ class AllocationExplainer:
         member, request = self._members[name], request_of(asked)
         if request == ALONE:
             return self._isolated(member)
-        never = self._ledger.capacity.why_never(asked)
+        never = self._ledger.placement.why_never(asked)
         if never is not None:
             return [f"{never}; it waits until there is a node that has it"]
         if member.is_paused:
@@ -147,9 +144,9 @@ class AllocationExplainer:
             what = in_words(request)
             return [f"a slot for {what} is offered to {name}, which has started no trial in it"]
         reasons = [*self._quota(member, request), *self._claimed(member, request)]
-        not_now = self._ledger.capacity.why_not_now(asked)
+        not_now = self._ledger.placement.why_not_now(asked)
         shunned = member.excluded.get(request)
-        if not_now is None and shunned and self._ledger.capacity.fit(asked, "", shunned) is None:
+        if not_now is None and shunned and self._ledger.placement.fit(asked, "", shunned) is None:
             return [*reasons, f"only nodes that it is kept away from have {in_words(request)} free"]
         if not_now is None and not reasons:
             return [f"there is room for {in_words(request)}; it is offered next"]
@@ -173,7 +170,7 @@ class AllocationExplainer:
 
     def _takes(self, owner: str, request: SlotRequest) -> ResourceAmounts:
         """Return what a trial takes, even if no node yet could hold it."""
-        estimate = self._ledger.capacity.estimate(request)
+        estimate = self._ledger.estimate(request)
         if estimate is not None:
             return estimate
         asked = dict(request)
@@ -183,7 +180,7 @@ class AllocationExplainer:
         return amounts_of(request, {"": share} if is_part else {})
 
     def _quota(self, member: ShareMember, request: SlotRequest) -> list[str]:
-        amounts = self._ledger.capacity.estimate(request)
+        amounts = self._ledger.estimate(request)
         resource = self._members.quotas.hit(member.owner, amounts) if amounts else ""
         if not resource:
             return []
@@ -192,7 +189,7 @@ class AllocationExplainer:
         return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
 
     def _withheld(self, asked: dict[str, float]) -> list[str]:
-        found = self._ledger.capacity.withheld_from(asked)
+        found = self._ledger.placement.withheld_from(asked)
         nodes = self._ledger.nodes
         told = [
             device_set_aside(nodes[one].joined.node, uuid, why) for one, uuid, why in found[:_TOLD]
@@ -201,7 +198,7 @@ class AllocationExplainer:
 
     def _claimed(self, member: ShareMember, request: SlotRequest) -> list[str]:
         found: list[str] = []
-        for claim in self._claims:
+        for claim in self._state.claims:
             node = self._ledger.nodes[claim.instance_id].joined.node
             givers = ", ".join(sorted({part.experiment for part in claim.givers}))
             whose = f", once {givers} has let go of it" if givers else ""
@@ -213,7 +210,7 @@ class AllocationExplainer:
         return found[:_TOLD]
 
     def _turn(self, member: ShareMember, request: SlotRequest) -> list[str]:
-        amounts = self._ledger.capacity.estimate(request) or NOTHING
+        amounts = self._ledger.estimate(request) or NOTHING
         pool = pool_of(amounts)
         found: list[str] = []
         first = [one.name for one in self._members if one.since and one.priority > member.priority]

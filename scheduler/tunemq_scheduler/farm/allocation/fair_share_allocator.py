@@ -5,7 +5,7 @@ send. It has no clock: callers pass the time, too.
 
 **Nothing is promised twice.** An offer is absolute. The most that an experiment may hold is the
 maximum of all offers that it may still follow
-(`tunemq_scheduler.farm.allocation.books.node_parts`). The allocator gives one experiment's slots to
+(`tunemq_scheduler.farm.allocation.node_parts`). The allocator gives one experiment's slots to
 another only after the first has confirmed the lower offer and released them.
 
 **After a restart** experiments follow offers that this allocator does not know. Until each has
@@ -19,21 +19,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts
-from tunemq_scheduler.farm.allocation.allocation_reasons import (
-    AllocationExplainer,
-    NodeAllocation,
-    OwnerAccount,
-)
-from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
-from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
-from tunemq_scheduler.farm.allocation.books.member import ShareMember
-from tunemq_scheduler.farm.allocation.books.members import ShareMembers
-from tunemq_scheduler.farm.allocation.books.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.allocation_reasons import AllocationExplainer
+from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
-from tunemq_scheduler.farm.allocation.preemption.isolation import SuspectIsolation
-from tunemq_scheduler.farm.allocation.preemption.preemption import Preemption
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.isolation import SuspectIsolation
+from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember
+from tunemq_scheduler.farm.allocation.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.preemption import Preemption
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
 #: The interval after which passing time alone may change offers.
@@ -47,27 +40,21 @@ class FairShareAllocator:
     """
 
     def __init__(self, settings: FairShareSettings | None = None) -> None:
-        settings = settings or FairShareSettings()
-        self._now = 0.0
-        self._ledger = NodeLedger()
-        self._members = ShareMembers(settings, self._ledger.capacity.estimate)
-        self._claims = SlotClaims(self._ledger, self._members)
-        self._granting = SlotGranting(self._ledger, self._members, self._claims)
-        self._clearing = Preemption(
-            settings, self._ledger, self._members, self._claims, self._granting
-        )
-        self._idling = IdleSlotReclaim(self._ledger, self._members, self._granting)
-        self._isolation = SuspectIsolation(settings, self._ledger, self._members)
-        self._explainer = AllocationExplainer(self._ledger, self._members, self._claims)
+        self._state = state = AllocationState(settings or FairShareSettings())
+        self._ledger, self._members = state.ledger, state.members
+        self._granting = SlotGranting(state)
+        self._clearing = Preemption(state, self._granting.passed)
+        self._idling = IdleSlotReclaim(state, self._granting)
+        self._isolation = SuspectIsolation(state)
+        #: Explains for people who has what, and why others wait.
+        self.explainer = AllocationExplainer(state)
         self._is_changed = False
         self._looked_at = 0.0
 
     def advance(self, now: float) -> None:
         """Set the time to ``now``, in seconds of a clock that never goes back."""
-        if now > self._now:
-            if self._now:
-                self._members.advance(now - self._now)
-            self._now = now
+        if now > self._members.now:
+            self._members.advance(now)
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -88,7 +75,7 @@ class FairShareAllocator:
         self._book_node(instance_id)
         if is_dead:
             for part in list(node.parts.values()):
-                self._members[part.experiment].parts.pop(instance_id, None)
+                self._members.of(part).parts.pop(instance_id, None)
             self._ledger.remove_node(instance_id)
             for member in self._members:
                 member.avoided.pop(instance_id, None)
@@ -100,8 +87,7 @@ class FairShareAllocator:
             return
         node.is_lost = False
         for part in list(node.parts.values()):
-            part.say_again()
-            self._ledger.changed(part)
+            self._ledger.say_again(part)
         self._ledger.refresh(instance_id)
         self._book_node(instance_id)
 
@@ -157,8 +143,7 @@ class FairShareAllocator:
         """Repeat an experiment's offers, because its new process may not have them."""
         if name in self._members:
             for part in self._members[name].parts.values():
-                part.say_again()
-                self._ledger.changed(part)
+                self._ledger.say_again(part)
             self._is_changed = True
 
     def experiment_paused(self, name: str, grace_s: float | None = None) -> None:
@@ -168,13 +153,13 @@ class FairShareAllocator:
             member.is_paused = True
             for part in list(member.parts.values()):
                 self._empty(part, grace_s)
-            self._members.review(member, self._now)
+            self._members.review(member)
 
     def experiment_resumed(self, name: str) -> None:
         """Offer an experiment slots again."""
         if name in self._members:
             self._members[name].is_paused = False
-            self._members.review(self._members[name], self._now)
+            self._members.review(self._members[name])
             self._is_changed = True
 
     def experiment_gone(self, name: str) -> None:
@@ -202,9 +187,9 @@ class FairShareAllocator:
             if node is None or node.is_lost or instance_id not in usage.seen:
                 continue  # it reports nothing about a node that it considers lost
             held = usage.held.get(instance_id, ResourceAmounts())
-            if part.report(usage.seen[instance_id], held, self._now):
+            if part.report(usage.seen[instance_id], held, self._members.now):
                 for kept, gone in part.swap(node.are_alike):
-                    self._claims.move(instance_id, kept.amounts, gone.amounts)
+                    self._state.move_claim(instance_id, kept.amounts, gone.amounts)
                 self._ledger.changed(part)
                 self._members.book_part(part, counts=True)
             if node.withheld:
@@ -215,40 +200,25 @@ class FairShareAllocator:
                 del member.parts[instance_id]
         member.hear(usage)
         self._take_spare(member)
-        self._members.review(member, self._now)
+        self._members.review(member)
         self._is_changed = True
 
     # --- offers and reports -----------------------------------------------------------------------
 
     def offers(self) -> list[tuple[str, NodeOffered]]:
         """Return the offers to send, by experiment; lowered offers come first."""
-        if self._is_changed or self._now >= self._looked_at + _POLL_INTERVAL_S:
-            self._looked_at = self._now
+        now = self._members.now
+        if self._is_changed or now >= self._looked_at + _POLL_INTERVAL_S:
+            self._looked_at = now
             self._members.settle()
-            self._idling.run(self._now)
-            self._isolation.run(self._now)
-            self._granting.run(self._now)
-            self._clearing.run(self._now)
-            self._granting.settle_claims(self._now)
+            self._idling.run()
+            self._isolation.run()
+            self._granting.run()
+            self._clearing.run()
+            self._granting.settle_claims()
             self._members.settle()
             self._is_changed = False
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
-
-    def why(self, name: str, request: dict[str, float]) -> list[str]:
-        """Explain, in sentences, why a trial of this experiment with this request waits."""
-        return self._explainer.why(name, request)
-
-    def snapshot(self) -> list[NodeAllocation]:
-        """Return all nodes: their resources, the free part, and the holders of the rest."""
-        return self._explainer.snapshot()
-
-    def accounts(self) -> list[OwnerAccount]:
-        """Return what owners hold, and what they are entitled to."""
-        return self._explainer.accounts()
-
-    def waiting(self) -> dict[str, dict[str, int]]:
-        """Return how many more trials each experiment would start, by kind of resource."""
-        return self._explainer.waiting()
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -260,23 +230,21 @@ class FairShareAllocator:
         for instance_id in dict.fromkeys((*usage.seen, *usage.held)):
             if instance_id in member.parts or not usage.seen.get(instance_id, 1):
                 continue  # it was never offered anything there
-            part = self._ledger.part(member.name, instance_id)
-            member.parts[instance_id] = part
+            part = self._state.part(member, instance_id)
             held = usage.held.get(instance_id, ResourceAmounts())
-            part.adopt(usage.seen.get(instance_id, 0), held, self._now)
+            part.adopt(usage.seen.get(instance_id, 0), held, self._members.now)
             self._ledger.changed(part)
-            self._book(part)
+            self._state.book(part)
 
     def _catch_up(self, member: ShareMember, usage: OfferUsage) -> None:
         """Take over an earlier allocator's offers of a node that was away when this one started."""
         for instance_id, seen in usage.seen.items():
             is_there = instance_id in self._ledger.nodes
             if is_there and seen > self._ledger.last_offer(member.name, instance_id):
-                part = self._ledger.part(member.name, instance_id)
-                member.parts[instance_id] = part
+                part = self._state.part(member, instance_id)
                 part.count_from(seen)
                 self._ledger.changed(part)
-                self._book(part)
+                self._state.book(part)
 
     def _take_spare(self, member: ShareMember) -> None:
         """Withdraw offers that it neither holds nor wants; the newest first."""
@@ -284,15 +252,13 @@ class FairShareAllocator:
             self._name_spare(member)
         for grant in member.idle_grants():
             if grant.part.instance_id in member.excluded.get(grant.request, ()):
-                self._ledger.remove(grant)  # it should get the same on another node
-                self._book(grant.part)
+                self._state.remove(grant)  # it should get the same on another node
         for request, idle in list(member.idle.items()):
             spare = idle - (0 if member.is_paused else member.wants.get(request, 0))
             if spare > 0:
                 grants = [one for one in member.idle_grants() if one.request == request]
                 for grant in sorted(grants, key=lambda one: -one.at)[:spare]:
-                    self._ledger.remove(grant)
-                    self._book(grant.part)
+                    self._state.remove(grant)
 
     def _name_spare(self, member: ShareMember) -> None:
         """Assign unused parts of larger slots to smaller requests."""
@@ -300,10 +266,10 @@ class FairShareAllocator:
             node = self._ledger.nodes.get(grant.part.instance_id)
             if not grant.request and not (node is not None and node.alone_for):
                 for request in member.wants:
-                    amounts = self._ledger.capacity.estimate(request)
+                    amounts = self._ledger.estimate(request)
                     if amounts and amounts.resources == grant.amounts.resources:
                         grant.request = request
-                        self._book(grant.part)
+                        self._state.book(grant.part)
                         break
 
     def _take_withheld(self, part: NodePart) -> None:
@@ -316,26 +282,20 @@ class FairShareAllocator:
         for grant in list(part.grants):
             is_empty = grant.idle_since is not None or not grant.n
             if is_empty and grant.amounts.devices.keys() & withheld:
-                self._ledger.remove(grant)
-                self._book(part)
+                self._state.remove(grant)
 
     def _empty(self, part: NodePart, grace_s: float | None) -> None:
         for grant in list(part.grants):
             self._ledger.remove(grant, grace_s)
         if grace_s is not None:
             self._ledger.hurry(part, grace_s)
-        self._book(part)
+        self._state.book(part)
 
     def _book_node(self, instance_id: str) -> None:
         """Update the totals, parts and demands after a node came, went or changed."""
         self._members.totals = self._ledger.totals()
         for part in self._ledger.nodes[instance_id].parts.values():
-            self._book(part)
+            self._state.book(part)
         for member in self._members:
-            self._members.review(member, self._now)
+            self._members.review(member)
         self._is_changed = True
-
-    def _book(self, part: NodePart) -> None:
-        node = self._ledger.nodes.get(part.instance_id)
-        self._members.book_part(part, counts=node is not None and not node.is_lost)
-        self._members.review(self._members[part.experiment], self._now)

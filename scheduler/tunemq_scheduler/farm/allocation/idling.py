@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tunemq_scheduler.farm.allocation.books.amounts import plus, total
-from tunemq_scheduler.farm.allocation.books.ledger import NodeLedger
-from tunemq_scheduler.farm.allocation.books.member import ShareMember
-from tunemq_scheduler.farm.allocation.books.members import ShareMembers
-from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
-from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
+from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
+from tunemq_scheduler.farm.allocation.amounts import SlotRequest, plus, total
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
+from tunemq_scheduler.farm.allocation.members import ShareMember
+from tunemq_scheduler.farm.allocation.node_parts import SlotGrant
 
 #: How long a slot may be empty while others wait.
 _IDLE_S: Final = 30.0
@@ -29,14 +27,14 @@ class IdleSlotReclaim:
     still computing.
     """
 
-    def __init__(self, ledger: NodeLedger, members: ShareMembers, granting: SlotGranting) -> None:
-        self._ledger = ledger
-        self._members = members
+    def __init__(self, state: AllocationState, granting: SlotGranting) -> None:
+        self._state, self._ledger, self._members = state, state.ledger, state.members
         self._granting = granting
         self._looked_at = 0.0
 
-    def run(self, now: float) -> None:
+    def run(self) -> None:
         """Take back empty slots that others wait for."""
+        now = self._state.now
         if now < self._looked_at + _POLL_INTERVAL_S:
             return
         self._looked_at = now
@@ -58,11 +56,11 @@ class IdleSlotReclaim:
             others_wait = bool(names - {member.name})
             for part in list(member.parts.values()):
                 for grant in list(part.grants):
-                    if _is_unused(grant, now) and self._is_in_the_way(member, grant):
+                    if self._is_unused(grant) and self._is_in_the_way(member, grant):
                         member.behind[grant.request] = now + _BEHIND_S
-                        self._take_back(member, grant, now)
+                        self._state.remove(grant)
                     elif others_wait or self._is_shunned(member, grant):
-                        self._look_at(member, grant, now)
+                        self._look_at(member, grant)
 
     def _is_in_the_way(self, member: ShareMember, grant: SlotGrant) -> bool:
         """Return whether an experiment's empty slots are all that blocks its other requests.
@@ -85,13 +83,11 @@ class IdleSlotReclaim:
         if node is None or not node.is_open or not self._granting.is_blocked(request):
             return False
         idle = total(one.amounts for one in grant.part.grants if not one.is_held)
-        is_capacity = self._ledger.capacity.devices(
-            instance_id, dict(request), plus(node.capacity, idle)
-        )
-        return is_capacity is not None and instance_id not in member.excluded.get(request, ())
+        devices = node.devices(dict(request), plus(node.capacity, idle))
+        return devices is not None and instance_id not in member.excluded.get(request, ())
 
     def _is_in_the_quota_of(self, request: SlotRequest, member: ShareMember) -> bool:
-        quotas, amounts = self._members.quotas, self._ledger.capacity.estimate(request)
+        quotas, amounts = self._members.quotas, self._ledger.estimate(request)
         if amounts is None or not quotas.hit(member.owner, amounts):
             return False
         idle = [one.amounts for one in member.idle_grants()]
@@ -105,25 +101,19 @@ class IdleSlotReclaim:
         alike = (one for one in member.idle_grants() if one.request == grant.request)
         nodes = {one.part.instance_id for one in alike}
         return any(
-            nodes <= some and self._ledger.capacity.fit(dict(grant.request), "", some) is not None
+            nodes <= some and self._ledger.placement.fit(dict(grant.request), "", some) is not None
             for some in shunned
         )
 
-    def _look_at(self, member: ShareMember, grant: SlotGrant, now: float) -> None:
+    def _look_at(self, member: ShareMember, grant: SlotGrant) -> None:
+        node = grant.part.instance_id
         if grant.is_held:
-            member.unused.pop(grant.part.instance_id, None)
-        elif _is_unused(grant, now):
-            node = grant.part.instance_id
+            member.unused.pop(node, None)
+        elif self._is_unused(grant):
             times = min(member.unused[node], _DOUBLED_AT_MOST)
             member.unused[node] += 1
-            member.avoided[node] = now + _AVOIDED_S * 2**times
-            self._take_back(member, grant, now)
+            member.avoided[node] = self._state.now + _AVOIDED_S * 2**times
+            self._state.remove(grant)
 
-    def _take_back(self, member: ShareMember, grant: SlotGrant, now: float) -> None:
-        self._ledger.remove(grant)
-        self._members.book_part(grant.part, counts=True)
-        self._members.review(member, now)
-
-
-def _is_unused(grant: SlotGrant, now: float) -> bool:
-    return grant.idle_since is not None and now >= grant.idle_since + _IDLE_S
+    def _is_unused(self, grant: SlotGrant) -> bool:
+        return grant.idle_since is not None and self._state.now >= grant.idle_since + _IDLE_S

@@ -71,7 +71,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             after their start (``failing``), its process does not answer (``silent``), or another
             version of TuneMQ wrote its state (``version``).
         waiting: for each such experiment, how many more trials it would start at once, by
-            `slot_requests.kinds_of`.
+            `amounts.kinds_of`.
         results: how many results experiments have received since the scheduler started.
         turns: durations of the supervisor's turns: the cumulative count for each bucket of
             `BUCKETS_S` and beyond, and the sum in seconds.

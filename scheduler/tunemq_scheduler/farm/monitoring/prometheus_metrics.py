@@ -18,7 +18,7 @@ from prometheus_client.core import (
 
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
-from tunemq_scheduler.farm.allocation.books.loads import GPUS
+from tunemq_scheduler.farm.allocation.amounts import GPUS
 from tunemq_scheduler.farm.monitoring.farm_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])

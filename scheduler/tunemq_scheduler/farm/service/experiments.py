@@ -696,7 +696,9 @@ class RunningExperiments:
         lines = [*failed, f"{name} {ends}runs, on {held} node{'' if held == 1 else 's'}"]
         lines += connection.status.waits if connection.status is not None else ()
         for wanted in connection.usage.wants:
-            lines += self._allocator.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
+            lines += self._allocator.explainer.why(
+                name, WHOLE_NODE if wanted.is_alone else wanted.request
+            )
         if use.waiting:
             lines.append(f"{use.waiting} of its trials wait for the store")
         if trouble := use.traffic.shown(f"the process of {name}"):
@@ -706,7 +708,7 @@ class RunningExperiments:
     def _reasons(self, name: str, found: r.TrialExplanation) -> Iterator[str]:
         yield from found.lines
         if found.request and name in self._running:
-            yield from self._allocator.why(name, found.request)
+            yield from self._allocator.explainer.why(name, found.request)
 
     def log(self, name: str, trial: str) -> Path | None:
         """Return the path of an experiment's or a trial's log."""

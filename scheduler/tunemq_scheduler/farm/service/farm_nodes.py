@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllocation
-from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
+from tunemq_scheduler.farm.allocation.amounts import minus, plus
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.small_files import replace_file
 from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeSnapshot
@@ -106,7 +106,7 @@ class FarmNodes:
 
     def rows(self) -> tuple[NodeRow, ...]:
         """Return a row for each node, sorted by name."""
-        rows = [self._row(one) for one in self._allocator.snapshot()]
+        rows = [self._row(one) for one in self._allocator.explainer.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
 
     def rejected(self) -> tuple[RejectionRow, ...]:

@@ -34,7 +34,7 @@ def test_a_withheld_device_is_not_offered_and_is_once_it_is_back() -> None:
     allocator.usage("e", wants(2))
     [(_, offer)] = allocator.offers()
     assert offer.devices == {"n-1": 1.0}
-    assert allocator.why("e", ONE) == [
+    assert allocator.explainer.why("e", ONE) == [
         "a trial asks for gpu=1, the most that is free on any node is 0, of 2 at most",
         WORDS,
     ]
@@ -76,7 +76,7 @@ def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_no
     allocator.usage("e", OfferUsage({"n": 1}, held, ()))
     allocator.devices_withheld("n", BAD)
     assert allocator.offers() == []
-    [row] = allocator.snapshot()
+    [row] = allocator.explainer.snapshot()
     assert (row.free.devices, row.aside.devices, dict(row.withheld)) == ({}, {}, BAD)
 
     allocator.usage("e", OfferUsage({"n": 1}, {}, (SlotDemand(ONE, 1),)))
@@ -84,9 +84,9 @@ def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_no
     assert (offer.devices, offer.preempt_grace_s) == ({}, None)
     allocator.usage("e", OfferUsage({"n": 2}, {}, (SlotDemand(ONE, 1),)))
     assert allocator.offers() == []
-    [row] = allocator.snapshot()
+    [row] = allocator.explainer.snapshot()
     assert (row.free.devices, row.aside) == ({}, ResourceAmounts({"gpu": 1.0}, {"n-0": 1.0}))
-    assert allocator.why("e", ONE)[1] == WORDS
+    assert allocator.explainer.why("e", ONE)[1] == WORDS
 
 
 def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
@@ -99,7 +99,9 @@ def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
     farm.submit(large)
     farm.run(farm.now + 1_000.0)
     assert devices(small) == ["n-0", "n-1"], "nobody gives way for what cannot begin"
-    assert any(WORDS in line for line in farm.allocator.why("large", {"cpu": 1.0, "gpu": 2.0}))
+    assert any(
+        WORDS in line for line in farm.allocator.explainer.why("large", {"cpu": 1.0, "gpu": 2.0})
+    )
     farm.withhold("n", {})
     farm.run(farm.now + 1_000.0)
     assert "large" not in farm.experiments, "it has run in their place"

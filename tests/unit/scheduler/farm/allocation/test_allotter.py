@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol.messages import NodeOffered
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
@@ -102,7 +102,7 @@ def test_why_it_waits_where_only_nodes_that_it_shuns_have_room() -> None:
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, None, "", "one"))
     assert allocator.offers() == []
-    assert "only nodes that it is kept away from" in allocator.why("e", ONE)[0]
+    assert "only nodes that it is kept away from" in allocator.explainer.why("e", ONE)[0]
 
 
 def test_offers_of_a_node_are_counted_and_say_all_that_may_be_held() -> None:
@@ -199,7 +199,7 @@ def test_a_dead_node_is_forgotten() -> None:
     allocator.usage("e", wants(1))
     allocator.offers()
     allocator.node_lost("one", is_dead=True)
-    assert allocator.snapshot() == []
+    assert allocator.explainer.snapshot() == []
     allocator.node_joined(node("two", 1))
     allocator.usage("e", wants(1))
     assert gpus_of(allocator.offers(), "e") == 1
@@ -264,7 +264,7 @@ def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hol
     allocator.expect("gone")
     allocator.usage("new", wants(2))
     assert allocator.offers() == []
-    assert "was started again" in allocator.why("new", ONE)[0]
+    assert "was started again" in allocator.explainer.why("new", ONE)[0]
     allocator.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allocator.offers()  # exactly what it holds
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})
@@ -305,10 +305,10 @@ def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> Non
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
-    assert "offered next" in allocator.why("e", ONE)[0]
+    assert "offered next" in allocator.explainer.why("e", ONE)[0]
     allocator.offers()
     allocator.usage("e", OfferUsage({"one": 1}, {}, (SlotDemand(ONE, 1),)))
-    assert "to e, which has started no trial in it" in allocator.why("e", ONE)[0]
+    assert "to e, which has started no trial in it" in allocator.explainer.why("e", ONE)[0]
 
 
 def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -> None:
@@ -354,7 +354,7 @@ def test_an_owner_never_holds_more_than_its_quota() -> None:
         allocator.usage(name, wants(5))
     offers = allocator.offers()
     assert gpus_of(offers, "e") + gpus_of(offers, "f") == 3
-    assert "the quota of ada is gpu=3, and 3 of it is used" in allocator.why("f", ONE)
+    assert "the quota of ada is gpu=3, and 3 of it is used" in allocator.explainer.why("f", ONE)
 
 
 def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_way() -> None:
@@ -377,16 +377,17 @@ def test_why_something_waits_names_the_resource_and_what_there_is() -> None:
     allocator.experiment_added("f", "bob", priority=3)
     allocator.usage("e", wants(9))
     allocator.offers()
-    assert "gpu=4, the most that any node has is 2" in allocator.why("e", {"gpu": 4.0})[0]
-    assert any("gpu=1" in reason for reason in allocator.why("e", ONE))
+    assert "gpu=4, the most that any node has is 2" in allocator.explainer.why("e", {"gpu": 4.0})[0]
+    assert any("gpu=1" in reason for reason in allocator.explainer.why("e", ONE))
     allocator.usage("f", wants(1, {"cpu": 1.0, "gpu": 2.0}))
     allocator.offers()
-    said = allocator.why("e", ONE)
+    said = allocator.explainer.why("e", ONE)
     assert any("is reserved for f, once e has let go of it" in reason for reason in said)
     assert any(
-        "being cleared for it" in one for one in allocator.why("f", {"cpu": 1.0, "gpu": 2.0})
+        "being cleared for it" in one
+        for one in allocator.explainer.why("f", {"cpu": 1.0, "gpu": 2.0})
     )
-    assert "knows no experiment 'g'" in allocator.why("g", ONE)[0]
+    assert "knows no experiment 'g'" in allocator.explainer.why("g", ONE)[0]
 
 
 def test_the_snapshot_says_who_has_what() -> None:
@@ -394,7 +395,7 @@ def test_the_snapshot_says_who_has_what() -> None:
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
     allocator.offers()
-    [row] = allocator.snapshot()
+    [row] = allocator.explainer.snapshot()
     assert (row.node, row.state, row.reserved_for) == ("one", "ready", ())
     assert row.total.devices == {"one-0": 1.0, "one-1": 1.0}
     assert row.free.devices == {"one-1": 1.0}
@@ -421,7 +422,7 @@ def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node()
         allocator.usage(name, wants(3, request))
     allocator.experiment_added("endless", "ada")
     allocator.usage("endless", wants(1_000_000))
-    assert allocator.waiting() == {
+    assert allocator.explainer.waiting() == {
         "cpus": {"cpu": 3, "gpu": 0},
         "part": {"cpu": 0, "gpu": 3, "licence": 3},
         "bytes": {"cpu": 0, "gpu": 3},
@@ -435,11 +436,11 @@ def test_what_was_offered_does_not_wait_any_more_and_who_is_paused_waits_for_not
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(5))
     allocator.offers()
-    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 3}}
+    assert allocator.explainer.waiting() == {"e": {"cpu": 0, "gpu": 3}}
     allocator.experiment_paused("e")
-    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    assert allocator.explainer.waiting() == {"e": {"cpu": 0, "gpu": 0}}
     allocator.experiment_gone("e")
-    assert allocator.waiting() == {}
+    assert allocator.explainer.waiting() == {}
 
 
 def test_what_only_a_quota_holds_up_does_not_wait() -> None:
@@ -451,7 +452,7 @@ def test_what_only_a_quota_holds_up_does_not_wait() -> None:
     more = (SlotDemand({"gpu": 0.5}, 9), SlotDemand({"gpu": 8.0}, 9), SlotDemand({"cpu": 1.0}, 9))
     allocator.usage("low", OfferUsage({}, {}, more))
     allocator.usage("other", wants(200))
-    assert allocator.waiting() == {
+    assert allocator.explainer.waiting() == {
         "high": {"cpu": 0, "gpu": 1},
         "low": {"cpu": 9, "gpu": 2},  # of the one remaining GPU
         "other": {"cpu": 0, "gpu": 200},
@@ -477,7 +478,7 @@ def test_a_quota_is_minded_where_there_is_no_node_yet(
     allocator = an_allocator(quotas={"ada": quota})
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(200, request_))
-    assert allocator.waiting()["e"]["gpu"] == count
+    assert allocator.explainer.waiting()["e"]["gpu"] == count
 
 
 def test_what_an_owner_gives_back_may_be_waited_for_again() -> None:
@@ -485,6 +486,6 @@ def test_what_an_owner_gives_back_may_be_waited_for_again() -> None:
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(9))
     allocator.offers()
-    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    assert allocator.explainer.waiting() == {"e": {"cpu": 0, "gpu": 0}}
     allocator.node_lost("one", is_dead=True)
-    assert allocator.waiting() == {"e": {"cpu": 0, "gpu": 4}}
+    assert allocator.explainer.waiting() == {"e": {"cpu": 0, "gpu": 4}}

@@ -9,7 +9,7 @@ from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDe
 from tunemq_scheduler.core.runner_settings import EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol import messages as m
 
 ECC = "uncorrectable ECC"
@@ -67,8 +67,10 @@ def test_a_trial_that_shuns_a_node_is_offered_another_and_leaves_the_first_to_ot
     farm.settle()
     if not is_there_before:
         assert farm.where() == {}
-        assert farm.allocator.snapshot()[0].held == {}, "what it makes no use of others may have"
-        assert "kept away from" in farm.allocator.why("e", REQUEST)[0]
+        assert farm.allocator.explainer.snapshot()[0].held == {}, (
+            "what it makes no use of others may have"
+        )
+        assert "kept away from" in farm.allocator.explainer.why("e", REQUEST)[0]
         farm.join("two")
         farm.settle()
     assert farm.where()["t0"] != before

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.shared_farm import SharedFarm, SharingExperiment, node
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 
 REQUESTS = (
     {"cpu": 1.0, "gpu": 1.0},

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings
 
 SMALL = {"cpu": 1.0, "gpu": 0.5}
 WANTS = SlotDemand(SMALL, 1), SlotDemand({"cpu": 4.0}, 1)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tunemq_scheduler.core.allotments import OfferUsage, SlotDemand
-from tunemq_scheduler.farm.allocation.books.accounts import ShareAccount, share_out
-from tunemq_scheduler.farm.allocation.share_settings import FairShareSettings
+from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareAccount, share_out
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 FOUR = {"cpu": 4.0, "gpu": 4.0}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tunemq_scheduler.core.allotments import ResourceAmounts
-from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
-from tunemq_scheduler.farm.allocation.books.claims import SlotClaims
-from tunemq_scheduler.farm.allocation.books.ledger import LedgerNode, NodeLedger
-from tunemq_scheduler.farm.allocation.books.member import ShareMember
-from tunemq_scheduler.farm.allocation.books.node_parts import SlotGrant
-from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest, amounts_of
+from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
+from tunemq_scheduler.farm.allocation.amounts import SlotRequest, amounts_of, minus, plus
+from tunemq_scheduler.farm.allocation.ledger import LedgerNode
+from tunemq_scheduler.farm.allocation.members import ShareMember
+from tunemq_scheduler.farm.allocation.node_parts import SlotGrant
 
 #: Returns whether a slot may be taken after the listed ones; called in the order of taking.
 MayTake = Callable[[SlotGrant, list[SlotGrant]], bool]
@@ -35,10 +34,9 @@ class VictimFinder:
     It checks each node once, and again only when the node is next and may have changed.
 
     Args:
-        ledger, claims: all nodes and claims.
+        state: all nodes and claims.
         member: the experiment that waits for the request.
         request: the request.
-        now: the time, in seconds of the allocator's clock.
         may_take: returns whether a slot may be taken.
         rank: returns which slots are taken first.
         at_most: the most slots to take for one plan.
@@ -46,68 +44,55 @@ class VictimFinder:
 
     def __init__(
         self,
-        ledger: NodeLedger,
-        claims: SlotClaims,
+        state: AllocationState,
         member: ShareMember,
         request: SlotRequest,
-        now: float,
         may_take: MayTake,
         rank: RankGrant,
         at_most: float = math.inf,
     ) -> None:
-        self._ledger = ledger
-        self._claims = claims
-        self._member = member
-        self._request = request
-        self._asked: Mapping[str, float] = dict(request)
-        self._now = now
-        self._may_take = may_take
-        self._rank = rank
-        self._at_most = at_most
-        self._heap = list(self._first_look())
+        self._state, self._member, self._request = state, member, request
+        self._asked = dict(request)
+        self._may_take, self._rank, self._at_most = may_take, rank, at_most
+        plans = (self._plan(node) for node in state.ledger.nodes.values())
+        self._heap = [(self._loss(plan), plan.instance_id) for plan in plans if plan is not None]
         heapq.heapify(self._heap)
 
     def next(self) -> PreemptionPlan | None:
         """Return the best remaining plan; None if there is none."""
         while self._heap:
             _, instance_id = heapq.heappop(self._heap)
-            plan = self._plan(instance_id)
+            plan = self._plan(self._state.ledger.nodes[instance_id])
             if plan is not None:
-                loss = self._loss(plan)
-                if not self._heap or (loss, instance_id) <= self._heap[0]:
-                    heapq.heappush(self._heap, (loss, instance_id))
+                entry = self._loss(plan), instance_id
+                is_best = not self._heap or entry <= self._heap[0]
+                heapq.heappush(self._heap, entry)
+                if is_best:
                     return plan
-                heapq.heappush(self._heap, (loss, instance_id))
         return None
 
-    def _first_look(self) -> Iterator[tuple[tuple[float, float], str]]:
-        for instance_id in self._ledger.nodes:
-            plan = self._plan(instance_id)
-            if plan is not None:
-                yield self._loss(plan), instance_id
-
-    def _plan(self, instance_id: str) -> PreemptionPlan | None:
-        node = self._ledger.nodes[instance_id]
-        if not self._may_use(node) or not self._ledger.capacity.could_hold(
-            instance_id, self._asked
-        ):
+    def _plan(self, node: LedgerNode) -> PreemptionPlan | None:
+        if not self._may_use(node) or not node.could_hold(self._asked):
             return None
-        free = self._to_come(instance_id, node)
-        devices = self._devices(instance_id, free)
+        instance_id = node.joined.instance_id
+        claimed = self._state.claimed(instance_id, self._member.priority)
+        # The free part for this priority once all leaving trials have ended.
+        free = minus(node.not_offered, claimed)
+        devices = node.devices(self._asked, free)
         victims: list[SlotGrant] = []
         if devices is None:
             for grant in self._candidates(node):
                 if self._may_take(grant, victims):
                     victims.append(grant)
                     free = plus(free, grant.amounts)
-                    devices = self._devices(instance_id, free)
+                    devices = node.devices(self._asked, free)
                     if devices is not None:
                         break
         if devices is None:
             return None
         for grant in reversed(victims[:-1]):  # the slots with the greatest loss come last
             less = minus(free, grant.amounts)
-            others = self._devices(instance_id, less)
+            others = node.devices(self._asked, less)
             if others is not None:
                 victims.remove(grant)
                 free, devices = less, others
@@ -117,29 +102,21 @@ class VictimFinder:
 
     def _may_use(self, node: LedgerNode) -> bool:
         instance_id = node.joined.instance_id
-        if not node.is_open or instance_id in self._member.avoided:
+        if not node.is_open or node.is_unknown or instance_id in self._member.avoided:
             return False
         if instance_id in self._member.excluded.get(self._request, ()):
             return False
         own = self._member.parts.get(instance_id)
-        return not node.is_unknown and (own is None or own.may_grow)
-
-    def _to_come(self, instance_id: str, node: LedgerNode) -> ResourceAmounts:
-        """Return the free part for this priority once all leaving trials have ended."""
-        claimed = self._claims.claimed(instance_id, self._member.priority)
-        return minus(node.not_offered, claimed)
+        return own is None or own.may_grow
 
     def _candidates(self, node: LedgerNode) -> list[SlotGrant]:
-        waiting = {claim.member.name for claim in self._claims.on(node.joined.instance_id)}
+        waiting = {one.member.name for one in self._state.claims_on(node.joined.instance_id)}
         waiting.discard(self._member.name)  # it waits for a slot here, so it gives none
         parts = (part for part in node.parts.values() if part.experiment not in waiting)
         grants = [grant for part in parts for grant in part.grants]
         return sorted(grants, key=lambda one: (self._rank(one), one.is_held, -one.at))
 
-    def _devices(self, instance_id: str, free: ResourceAmounts) -> dict[str, float] | None:
-        return self._ledger.capacity.devices(instance_id, self._asked, free)
-
     def _loss(self, plan: PreemptionPlan) -> tuple[float, float]:
         rank = max((self._rank(one) for one in plan.victims), default=-math.inf)
-        lost = sum((self._now - one.at + 1.0) * one.is_held for one in plan.victims)
+        lost = sum((self._state.now - one.at + 1.0) * one.is_held for one in plan.victims)
         return rank, lost

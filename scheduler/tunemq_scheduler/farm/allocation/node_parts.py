@@ -7,10 +7,12 @@ resource, the maximum of the experiment's report and all offers that it may stil
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tunemq_scheduler.core.allotments import ResourceAmounts
-from tunemq_scheduler.farm.allocation.books.amounts import (
+from tunemq_scheduler.farm.allocation.amounts import (
     NOTHING,
+    SlotRequest,
     covers,
     is_nothing,
     least,
@@ -18,10 +20,10 @@ from tunemq_scheduler.farm.allocation.books.amounts import (
     most,
     total,
 )
-from tunemq_scheduler.farm.allocation.books.slot_requests import SlotRequest
 from tunemq_shared.protocol.messages import NodeOffered
 
 
+@dataclass(eq=False, slots=True)
 class SlotGrant:
     """A slot for one trial.
 
@@ -34,18 +36,13 @@ class SlotGrant:
         idle_since: since when the experiment knows it but has no trial in it.
     """
 
-    __slots__ = ("amounts", "at", "idle_since", "is_held", "n", "part", "request")
-
-    def __init__(
-        self, part: NodePart, request: SlotRequest, amounts: ResourceAmounts, at: float
-    ) -> None:
-        self.part = part
-        self.request = request
-        self.amounts = amounts
-        self.at = at
-        self.n = 0
-        self.is_held = False
-        self.idle_since: float | None = None
+    part: NodePart
+    request: SlotRequest
+    amounts: ResourceAmounts
+    at: float
+    n: int = 0
+    is_held: bool = False
+    idle_since: float | None = None
 
 
 class NodePart:
@@ -57,7 +54,9 @@ class NodePart:
         grace_s: how long trials in leaving slots get to save before preemption; None if they may
             run to their end.
         is_stale: whether there is an offer to send.
-        held: what the experiment reported that it holds.
+        held: what the experiment reported that it holds; ``offer`` is what it may hold from now on.
+        unknown_until: up to this offer number, an earlier supervisor made unknown promises, so that
+            it may hold anything; 0 if none did.
         n: the number of the last offer.
     """
 
@@ -69,43 +68,32 @@ class NodePart:
         self.grace_s: float | None = None
         self.is_stale = False
         self.held = NOTHING
-        self._offer = NOTHING
+        self.offer = NOTHING
         #: Offers that the experiment may follow: the newest that it confirmed, and all later ones.
         self._sent: list[tuple[int, ResourceAmounts]] = []
-        #: Up to this offer number, an earlier supervisor made unknown promises.
-        self._unknown_until = 0
+        self.unknown_until = 0
         self._reported = (-1, NOTHING)
         self.n = n
 
     # --- state ------------------------------------------------------------------------------------
 
     @property
-    def offer(self) -> ResourceAmounts:
-        """What it may hold from now on."""
-        return self._offer
-
-    @property
     def taken(self) -> ResourceAmounts:
         """The most that it may hold now."""
-        worst = most(self._offer, self.held)
+        worst = most(self.offer, self.held)
         for _, sent in self._sent:
             worst = most(worst, sent)
         return worst
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether it may hold anything at all."""
-        return bool(self._unknown_until)
-
-    @property
     def may_grow(self) -> bool:
         """Whether more may be offered; not while it has to release something."""
-        return not self.leaving and not self._unknown_until
+        return not self.leaving and not self.unknown_until
 
     @property
     def is_over(self) -> bool:
         """Whether it is empty and the experiment knows that."""
-        is_told = not self.is_stale and len(self._sent) <= 1 and not self._unknown_until
+        is_told = not self.is_stale and len(self._sent) <= 1 and not self.unknown_until
         return is_told and not self.grants and not self.leaving and is_nothing(self.taken)
 
     # --- changes ----------------------------------------------------------------------------------
@@ -164,24 +152,20 @@ class NodePart:
             self._changed()
         return pairs
 
-    def say_again(self) -> None:
-        """Send the last offer again, because it may have been lost."""
-        self.is_stale = True
-
     def next_offer(self) -> NodeOffered:
         """Return the next offer to send."""
         self.n += 1
         for grant in self.grants:
             grant.n = grant.n or self.n
-        self._sent.append((self.n, self._offer))
-        if self._unknown_until:
-            self._unknown_until = self.n
+        self._sent.append((self.n, self.offer))
+        if self.unknown_until:
+            self.unknown_until = self.n
         self.is_stale = False
         return NodeOffered(
             self.instance_id,
             self.n,
-            dict(self._offer.resources),
-            dict(self._offer.devices),
+            dict(self.offer.resources),
+            dict(self.offer.devices),
             self.grace_s,
         )
 
@@ -195,7 +179,7 @@ class NodePart:
     def count_from(self, seen: int) -> None:
         """Continue the numbers of an earlier supervisor, because lower ones are ignored."""
         self.n = seen
-        self._unknown_until = seen + 1
+        self.unknown_until = seen + 1
         self.is_stale = True
 
     def report(self, seen: int, held: ResourceAmounts, at: float) -> bool:
@@ -206,15 +190,15 @@ class NodePart:
         self.held = held
         while len(self._sent) > 1 and self._sent[1][0] <= seen:
             self._sent.pop(0)
-        if self._unknown_until and seen >= self._unknown_until:
-            self._unknown_until = 0
+        if self.unknown_until and seen >= self.unknown_until:
+            self.unknown_until = 0
         self._match(seen, at)
         return True
 
     # --- small things -----------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        self._offer = total(grant.amounts for grant in self.grants)
+        self.offer = total(grant.amounts for grant in self.grants)
         self.is_stale = True
 
     def _split(self, grant: SlotGrant, used: ResourceAmounts) -> None:

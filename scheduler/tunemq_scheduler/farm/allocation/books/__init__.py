@@ -1,1 +1,0 @@
-"""Accounts of what each experiment and owner holds, claims, and may have."""

@@ -1,1 +1,0 @@
-"""Preemption: takes slots back for waiting experiments, with as little loss as possible."""
