@@ -50,28 +50,20 @@ class AllowedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     owners: tuple[str, ...] | None = None
 
 
-class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a farm is shared.
+class FarmSettings(FairShareSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a farm is shared; `FairShareSettings` has the other fields.
 
     Attributes:
         max_running: how many experiments have a process at once.
-        preempts: whether trials are paused for others that come first.
-        preempt_grace_s: how long paused trials get to save; seconds.
         unresponsive_after_s: a search whose own code (callbacks, loggers, stoppers, search
             algorithm) has not returned for this long is restarted; seconds.
         stores: stores that searches may use beside the farm's own; a plain address is for all
             owners.
-        shares: weights of owners; the default is 1.
-        quotas: the most that an owner's experiments hold together: resource to amount, by owner.
     """
 
     max_running: int = MAX_RUNNING
-    preempts: bool = True
-    preempt_grace_s: float = 60.0
     unresponsive_after_s: float = 600.0
     stores: tuple[AllowedStore | str, ...] = ()
-    shares: dict[str, float] = {}
-    quotas: dict[str, dict[str, float]] = {}
 
     def stores_of(self, owner: str | None) -> tuple[str, ...]:
         """Return the further stores of an owner's searches; for None, those of any owner."""
@@ -79,15 +71,6 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             one.address
             for one in map(_allowed, self.stores)
             if owner is None or one.owners is None or owner in one.owners
-        )
-
-    def fair_share_settings(self) -> FairShareSettings:
-        """Return the settings for fair sharing."""
-        return FairShareSettings(
-            shares=self.shares,
-            quotas=self.quotas,
-            preempts=self.preempts,
-            preempt_grace_s=self.preempt_grace_s,
         )
 
 

@@ -15,10 +15,11 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.unknown_names import unknown_name
 from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
+from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import FarmApi, TrialCounts
-from tunemq_scheduler.farm.service.request_handler import DeferredAnswer
+from tunemq_scheduler.farm.service.farm_api import FarmApi
+from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.request_server import RequestServer
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
@@ -44,8 +45,8 @@ class FakeExperimentControl:
     def has(self, name: str) -> bool:
         return name in self.running
 
-    def counts(self, name: str) -> TrialCounts | None:
-        return TrialCounts({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(name) else None
+    def counts(self, entry: QueueEntry) -> tuple[dict[str, int], int | None]:
+        return ({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(entry.name) else ({}, None)
 
     def detail(self, name: str, trials: int):
         if not self.has(name):

@@ -29,10 +29,9 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentReply,
 )
 from tunemq_scheduler.farm.output.event_streams import EventStreams
+from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import TrialCounts
 from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
-from tunemq_scheduler.farm.service.request_handler import DeferredAnswer
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
@@ -573,22 +572,21 @@ class RunningExperiments:
         else:
             self._allocator.experiment_gone(one.name)
 
-    # --- requests of users, see `tunemq_scheduler.farm.service.farm_api.ExperimentControl` ---
+    # --- requests of users, see `FarmApi` ---------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Return whether the experiment has a process, or is about to get one again."""
         return name in self._running
 
-    def counts(self, name: str) -> TrialCounts | None:
-        """Return the trial counts that its process reported last."""
-        connection = self._running[name].connection if name in self._running else None
+    def counts(self, entry: QueueEntry) -> tuple[dict[str, int], int | None]:
+        """Return the trials by state, and the expected total, as its process reported last."""
+        one = self._running.get(entry.name)
+        status = one.connection.status if one is not None and one.connection is not None else None
         # A process that has just begun may not know the trials of earlier ones yet.
-        status = connection.status if connection is not None else None
-        entry = self._queue.get(name)
-        is_known = entry is not None and any(entry.trials.values())
-        if status is not None and (any(status.counts.values()) or not is_known):
-            return TrialCounts(status.counts, status.total)
-        return None if entry is None else TrialCounts(entry.trials, entry.total)
+        is_new = status is not None and not any(status.counts.values())
+        if status is None or (is_new and any(entry.trials.values())):
+            return entry.trials, entry.total
+        return status.counts, status.total
 
     def trouble(self, name: str) -> str:
         """Return why it has no running process that answers; empty if it has one."""
@@ -610,9 +608,7 @@ class RunningExperiments:
         by = ", ".join(shown[:_NAMED]) + more
         return f"all places (max_running = {self._max_running}) are taken by {by}"
 
-    def detail(
-        self, name: str, trials: int
-    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
+    def detail(self, name: str, trials: int) -> MaybeLater[a.ExperimentDetail] | None:
         """Return details from its process; without one, its last report."""
         connection = self._running[name].connection if name in self._running else None
         if connection is None or self._running[name].is_silent:
@@ -671,7 +667,7 @@ class RunningExperiments:
         """Continue one trial, or all, in state ERROR."""
         return _ask(self._connection(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
 
-    def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
+    def why(self, name: str, trial: str) -> MaybeLater[a.Explanation]:
         """Explain why a trial waits; without one, why the experiment has too few slots."""
         one = self._running[name]
         if one.waits:

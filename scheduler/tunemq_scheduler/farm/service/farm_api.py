@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.unknown_names import unknown_name
+from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater
 from tunemq_scheduler.farm.service.environment_check import check_settings
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue, check_name
+from tunemq_scheduler.farm.service.experiments import RunningExperiments
+from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_scheduler.farm.service.log_pages import read_page
 from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
-from tunemq_scheduler.farm.service.request_handler import DeferredAnswer, RequestCaller
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.protocol import farm_requests as r
 
@@ -30,11 +32,11 @@ _REMOVED_WITHIN_S: Final = 20.0
 _MOST_TROUBLES: Final = 3
 
 
-class TrialCounts(NamedTuple):
-    """How many trials an experiment has in each state, and in total; None if the total is open."""
+class RequestCaller(NamedTuple):
+    """The sender of a request, proved if the farm has keys, and the request's unique key."""
 
-    trials: dict[str, int]
-    total: int | None
+    owner: str
+    request: str
 
 
 class _Removal(NamedTuple):
@@ -48,100 +50,17 @@ class _Removal(NamedTuple):
     until: float
 
 
-class ExperimentControl(Protocol):
-    """The running experiments, by name, as the supervisor knows them."""
-
-    def has(self, name: str) -> bool:
-        """Return whether the experiment has a process now."""
-
-    def counts(self, name: str) -> TrialCounts | None:
-        """Return the counts that its process reported last; without a process, the stored ones."""
-
-    def trouble(self, name: str) -> str:
-        """Return why it has no running process although it was started; else an empty string."""
-
-    def detail(
-        self, name: str, trials: int
-    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail] | None:
-        """Return all details except ``experiment``, which is overwritten; None if unknown."""
-
-    def stop(self, name: str, reason: str) -> None:
-        """Stop an experiment; its state is STOPPING until it has stopped."""
-
-    def stop_again(self, name: str) -> str:
-        """Kill a stopping experiment's process if it is silent; return what happens, in words."""
-
-    def places(self) -> str:
-        """Return which experiments hold all places; empty if another one may start."""
-
-    def pause(self, name: str, reason: str) -> None:
-        """Take an experiment's slots from it; its state is PAUSED."""
-
-    def resume(self, name: str) -> None:
-        """Give an experiment slots again; its state is RUNNING."""
-
-    def stop_trial(
-        self, name: str, trial: str, reason: str
-    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Stop one trial."""
-
-    def retry(self, name: str, trial: str) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
-        """Continue a trial in state ERROR; `RETRY_ALL` for all such trials."""
-
-    def why(self, name: str, trial: str) -> a.Explanation | DeferredAnswer[a.Explanation]:
-        """Explain why a trial waits or ended; without one, why the experiment lacks slots."""
-
-    def log(self, name: str, trial: str) -> Path | None:
-        """Return the path of a log, with or without a process; None if there is no log yet.
-
-        Raises:
-            ConfigError: the experiment has no such trial.
-        """
-
-    def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
-        """Return the scheduler's processes whose store requests fail now."""
-
-    def forget(self, name: str) -> None:
-        """Forget a removed experiment."""
-
-    def remove_files(self, name: str) -> Future[None]:
-        """Delete an experiment's results; see `ResultsFolders.remove`."""
-
-
-class NodeControl(Protocol):
-    """The nodes as the supervisor knows them."""
-
-    def troubles(self) -> Iterator[str]:
-        """Yield the nodes that are set aside or cannot reach a store, as lines for people."""
-
-    def rows(self) -> tuple[a.NodeRow, ...]:
-        """Return a row for each node, including those that left a short while ago."""
-
-    def rejected(self) -> tuple[a.RejectionRow, ...]:
-        """Return the messages that the scheduler and its nodes rejected."""
-
-    def asked(self) -> Collection[str]:
-        """Return the names of drained and retired nodes, whether or not they exist now."""
-
-    def drain(self, instance_id: str, reason: str) -> str:
-        """Place nothing new on a node and move its trials; return what happens, in words."""
-
-    def resume(self, instance_id: str) -> str:
-        """Place trials on a node again; return what happens, in words.
-
-        Args:
-            instance_id: the node instance, or a name from `asked` if there is no such node now.
-        """
-
-    def retire(self, instance_id: str, reason: str) -> str:
-        """Drain a node and end it; return what happens, in words."""
-
-
 class FarmApi:
-    """The `RequestHandler` of a farm.
+    """Has a method for each kind of request; the thread of the scheduler's loop calls them.
 
     A method stores its change in the queue before it returns; the supervisor then starts waiting
-    experiments.
+    experiments. It returns its answer, or a `DeferredAnswer` if an experiment's process must answer
+    first. The server sends exceptions to the client: a `UserError` as wrong use, any other
+    `TuneError` as a rejection.
+
+    A request is handled once. It is handled again only if the scheduler died between a change and
+    the record of it. So repeating a change must not be an error, and `RequestCaller.request`
+    identifies what a submission has queued.
 
     Args:
         queue: all experiments.
@@ -154,14 +73,32 @@ class FarmApi:
     def __init__(
         self,
         queue: ExperimentQueue,
-        experiments: ExperimentControl,
-        nodes: NodeControl,
+        experiments: RunningExperiments,
+        nodes: FarmNodes,
         results: Path,
         farm: a.FarmDescription,
     ) -> None:
         self._queue, self._experiments, self._nodes = queue, experiments, nodes
         self._results, self._farm = results, farm
         self._removals: dict[str, _Removal] = {}
+        #: The method for each kind of request.
+        self.methods: dict[type[r.FarmRequest], Callable[[Any, RequestCaller], MaybeLater[Any]]] = {
+            r.SubmitExperiment: self.submit,
+            r.ListExperiments: self.list_experiments,
+            r.ShowExperiment: self.show,
+            r.ReadLog: self.read_log,
+            r.StopExperiment: self.stop,
+            r.PauseExperiment: self.pause,
+            r.ResumeExperiment: self.resume,
+            r.RetryTrials: self.retry,
+            r.RemoveExperiment: self.remove,
+            r.ExplainState: self.why,
+            r.DescribeFarm: self.describe_farm,
+            r.ListNodes: self.list_nodes,
+            r.DrainNode: self.drain,
+            r.ResumeNode: self.resume_node,
+            r.RetireNode: self.retire,
+        }
 
     # --- experiments ------------------------------------------------------------------------------
 
@@ -183,10 +120,9 @@ class FarmApi:
         )
 
     def list_experiments(
-        self, request: r.ListExperiments, caller: RequestCaller
+        self, request: r.ListExperiments, _caller: RequestCaller
     ) -> a.ExperimentList:
         """Return running experiments, then waiting ones in order, then finished ones."""
-        del caller
         active = self._queue.in_state(State.RUNNING, State.STOPPING, State.PAUSED)
         entries = [*sorted(active, key=lambda entry: entry.turn), *self._queue.waiting()]
         if request.is_all:
@@ -201,10 +137,9 @@ class FarmApi:
         )
 
     def show(
-        self, request: r.ShowExperiment, caller: RequestCaller
-    ) -> a.ExperimentDetail | DeferredAnswer[a.ExperimentDetail]:
+        self, request: r.ShowExperiment, _caller: RequestCaller
+    ) -> MaybeLater[a.ExperimentDetail]:
         """Return an experiment's row, and details from its process."""
-        del caller
         name = self._entry(request.name).name
         found = self._experiments.detail(name, max(0, min(request.trials, _MOST_TRIALS)))
 
@@ -217,9 +152,8 @@ class FarmApi:
             return found.then(with_row)
         return with_row(found or a.ExperimentDetail(experiment=self._row(self._entry(name))))
 
-    def read_log(self, request: r.ReadLog, caller: RequestCaller) -> a.LogPage:
+    def read_log(self, request: r.ReadLog, _caller: RequestCaller) -> a.LogPage:
         """Return a page of a log file."""
-        del caller
         entry = self._entry(request.name)
         path = self._experiments.log(entry.name, request.trial)
         page = read_page(path, request.offset, request.limit)
@@ -233,14 +167,16 @@ class FarmApi:
             reason=entry.reason,
         )
 
-    def stop(
-        self, request: r.StopExperiment, caller: RequestCaller
-    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
+    def stop(self, request: r.StopExperiment, caller: RequestCaller) -> MaybeLater[a.RequestDone]:
         """Stop a running experiment or trial; a waiting experiment stops at once."""
         entry = self._entry(request.name)
         reason = f"stopped by {caller.owner}"
         if request.trial:
-            self._needs_process(entry, "so none of its trials can be stopped")
+            if not self._experiments.has(entry.name):
+                raise RequestRejected(
+                    f"experiment {entry.name} is {entry.state}, so none of its trials can be"
+                    " stopped."
+                )
             return self._experiments.stop_trial(entry.name, request.trial, reason)
         if entry.state is State.STOPPING and self._experiments.has(entry.name):
             return _done(entry, f"is STOPPING already; {self._experiments.stop_again(entry.name)}")
@@ -287,9 +223,7 @@ class FarmApi:
         self._may(entry, State.QUEUED, "resumed")
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason))
 
-    def retry(
-        self, request: r.RetryTrials, caller: RequestCaller
-    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
+    def retry(self, request: r.RetryTrials, caller: RequestCaller) -> MaybeLater[a.RequestDone]:
         """Continue trials in state ERROR now, or in another run of a finished experiment."""
         entry = self._entry(request.name)
         trial = request.trial or RETRY_ALL
@@ -304,10 +238,9 @@ class FarmApi:
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=trial))
 
     def remove(
-        self, request: r.RemoveExperiment, caller: RequestCaller
-    ) -> a.RequestDone | DeferredAnswer[a.RequestDone]:
+        self, request: r.RemoveExperiment, _caller: RequestCaller
+    ) -> MaybeLater[a.RequestDone]:
         """Forget a finished experiment."""
-        del caller
         entry = self._entry(request.name)
         if not entry.is_over or self._experiments.has(entry.name):
             raise RequestRejected(
@@ -359,11 +292,8 @@ class FarmApi:
                 a.RequestDone(text=f"{name} is removed with its results and checkpoints")
             )
 
-    def why(
-        self, request: r.ExplainState, caller: RequestCaller
-    ) -> a.Explanation | DeferredAnswer[a.Explanation]:
+    def why(self, request: r.ExplainState, _caller: RequestCaller) -> MaybeLater[a.Explanation]:
         """Ask the experiment's process; without one, answer from the queue."""
-        del caller
         entry = self._entry(request.name)
         if self._experiments.has(entry.name):
             found = self._experiments.why(entry.name, request.trial)
@@ -372,11 +302,9 @@ class FarmApi:
             def with_troubles(why: a.Explanation) -> a.Explanation:
                 return msgspec.structs.replace(why, lines=(*why.lines, *troubles))
 
-            return (
-                found.then(with_troubles)
-                if isinstance(found, DeferredAnswer)
-                else with_troubles(found)
-            )
+            if isinstance(found, DeferredAnswer):
+                return found.then(with_troubles)
+            return with_troubles(found)
         if request.trial:
             self._experiments.log(entry.name, request.trial)
         lines = [f"{entry.name} is {entry.state}" + (f": {entry.reason}" if entry.reason else "")]
@@ -387,16 +315,14 @@ class FarmApi:
                 lines.append(places)
         return a.Explanation(lines=tuple(lines))
 
-    def describe_farm(self, request: r.DescribeFarm, caller: RequestCaller) -> a.FarmDescription:
+    def describe_farm(self, _request: r.DescribeFarm, _caller: RequestCaller) -> a.FarmDescription:
         """Return the farm's description."""
-        del request, caller
         return self._farm
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def list_nodes(self, request: r.ListNodes, caller: RequestCaller) -> a.NodeList:
+    def list_nodes(self, _request: r.ListNodes, _caller: RequestCaller) -> a.NodeList:
         """Return all nodes."""
-        del request, caller
         return a.NodeList(
             nodes=self._nodes.rows(),
             rejected=self._nodes.rejected(),
@@ -408,9 +334,8 @@ class FarmApi:
         instance_id = self._node(request.node)
         return a.RequestDone(text=self._nodes.drain(instance_id, f"drained by {caller.owner}"))
 
-    def resume_node(self, request: r.ResumeNode, caller: RequestCaller) -> a.RequestDone:
+    def resume_node(self, request: r.ResumeNode, _caller: RequestCaller) -> a.RequestDone:
         """Use a drained node again."""
-        del caller
         return a.RequestDone(text=self._nodes.resume(self._node(request.node, self._nodes.asked())))
 
     def retire(self, request: r.RetireNode, caller: RequestCaller) -> a.RequestDone:
@@ -421,7 +346,7 @@ class FarmApi:
     # --- what they share --------------------------------------------------------------------------
 
     def _row(self, entry: QueueEntry) -> a.ExperimentRow:
-        counts = self._experiments.counts(entry.name)
+        trials, total = self._experiments.counts(entry)
         return a.ExperimentRow(
             name=entry.name,
             id=entry.id,
@@ -433,8 +358,8 @@ class FarmApi:
             submitted=entry.submitted,
             started=entry.started,
             ended=entry.ended,
-            trials={} if counts is None else counts.trials,
-            total=None if counts is None else counts.total,
+            trials=trials,
+            total=total,
             position=self._queue.ahead_of(entry) if entry.state is State.QUEUED else None,
         )
 
@@ -492,10 +417,6 @@ class FarmApi:
             raise RequestRejected(
                 f"experiment {entry.name} is {entry.state} and cannot be {done}{why}"
             )
-
-    def _needs_process(self, entry: QueueEntry, so: str) -> None:
-        if not self._experiments.has(entry.name):
-            raise RequestRejected(f"experiment {entry.name} is {entry.state}, {so}.")
 
     def _queued(self, entry: QueueEntry) -> a.RequestDone:
         ahead = self._queue.ahead_of(entry)

@@ -12,16 +12,13 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import FarmAnswer, FarmReply, RequestRejection
 from tunemq_scheduler.api.request_signing import close_answer
+from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.farm_api import FarmApi, RequestCaller
 from tunemq_scheduler.farm.service.request_entry import (
     InvalidRequest,
     ReceivedRequest,
     decode_entry,
-)
-from tunemq_scheduler.farm.service.request_handler import (
-    DeferredAnswer,
-    RequestCaller,
-    RequestHandler,
 )
 from tunemq_scheduler.farm.service.request_stream import RequestStream
 from tunemq_scheduler.transport.redis.redis_connection import RedisFull
@@ -68,7 +65,7 @@ class RequestServer:
 
     Args:
         url: the Redis address.
-        handler: runs the requests.
+        api: runs the requests.
         done: completed requests, including those of earlier schedulers.
         term: returns the term of this scheduler.
         keys: the keys of the users.
@@ -78,14 +75,14 @@ class RequestServer:
     def __init__(
         self,
         url: str,
-        handler: RequestHandler,
+        api: FarmApi,
         done: DoneRequests,
         term: Callable[[], int],
         keys: LiveKeys,
         rejected: OnRejected = lambda _kind, _reason, _text: None,
     ) -> None:
         self._stream = RequestStream(url, rejected)
-        self._handlers = _methods(handler)
+        self._methods = api.methods
         self._done, self._term = done, term
         self._keys, self._rejected = keys, rejected
         self._pending: dict[str, _Pending] = {}
@@ -183,7 +180,7 @@ class RequestServer:
 
     def _do(self, asked: ReceivedRequest) -> _Outcome | DeferredAnswer[Any]:
         try:
-            outcome: _Outcome | DeferredAnswer[Any] = self._handlers[type(asked.request)](
+            outcome: _Outcome | DeferredAnswer[Any] = self._methods[type(asked.request)](
                 asked.request, RequestCaller(asked.owner, asked.key)
             )
         except UserError as problem:
@@ -257,25 +254,3 @@ def _failed(error: Exception) -> RequestRejection:
         text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."
         " Please report it."
     )
-
-
-def _methods(
-    handler: RequestHandler,
-) -> dict[type[r.FarmRequest], Callable[[Any, RequestCaller], Any]]:
-    return {
-        r.SubmitExperiment: handler.submit,
-        r.ListExperiments: handler.list_experiments,
-        r.ShowExperiment: handler.show,
-        r.ReadLog: handler.read_log,
-        r.StopExperiment: handler.stop,
-        r.PauseExperiment: handler.pause,
-        r.ResumeExperiment: handler.resume,
-        r.RetryTrials: handler.retry,
-        r.RemoveExperiment: handler.remove,
-        r.ExplainState: handler.why,
-        r.DescribeFarm: handler.describe_farm,
-        r.ListNodes: handler.list_nodes,
-        r.DrainNode: handler.drain,
-        r.ResumeNode: handler.resume_node,
-        r.RetireNode: handler.retire,
-    }

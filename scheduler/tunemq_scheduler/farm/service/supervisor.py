@@ -114,7 +114,7 @@ class Supervisor:
         self._queue = ExperimentQueue(folder / "experiments", ids=ids)
         for line in self._queue.damaged:
             tell(line)
-        self._allocator = FairShareAllocator(farm.settings.fair_share_settings())
+        self._allocator = FairShareAllocator(farm.settings)
         self._forkservers = ExperimentForkservers(farm.store)
         self._experiments = RunningExperiments(
             folder,

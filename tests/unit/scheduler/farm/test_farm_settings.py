@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "farm.md"
 
 def test_without_a_file_all_owners_are_alike() -> None:
     assert read_settings(None) == FarmSettings()
-    assert read_settings(None).fair_share_settings().shares == {}
+    assert read_settings(None).shares == {}
 
 
 def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
@@ -25,14 +25,14 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
     settings = read_settings(str(path))
     assert settings.shares == {"ada": 2}
     assert settings.quotas == {"ben": {"gpu": 4}}
-    assert settings.fair_share_settings().preempt_grace_s == settings.preempt_grace_s == 60
+    assert settings.preempt_grace_s == settings.preempt_grace_s == 60
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("max_running = 0", "max_running=0 must be 1 or more"),
-        ("max_runing = 3", "unknown field `max_runing`. There are: max_running, preempts, "),
+        ("max_runing = 3", "unknown field `max_runing`. There are: shares, quotas, preempts, "),
         ("preempt_grace_s = -1", "preempt_grace_s=-1.0 must be 0 or more"),
         ("[shares]\nada = 0", "shares.ada=0.0 must be a number above 0"),
         ("[quotas.ben]\ngpu = -1", "quotas.ben.gpu=-1.0 must be a number of 0 or more"),

@@ -80,7 +80,7 @@ class Farm:
         self.experiments = RunningExperiments(
             folder,
             self.queue,
-            FairShareAllocator(FarmSettings().fair_share_settings()),
+            FairShareAllocator(FarmSettings()),
             self._start,
             end_trial_processes=lambda key: None,
             folders=ResultsFolders(folder, folder / "trash", str(folder)),

@@ -10,8 +10,7 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.monitoring.farm_status import described
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.farm_api import FarmApi
-from tunemq_scheduler.farm.service.request_handler import RequestCaller
+from tunemq_scheduler.farm.service.farm_api import FarmApi, RequestCaller
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol import farm_requests as r
 
